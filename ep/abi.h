@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of ONNX Runtime's (ORT's) C ABI that this provider uses, declared here because no
-// package index has ORT's headers, which a source build would otherwise have to download.
+// The part of ONNX Runtime's (ORT's) C ABI that this provider uses. It is declared here because no
+// package index has ORT's headers, and a source build would have to download them.
 //
 // ORT's ABI is append-only: a function keeps its position in the table, a member its position in
 // the struct. Functions are declared here by their position (ordinal) and signature, under ORT's

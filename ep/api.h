@@ -24,8 +24,8 @@ inline constexpr const char* kEpName = "FlowNPUExecutionProvider";
 // `onnxruntime_genai` have one each), whose tables differ.
 class Api {
  public:
-  // Never throws, so that an error can still be returned to an ORT that is too old: check version()
-  // before anything else is called.
+  // Never throws, so that an ORT that is too old can still get an error. Check version() before
+  // calling anything else.
   explicit Api(const ort::OrtApiBase& base) noexcept;
 
   // The API version to announce: the runtime's, but at most kHighestVersion. If it is below
@@ -46,11 +46,11 @@ class Api {
   }
 
   // A new OrtStatus, which ORT owns once it is returned to it. The message is converted to UTF-8
-  // (as_utf8), because names of a model in it may be in another encoding, with which Python could
-  // not raise the error.
+  // (as_utf8). A model's names in it may have another encoding, and Python could then not raise the
+  // error.
   OrtStatus* status(ort::OrtErrorCode code, const char* message) const noexcept;
 
-  // Writes to ORT's log, in UTF-8. Failures to do so are ignored.
+  // Writes to ORT's log, in UTF-8. Failures are ignored.
   void log(const OrtLogger* logger, ort::OrtLoggingLevel level,
            const std::string& message) const noexcept;
 

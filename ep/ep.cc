@@ -249,7 +249,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
     return std::make_unique<ComputeInfo>(api_, std::move(partition.plan), std::move(elsewhere),
                                          termination_, !is_whole);
   } catch (const Error& error) {
-    // The CPU device took each node, but not all of them together: ORT's CPU provider runs them.
+    // The CPU device took each node, but not all of them together, so ORT's CPU provider runs them.
     // Failures of other devices are not hidden like this.
     if (elsewhere == nullptr || device_->name() != "cpu") throw;
     for (const Node& node : nodes) {
@@ -261,8 +261,8 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
 }
 
 // The partition on ORT's CPU provider, for runs that the device does not take. Null with
-// on_unsupported=error, and for compiled models, whose nodes ORT does not know, and whose constants
-// are not in the session.
+// on_unsupported=error. Null also for compiled models: ORT does not know their nodes, and their
+// constants are not in the session.
 std::unique_ptr<CpuProvider> Ep::elsewhere(const std::vector<Node>& nodes, const OrtGraph* graph,
                                            const OrtNode* fused) const {
   if (options_.on_unsupported == OnUnsupported::kError || context_.enable ||
@@ -316,7 +316,7 @@ void Ep::check() const {
        "warn or cpu.");
 }
 
-// FlowNPU's operators that were rejected, and that ORT has replaced by their definitions since.
+// FlowNPU's rejected operators that ORT has replaced by their definitions since.
 std::vector<Placement::Left> Ep::inlined_nodes() const {
   std::vector<Placement::Left> inlined;
   for (const Placement::Left& operator_node : rejected_operators_) {

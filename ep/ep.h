@@ -19,9 +19,9 @@
 
 namespace flownpu {
 
-// How a session is made to fail: CreateEp and GetCapability would be the obvious places, but if
+// The way to make a session fail. CreateEp and GetCapability would be the obvious places. But if
 // CreateEp fails, onnxruntime's Python session prints the error and starts again on the CPU
-// provider, and an error of GetCapability is only logged. An error of Compile reaches the user
+// provider, and ORT only logs an error of GetCapability. An error of Compile reaches the user
 // unchanged, so Compile reports invalid options, missing devices and nodes that are not taken. ORT
 // calls Compile if anything was claimed; if nothing could be, OnSessionInitializationEnd (ORT 1.27
 // and later) reports the error.

@@ -21,7 +21,7 @@ Factory::Factory(const Api& api, std::string_view registration)
   ort_version_supported = api.version();
   GetName = [](const OrtEpFactory* /*self*/) noexcept { return kEpName; };
   GetVendor = [](const OrtEpFactory* /*self*/) noexcept { return "FlowNPU"; };
-  // ORT prefers a provider whose vendor made the hardware: 0 is no hardware vendor.
+  // ORT prefers a provider whose vendor made the hardware; 0 is no hardware vendor.
   GetVendorId = [](const OrtEpFactory* /*self*/) noexcept -> std::uint32_t { return 0; };
   GetVersion = [](const OrtEpFactory* /*self*/) noexcept { return FLOWNPU_VERSION; };
   GetSupportedDevices = [](OrtEpFactory* self, const OrtHardwareDevice* const* devices,

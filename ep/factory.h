@@ -42,7 +42,7 @@ class Factory final : public ort::OrtEpFactory {
 
   Api api_;
   bool virtual_;
-  OrtHardwareDevice* emulated_ = nullptr;  // owned, as long as ORT may use it
+  OrtHardwareDevice* emulated_ = nullptr;  // owned while ORT may use it
   std::atomic<int> references_ = 1;
 };
 

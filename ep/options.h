@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options: what a user can choose for a session. They are the entries
-// `ep.flownpuexecutionprovider.<key>` of the session's options, where ORT puts the provider options
-// given to add_provider_for_devices or in genai_config.json.
+// Options: a user's choices for a session. They are the entries `ep.flownpuexecutionprovider.<key>`
+// of the session's options, where ORT puts the provider options given to add_provider_for_devices
+// or in genai_config.json.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace flownpu {
 // `device`. kAuto: the NPU if the session was given one that this build drives, else the CPU.
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate, kGpu };
 
-// `on_unsupported`: what to do with nodes that the device does not take. kError, the default, fails
-// the session with the list of nodes and reasons, so that a model never runs elsewhere unnoticed;
-// kWarn logs that list as a warning and kCpu as information, and both leave the nodes to ORT's CPU
-// provider.
+// `on_unsupported`: the treatment of nodes that the device does not take. kError, the default,
+// fails the session with the list of nodes and reasons, so that a model never runs elsewhere
+// unnoticed; kWarn logs that list as a warning and kCpu as information, and both leave the nodes to
+// ORT's CPU provider.
 enum class OnUnsupported : std::uint8_t { kError, kWarn, kCpu };
 
 // `claim`, where nodes may be left to ORT and the device is the CPU: kWorthwhile, the default,
@@ -35,10 +35,10 @@ struct Options {
   // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,
   // `gpu_dtype`, `gpu_weights`.
   DeviceOptions device_options;
-  // `placement`: where the placement report (placement.h) goes in addition to ORT's log: nowhere
-  // (empty), "stderr", the path of a file, or that of a folder with a '/' at its end, in which each
-  // session writes a file named after its model (vision.json for vision.onnx; model.json for a
-  // model from memory).
+  // `placement`: the destination of the placement report (placement.h) besides ORT's log. It is
+  // empty for none, "stderr", the path of a file, or that of a folder with a '/' at its end. In a
+  // folder each session writes a file named after its model (vision.json for vision.onnx;
+  // model.json for a model from memory).
   std::string placement;
 };
 
@@ -46,7 +46,7 @@ struct Options {
 // value; the message lists the valid ones.
 Options parse_options(const std::map<std::string, std::string>& entries);
 
-// The session's entries whose keys begin with `prefix`, which is removed; and those with this
+// The session's entries whose keys begin with `prefix`, which is removed; and the entries with this
 // provider's prefix.
 std::map<std::string, std::string> read_session_entries(const Api& api,
                                                         const OrtSessionOptions* options,

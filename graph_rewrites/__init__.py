@@ -8,8 +8,8 @@ size, M rows of a weight (output features), K its columns (input features), V vo
 session applies too (`native_graph` calls them). `plain` is for plain graphs, such as optimum's: its rules fold their
 parts into operators, which the graph library then fuses further. A rule for plain graphs is a function in a file of its
 own, whose docstring is the equation. It starts at the operator that identifies a part (Erf, Neg, Softmax, a mean of
-squares) and follows its operands, whose order and place differ between exporters; what it does not take it leaves,
-with a reason.
+squares) and follows its operands, whose order and place differ between exporters; it leaves everything else, with a
+reason.
 """
 
 from flownpu.graph_rewrites.report import Miss, Report

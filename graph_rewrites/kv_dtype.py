@@ -17,7 +17,7 @@ def set_kv_dtype(model: ir.Model, dtype: str) -> tuple[int, list[Miss]]:
     past_key, past_value f32 [B, G, P, d] -> `dtype` [B, G, ?, d], int8 [B, G, ?, d + 4]; the same for present.
 
     The types of the graph's inputs and outputs say how a cache is stored (GenAI allocates accordingly); the computation
-    is the same except for the rounding of what is stored. The head size becomes known, and the capacity loses its name:
+    is the same except for the rounding of stored values. The head size becomes known, and the capacity loses its name:
     ONNX Runtime takes dimensions of equal name for equal sizes, but the caller chooses the capacities.
 
     Args:

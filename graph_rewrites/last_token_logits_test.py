@@ -134,7 +134,7 @@ def test_unknown_choice_of_logits_is_refused() -> None:
 
 
 def test_soft_cap_stays_behind_lm_head() -> None:
-    """If this fails, graphs with a soft cap c tanh(x / c), such as Gemma 2's, compute the logits of all tokens."""
+    """If this fails, models with a soft cap c tanh(x / c), such as Gemma 2, compute the logits of all tokens."""
     cap = (
         "cap = Constant <value = float {3.0}> ()  small = Div (raw, cap)  bent = Tanh (small)  logits = Mul (bent, cap)"
     )

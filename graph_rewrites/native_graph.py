@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes onnx_ir models to the graph library in C++, to apply its rules and to learn what an NPU would compute."""
+"""Passes onnx_ir models to the graph library in C++, which applies rules and predicts an NPU's part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ATTRIBUTES = (
     ir.AttributeType.INTS,
     ir.AttributeType.FLOATS,
 )
-# The operator type and domain that stand in for a node that no rule may look at.
+# The operator type and domain that replace those of a node that no rule may look at.
 _OPAQUE = "opaque"
 
 
@@ -114,7 +114,7 @@ def find_decoder(model: ir.Model) -> _native.Decoder:
 
 
 def describe_operators(model: ir.Model) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
-    """(stem, sizes) of each operator that a session gives to an NPU by itself, and the reasons why it leaves others.
+    """(stem, sizes) of each single operator that a session gives to an NPU, and the reasons for leaving others.
 
     Raises:
         ValueError: the graph is damaged.
@@ -172,7 +172,7 @@ def _value(value: ir.Value | None) -> _native.Value:
 
 
 def _data_type(value: ir.Value | ir.TensorProtocol) -> ir.DataType:
-    """The value's type; if the file does not say it, that of the operand for a Reshape, else float, as most are."""
+    """The value's type. If the file does not say it, a Reshape has its operand's type, and any other value is float."""
     producer = value.producer() if isinstance(value, ir.Value) and value.dtype is None else None
     if producer is not None and producer.op_type == "Reshape" and producer.inputs and producer.inputs[0] is not None:
         return _data_type(producer.inputs[0])
@@ -186,7 +186,7 @@ def _bytes(tensor: ir.TensorProtocol) -> Any:
 def _change(
     node: ir.Node, changed: _native.Node, values: dict[str, ir.Value], rewriting: _native.Rewriting, graph: ir.Graph
 ) -> None:
-    """Changes a node to what the rules made of it."""
+    """Changes a node to the rules' result."""
     node.name, node.op_type, node.domain = changed.name or None, changed.op_type, changed.domain
     node.version, node.overload = changed.version, ""
     node.attributes.clear()

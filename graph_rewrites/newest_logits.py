@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds an output with the logits of each new token, if there are few, to a graph with the last token's logits."""
+"""Adds an output with the logits of a few newest tokens to a graph with the last token's logits."""
 
 from __future__ import annotations
 

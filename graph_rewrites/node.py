@@ -39,7 +39,7 @@ def attribute_float(node: ir.Node, name: str, otherwise: float) -> float:
     return value
 
 
-# The ValueErrors above are about a damaged model, not about an argument of the wrong type.
+# The ValueErrors above report a damaged model, not an argument of the wrong type.
 def _attribute(node: ir.Node, name: str, otherwise: object) -> object:
     return node.attributes[name].value if name in node.attributes else otherwise
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def unknown_parts(model: ir.Model) -> list[Miss]:
-    """The nodes that all rules leave because they have an unknown part, each with that part in words."""
+    """The nodes that all rules leave because of an unknown part, each with a text about that part."""
     parts = ((node, unknown_part(node)) for node in model.graph)
     return [Miss("signature", node.name or node.op_type, part) for node, part in parts if part]
 
 
 def unknown_part(node: ir.Node) -> str:
-    """The part of a node that its operator's contract (ops/nodes/contract.h) does not know, in words; "" if none."""
+    """The part of a node that its operator's contract (ops/nodes/contract.h) does not know, as a text; "" if none."""
     inputs, outputs = (["" if v is None else str(v.name) for v in side] for side in (node.inputs, node.outputs))
     return _native.unknown_part(node.domain, node.op_type, inputs, outputs, list(node.attributes))

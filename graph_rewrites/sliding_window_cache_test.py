@@ -47,7 +47,7 @@ def test_layers_without_window_stay(before: int, enabled: bool) -> None:
     testing.check(model)
 
 
-def test_outputs_stay_same() -> None:
+def test_window_sized_cache_keeps_outputs() -> None:
     windowed, whole = (_model(1) for _ in range(2))
     set_sliding_window_cache(whole, False)
     for model in (windowed, whole):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators of FlowNPU: as functions on arrays, their definitions and references, and (in C++) their kernels.
 
-One operator is one stem: `definitions/fused_dqp.py` says what it computes, `cpu/fused_dqp*.cc` computes it, and the
-function `fused_dqp` of this module calls that.
+An operator has one stem in every folder: `definitions/fused_dqp.py` says what it computes, `cpu/fused_dqp*.cc` computes
+it, and the function `fused_dqp` of this module calls that code.
 
     eager                 the operators as functions on arrays, which this module exports
     emulated              single operators on the emulated NPU array

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cancellation: lets a run end before it has computed everything, where it is asked to.
+// Cancellation: lets a caller end a run before the run has computed everything.
 #pragma once
 
 namespace flownpu {
@@ -11,12 +11,11 @@ class Cancellation {
   virtual void check() = 0;
 };
 
-// To be called where a run may stop, between two steps, dispatches or slices: throws what the check
-// of the run that this thread executes throws. Nothing that only later work undoes may be pending.
+// Ends the run here by an exception if its check asks for that. Steps call this between two steps,
+// dispatches or slices, when no later work has to undo anything.
 void check_cancelled();
 
-// Sets what the calling thread's run is asked by, which may be null, for the lifetime of this
-// object.
+// Sets the check of the calling thread's run, which may be null, for the lifetime of this object.
 class Cancellable {
  public:
   explicit Cancellable(Cancellation* cancellation);

@@ -43,7 +43,7 @@ def input_position(op_type: str, name: str) -> int:
 def defaults(op_type: str) -> dict[str, Any]:
     """The operator's optional attributes and their defaults."""
     found = {rule.name: rule.default for rule in contract_of(op_type).attributes if not rule.required}
-    # 1e-6, not the float64 that is float32's 1e-6: 7 digits tell a float32.
+    # The double 1e-6: seven digits identify a float32.
     return {name: float(f"{value:.7g}") if isinstance(value, float) else value for name, value in found.items()}
 
 

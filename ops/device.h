@@ -25,13 +25,13 @@ namespace flownpu {
 // The type to which a matrix product rounds its activations before it multiplies them.
 enum class Activations : std::uint8_t { kBFloat16, kInt8 };
 
-// The type in which a GPU's decoder kernels store intermediate values. kAuto: float16 where the
-// device computes in half precision and its driver was found to convert correctly, else float32.
+// The type in which a GPU's decoder kernels store intermediate values. kAuto: float16 if the device
+// computes in half precision and its driver converts correctly, else float32.
 enum class GpuDtype : std::uint8_t { kAuto, kFloat16, kFloat32 };
 
 // Where the GPU kernels that multiply a single row read their weights from: a buffer, or an image
-// that is read through the texture units. kAuto: whichever was measured to be faster on this
-// device; a buffer where nothing was measured.
+// that is read through the texture units. kAuto: the storage that was measured to be faster on this
+// device, or a buffer without a measurement.
 enum class GpuWeights : std::uint8_t { kAuto, kBuffer, kImage };
 
 struct DeviceOptions {
@@ -43,10 +43,11 @@ struct DeviceOptions {
   std::string cpu_isa = "auto";
   // Folder of the NPU's compiled designs; empty: `artifacts/` beside the model.
   std::string artifacts;
-  // Single operators (outside of a decoder's layers) go to the NPU from this number of
-  // multiply-adds on; nullopt: as many as the host computes in the time that a dispatch takes.
+  // Single operators outside of a decoder's layers go to the NPU from this number of multiply-adds
+  // on. nullopt: the number that the host computes in the time of a dispatch.
   std::optional<std::int64_t> npu_threshold = std::nullopt;
-  // A part of the OpenCL device's name or platform; empty: the first GPU, else the first device.
+  // A part of the OpenCL device's name or platform; empty: the first GPU, or the first device if
+  // there is no GPU.
   std::string opencl_device = "";
   GpuDtype gpu_dtype = GpuDtype::kAuto;
   GpuWeights gpu_weights = GpuWeights::kAuto;
@@ -55,7 +56,7 @@ struct DeviceOptions {
 // Finds the node that makes a value; null if none of the known nodes does.
 using Producer = std::function<const Node*(std::string_view value)>;
 
-// A node of a whole graph, and why it is not taken; empty if it is.
+// A node of a whole graph, and the reason why it is not taken; the reason is empty if it is.
 struct Judged {
   Node node;
   std::string reason;
@@ -71,10 +72,10 @@ struct Lowering {
   std::string obstacle = {};
 };
 
-// The result of Device::lower(): a partition's nodes in the form that the device computes best.
+// The result of Device::lower(): a partition's nodes in the device's best form.
 struct Lowered {
   std::vector<Node> nodes;
-  // Operators that this device is meant to compute, but leaves to its host: their names, and why.
+  // Operators that this device could compute but leaves to its host: names and reasons.
   struct OnHost {
     std::string node;
     std::string op_type;
@@ -87,8 +88,8 @@ struct Lowered {
 };
 
 // One node, prepared: attributes parsed and constant inputs inspected, but no pointers to them
-// kept. Immutable after construction, so that several runs may use it at once; all that changes
-// during a run lives in the arguments.
+// kept. It does not change after construction, so that several runs may use it at once. All state
+// of a run is in the arguments.
 class Step {
  public:
   virtual ~Step() = default;
@@ -106,24 +107,23 @@ class Step {
   virtual void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                    std::span<std::byte> scratch) const = 0;
 
-  // The position of the input whose data this output repeats unchanged, if there is one (the branch
-  // that an If takes). If that input is a constant, the program need not copy it: run() then gets
-  // the constant's memory as the output's. Called after infer().
+  // The position of the input that this output repeats unchanged, if there is one (the branch that
+  // an If takes). The program need not copy such an input if it is a constant: run() then gets the
+  // constant's memory as the output's. Called after infer().
   virtual std::optional<std::size_t> same_as(std::size_t /*output*/,
                                              std::span<const Tensor> /*inputs*/) const {
     return std::nullopt;
   }
 
-  // The position of the input that the step reads from end to end, if that takes most of its time:
-  // a weight that is multiplied by few rows, or a KV cache.
+  // The position of the input that the step reads from end to end, if this reading takes most of
+  // its time. Such an input is a weight that is multiplied by few rows, or a KV cache.
   virtual std::optional<std::size_t> streamed_input() const { return std::nullopt; }
 
-  // How the step, which was prepared from `node`, may be run slice by slice; nullopt if it needs
-  // all tokens at once. run() recognises a sliced input by its Tensor::slice.
+  // How the step of `node` may run slice by slice; nullopt if it needs all tokens at once. run()
+  // recognises a sliced input by its Tensor::slice.
   virtual std::optional<Slicing> slicing(const Node& /*node*/) const { return std::nullopt; }
 
-  // Multiply-adds for one row (token) of input: how much the node counts for in the placement
-  // report.
+  // Multiply-adds for one row (token) of input: the node's weight in the placement report.
   virtual std::int64_t multiply_adds() const { return 0; }
 };
 
@@ -138,56 +138,56 @@ class Device {
   // For the placement report: "cpu (avx512, 2 threads, int8 activations)".
   virtual std::string description() const = 0;
 
-  // One sentence that warns the user, for instance that this device is slow; empty if there is
-  // nothing to warn about.
+  // One sentence of warning for the user, for instance that this device is slow; empty if there is
+  // none.
   virtual std::string warning() const { return ""; }
 
   // Why this device does not take the node; empty if it does, in which case lower() and prepare()
   // accept it. `producer` finds the node that makes an input's value (it may be empty): some nodes
   // are taken only if another node makes their weight from a constant.
   virtual std::string unsupported(const Node& node, const Producer& producer) const = 0;
-  // The same for a node of which only what a model's file says is known (see violation_in_file).
+  // The same for a node of which only the contents of a model's file are known (see
+  // violation_in_file).
   virtual std::string unsupported_in_file(const Node& node, const Producer& producer) const = 0;
-  // For a graph in which some nodes are not taken: why these keep the device from fusing nodes that
-  // it would otherwise make one node of; empty if they are not in the way. `outputs`: names of the
-  // values that leave the graph. Called before lower(), with the whole graph, because a partition
-  // does not show the nodes between it and the next.
-  // `graph` is passed by value because implementations take the nodes apart.
+  // For a graph in which some nodes are not taken: the reason why these nodes prevent a fusion on
+  // the device; empty if they do not. `outputs`: names of the values that leave the graph. Called
+  // before lower(), with the whole graph, because a partition does not show the nodes between it
+  // and the next. `graph` is passed by value because implementations take the nodes apart.
   // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual std::string obstacle(std::vector<Judged> /*graph*/,
                                const std::vector<std::string>& /*outputs*/) const {
     return "";
   }
-  // Throws Error for a node that is not within its operator's contract, or whose constants do not
-  // fit it.
+  // Throws Error if a node violates its operator's contract, or if its constants do not fit it.
   virtual std::unique_ptr<Step> prepare(const Node& node) const = 0;
-  // The contracts of all operators that it takes, including those that lower() replaces first.
+  // The contracts of all operators that the device takes, including those that lower() replaces.
   virtual std::vector<Contract> contracts() const = 0;
 
-  // Rewrites the nodes of a partition, in topological order, into those that this device computes
-  // best: several may become one. Values that enter and leave the partition keep their names. Nodes
-  // that were already lowered (read from a compiled model) stay as they are.
+  // Rewrites the nodes of a partition, in topological order, into the device's best form. Several
+  // nodes may become one. Values that enter and leave the partition keep their names. Nodes that
+  // were already lowered (read from a compiled model) stay as they are.
   virtual Lowered lower(std::vector<Node> nodes, const Lowering& /*lowering*/) const {
     return {.nodes = std::move(nodes), .on_host = {}, .summary = ""};
   }
 
-  // A text that identifies everything that lowered nodes depend on beside the nodes that they were
-  // made from. Lowered nodes that were saved with a different text must not be used.
+  // A text that identifies everything else that lowered nodes depend on. Saved lowered nodes must
+  // not be used if their text differs.
   virtual std::string compatibility(const Lowering& /*lowering*/) const {
     return std::string(name());
   }
 
-  // Writes the actual contents into tensors whose contents this device keeps elsewhere (a KV cache
-  // in its own memory), so that another device can read them. Leaves all other tensors alone.
-  // Throws Error if the contents are gone.
+  // Writes the contents that this device keeps in its own memory, such as a KV cache, into the
+  // tensors, so that another device can read them. Leaves all other tensors alone. Throws Error if
+  // the contents are gone.
   virtual void restore(std::span<const Tensor> /*tensors*/) const {}
 
-  // How many tokens of a long prompt, in each row of the batch, are best computed at once; 0: all.
+  // The number of tokens of a long prompt, in each row of the batch, that are best computed at
+  // once; 0: all.
   virtual std::int64_t tokens_at_once(std::int64_t /*batch*/) const { return 0; }
 
-  // Announces the memory that the steps after the next one will stream, in their order
-  // (Step::streamed_input), so that idle threads may prefetch it. Only a hint: it may have been
-  // freed by the time it is used.
+  // Announces the memory that the steps after the next one will stream, in order
+  // (Step::streamed_input). Idle threads may prefetch it. Only a hint: it may have been freed by
+  // the time it is used.
   virtual void expect(std::span<const std::span<const std::byte>> /*streams*/) const {}
 
   virtual Memory allocate(std::size_t bytes) const = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DispatchObserver: receives, while a run is being profiled, every dispatch that a device is given,
-// and what the host computes in between.
+// DispatchObserver: receives every dispatch to a device, and the host's work between dispatches,
+// while a run is profiled.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace flownpu {
 // Dispatch::array of what the host computes.
 inline constexpr std::string_view kHost = "host";
 
-// Byte counts cover what was moved between host and device from the end of the previously observed
-// dispatch to the end of this one: results that are read after a dispatch count for the next.
+// Byte counts cover the moves between host and device after the previous dispatch up to the end of
+// this one. Results that are read after a dispatch count for the next one.
 struct Dispatch {
-  std::string array = {};  // what the device was configured as, or kHost
+  std::string array = {};  // the device's configuration, or kHost
   // The dispatch's calls in order, separated by "; ": names, artifact files (empty for the host),
   // positions.
   std::string calls = {};

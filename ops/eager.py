@@ -5,12 +5,13 @@ Inputs are NumPy arrays, or arrays of any library that exports DLPack (torch ten
 that of `ml_dtypes` or torch. They are read in place where they are dense, else copied, and never changed. Results are
 new NumPy arrays. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
 
-Every function takes `device`, which computes: "cpu"; "gpu" (OpenCL); or "emulate" (the emulated array of an NPU).
-`options` are the device's, by name: `activations`, `threads` and `cpu_isa` for the CPU, as the execution provider's
-(docs/use/options.md); `activations`, `opencl_device` and `gpu_weights` for the GPU (docs/gpu.md); none for "emulate".
-Every function raises TypeError for an argument that is no array or has a type that the operator does not take, and
-ValueError for everything else that does not fit. NaN and infinities are not errors: what depends on them is not finite.
-Several threads may call at the same time; the interpreter's lock is released while an operator computes.
+Every function takes `device`, the device that computes: "cpu"; "gpu" (OpenCL); or "emulate" (the emulated array of an
+NPU). `options` are the device's, by name: `activations`, `threads` and `cpu_isa` for the CPU, as the execution
+provider's (docs/use/options.md); `activations`, `opencl_device` and `gpu_weights` for the GPU (docs/gpu.md); none for
+"emulate". Every function raises TypeError for an argument that is no array or has a type that the operator does not
+take, and ValueError for everything else that does not fit. NaN and infinities are not errors; results that depend on
+them are not finite. Several threads may call at the same time; the interpreter's lock is released while an operator
+computes.
 """
 
 from __future__ import annotations
@@ -312,7 +313,7 @@ def _layout(function: str, blocks: NDArray[Any]) -> q4nx.Layout:
 
 
 def _fit(function: str, name: str, given: object, weight: NDArray[Any], blocks: int, each: int) -> int:
-    """The size `given`, by default all of `blocks` blocks of `each`; ValueError if it needs another number of them."""
+    """The given size, by default that of `blocks` blocks of `each`; ValueError if it needs another number of blocks."""
     most = blocks * each
     size = most if given is None else as_integer(function, name, given, 64)
     if not most - each < size <= most:

@@ -41,10 +41,10 @@ DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items()}
 _ALIGNMENT = 8
 # The most axes that a shape has in the C++ (Shape::kMaxRank, ops/nodes/tensor.h).
 _MOST_AXES = 8
-# The functions' names for inputs and sizes that the operators call by a letter of their equation.
+# The functions' names for inputs and sizes whose operator name is a letter of an equation.
 ARGUMENTS = {"X": "x", "W": "weight", "M": "rows", "K": "columns"}
 
-# The devices that the C++ makes; "emulate" is computed in Python (`emulated`).
+# The devices that the C++ makes. Python computes "emulate" (`emulated`).
 _DEVICES = ("cpu", "gpu")
 _devices: dict[tuple[str, tuple[tuple[str, str], ...]], _native.Device] = {}
 _devices_lock = threading.Lock()
@@ -103,14 +103,15 @@ def compute(
         list(outputs),
         contract.last_version,
     )
-    # Zeros: an operator may leave parts of its outputs unspecified, which must not show what was in that memory before.
+    # Outputs begin as zeros: an operator may leave parts of them unspecified, and these must not show earlier contents
+    # of the memory.
     results = [np.zeros(shape, DTYPES[name]) for shape, name in zip(node.infer(given), outputs, strict=True)]
     node.run(given, [as_pair(result) for result in results])
     return results
 
 
 def open_device(function: str, name: str, options: Mapping[str, str | int] | None) -> _native.Device:
-    """The device with this name and these options, which is made once and kept.
+    """The device with this name and these options. It is made once and kept.
 
     Raises:
         TypeError: The name is no str, or an option neither str nor int.

@@ -39,7 +39,7 @@ _OF_ATTENTION = {
 
 
 def refuse(function: str, given: Mapping[str, object]) -> None:
-    """Raises ValueError if one of these is given, that is neither None nor 0: the array does not support it."""
+    """Raises ValueError if a given input or attribute is neither None nor 0: the array does not support it."""
     for name, value in given.items():
         if value is not None and (not isinstance(value, (int, float)) or value != 0):
             raise ValueError(f"[{function}] expected no {name} with device = 'emulate': the array's design has none")

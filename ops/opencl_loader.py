@@ -18,7 +18,7 @@ _VENDORS = Path("/etc/OpenCL/vendors")
 
 
 def installed_packages() -> dict[str, str]:
-    """The environment variables that make the packages' loader and PoCL be found; empty without pyopencl.
+    """The environment variables by which the packages' loader and PoCL are found; empty without pyopencl.
 
     pyopencl's loader reads PYOPENCL_HOME before anything else, and ends the process if it is not set. PoCL must be
     named by its full path, since its own `.icd` file has only the file's name.

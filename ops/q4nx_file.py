@@ -7,9 +7,9 @@ A file holds two kinds of tensors, and no metadata:
                               blocks instead, [ceil(rows/32), ceil(columns/256), 5120]
     bfloat16 of any shape     everything else: norm weights, biases, the embedding table
 
-A weight's rows and columns are not in the file; they come from the model's configuration. How tensors are scaled and
-ordered is that converter's choice for each model: Gemma's `model.embed_tokens.weight` is multiplied by sqrt(hidden
-size), Llama's q_proj and k_proj have the rows of each head in the order of the Hugging Face checkpoint, and a tied
+A weight's rows and columns are not in the file; they come from the model's configuration. The converter chooses the
+scaling and order of tensors for each model: Gemma's `model.embed_tokens.weight` is multiplied by sqrt(hidden size),
+Llama's q_proj and k_proj have the rows of each head in the order of the Hugging Face checkpoint, and a tied
 `lm_head.weight` is a quantised copy of the embedding. Nothing in a file distinguishes Q4_1 models, which are Q4NX, from
 Q4_0 or MXFP4 models, which have signed codes or other blocks of the same size.
 """
@@ -212,7 +212,7 @@ def _explain_entries(entries: dict[str, Any], header: bytes, data_bytes: int) ->
         where = f"tensor {name!r}, byte {_LENGTH_BYTES + max(header.find(json.dumps(name).encode()), 0)}"
         try:
             dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            # Before they are multiplied: a text times a large number would be a text that fills the memory.
+            # Checks before the multiplication: a text times a large number would fill the memory.
             valid = all(type(number) is int for number in (*shape, first, last)) and dtype in _BYTES
         except (KeyError, TypeError, ValueError):
             valid = False

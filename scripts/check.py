@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Folders and where their tests are, the deepest first. Subfolders correspond: those of `aie/cost/` are in
-# `tests/aie/cost/`, if that exists.
+# Folders with the folders of their tests, the deepest first. Subfolders correspond: tests of `aie/cost/` are in
+# `tests/aie/cost/`, if it exists.
 FOLDERS = {
     "aie": "tests/aie",
     "ep": "tests/ep",
@@ -25,7 +25,8 @@ FOLDERS = {
     "python/native": "tests/ops",
     "scripts": "tests/scripts",
 }
-# Folders with tests of many things, or tests that take minutes: only those are run whose names match a changed file.
+# Folders with tests of many parts, or with tests that take minutes. Only tests whose names match a changed file are
+# run.
 MANY = {"tests", "tests/aie", "tests/cli", "tests/fuzz"}
 _NO_TESTS = 5  # pytest's exit code if no test is selected
 
@@ -59,7 +60,7 @@ def main() -> int:
 def branched_from(commit: str) -> str | None:
     """The last commit that HEAD has in common with a commit or branch; None if there is none.
 
-    Commits that a branch got after HEAD left it are not compared with.
+    Later commits of the branch are not compared.
     """
     done = subprocess.run(["git", "merge-base", "HEAD", commit], cwd=ROOT, check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
@@ -77,7 +78,7 @@ def differing(base: str) -> list[Path]:
 def selection(changed: Iterable[Path]) -> list[str]:
     """Arguments of pytest: the tests of code blocks in pages, which take seconds each, only for pages that changed."""
     pages = [file.as_posix() for file in changed if file.suffix == ".md"]
-    return ["-k", " or ".join(["not test_block_runs", *pages])]
+    return ["-k", " or ".join(["not test_marked_code_block_succeeds", *pages])]
 
 
 def tests_of(changed: Iterable[Path]) -> list[str]:

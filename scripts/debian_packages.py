@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets packages of Debian or Ubuntu without root: apt downloads them into a folder (`tools.py` says which)."""
+"""Gets packages of Debian or Ubuntu without root: apt downloads them into a folder that `tools.py` chooses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE = ("cache", "lists", "packages")
 
 
 class UnavailableError(RuntimeError):
-    """A package cannot be had; the message says why."""
+    """A package is not available; the message says why."""
 
 
 class Apt:
@@ -38,7 +38,7 @@ class Apt:
         shutil.rmtree(folder, ignore_errors=True)
         for name in ("lists/partial", "cache/archives/partial", "packages"):
             (folder / name).mkdir(parents=True)
-        # Without root apt can neither take locks nor change its user; neither is needed with lists of its own.
+        # Without root apt can neither take locks nor change its user. With its own lists it needs neither.
         self._settings = (
             f'Dir::State::lists "{folder}/lists";\nDir::Cache "{folder}/cache";\n'
             'Debug::NoLocking "true";\nAPT::Sandbox::User "root";\nAcquire::Languages "none";\n'
@@ -116,7 +116,7 @@ class Apt:
 
     def unpack(self, *packages: str) -> None:
         """Downloads packages and puts their files into `root/`."""
-        # apt-get install would require that the system's packages are all in order.
+        # apt-get install would require that all system packages are in order.
         self.run("apt-get", "download", "-q", *packages)
         for file in sorted((self.folder / "packages").glob("*.deb")):
             self.run("dpkg-deb", "-x", str(file), str(self.folder / "root"))

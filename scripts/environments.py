@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs other projects' packages for tests and benchmarks, each set into an environment of its own.
+"""Installs other projects' packages for tests and benchmarks, each set into a separate environment.
 
     python -m scripts.environments [compatcanary] [clients] [instructor] [npm-clients] [lm-eval] [ray]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flownpu.errors import FlowNPUError
 
-# This file is written last, so it marks a complete folder; it says what the folder was made of.
+# This file is written last, so it marks a complete folder. It contains the folder's ingredients.
 MARKER = "complete.json"
 
 
@@ -152,7 +152,7 @@ def install(name: str) -> None:
 
 
 def main() -> int:
-    """Installs the suites that are named; prints which cannot be had, and their tests will be skipped."""
+    """Installs the named suites; prints those that are not available, whose tests will be skipped."""
     for name in sys.argv[1:] or ["compatcanary"]:
         try:
             install(name)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lint"
 # A finding of clang-tidy: its line, and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
-# From so many files on, clang-tidy reads the units of a folder as one, as the tests' build compiles them.
+# From this number of files on, clang-tidy reads the units of a folder as one, as the tests' build compiles them.
 MANY = 60
 
 
@@ -51,7 +51,7 @@ def types() -> str:
         shutil.copy(stub, source / "flownpu" / "_native.pyi")
     text = complaints("mypy", "--strict", "-p", "flownpu", MYPYPATH=str(source))
     text += complaints("mypy", "--strict", "--follow-imports=silent", "scripts", MYPYPATH=str(source))
-    # The files' own names, not those of the links to them.
+    # The files' real names, not those of links to them.
     return re.sub(r"python/flownpu/(aie|graph_rewrites|ops)/", r"\1/", text)
 
 
@@ -78,7 +78,7 @@ def tidy(files: list[Path]) -> str:
 
 
 def rules(file: Path) -> list[str]:
-    """The options by which clang-tidy reads a unity file of CMake with the rules of the folder that it includes."""
+    """The options by which clang-tidy reads a unity file of CMake with the rules of its files' folder."""
     if file.suffix != ".cxx":
         return []
     # A unity file includes units, which count as headers there.

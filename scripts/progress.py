@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a build quietly and shows how far it is: python scripts/progress.py TEXT COMMAND...
+"""Runs a build quietly and shows its progress: python scripts/progress.py TEXT COMMAND...
 
 Ninja's steps, `[12/110]`, become one line on a terminal, and a line for each tenth elsewhere. The output of a command
 that fails is printed whole.

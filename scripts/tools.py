@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BUILD = Path(__file__).resolve().parent.parent / "build"
 # Debian 11, whose glibc is 2.31: Debian 10 (2.28) is not on the mirrors. The wheels of releases are linked to it.
 OLD_SUITE = "bullseye"
-# tests/npu/xdna_driver/ answers the requests of this version's NPU part, and tests compare messages of XRT. To use
-# another version, try it by hand first.
+# tests/npu/xdna_driver/ answers the requests of this version's NPU part, and tests compare messages of XRT. Try another
+# version by hand first.
 XRT_VERSION = "2.25"
 # ops/npu/xrt/ needs xrt::ext::bo and runlists of NPUs. Debian's XRT does not support NPUs before trixie's backports, so
 # newer suites are tried where the machine's own sources have none, those with the shortest lists of packages first.
@@ -142,7 +142,7 @@ def find(name: str) -> str | None:
 
 
 def reason(name: str) -> str:
-    """Why a tool is not there, or how to get it."""
+    """The reason why a tool is missing, or the command that gets it."""
     file = folder_of(name) / "reason"
     return file.read_text("utf-8") if file.is_file() else f"there is no {name}: python -m scripts.tools {name} gets it"
 
@@ -201,7 +201,7 @@ def _unpack(name: str, tool: Tool) -> None:
         raise UnavailableError(f"Debian's packages of {name} were unpacked, and there is no {tool.file} in them")
     if tool.starter:
         _write_starter(folder, file, tool.starter)
-    root.touch()  # so that it is newer than what was built without it
+    root.touch()  # so that it is newer than builds without it
 
 
 def _write_starter(folder: Path, program: Path, name: str) -> None:

@@ -14,7 +14,7 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 from flownpu.cli import application
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "command-line.md"
-# Options and arguments of so many commands are in the table of common options; each command only names such options.
+# Options and arguments of at least so many commands are in the table of common options; each command only names them.
 COMMON = 2
 HEAD = """\
 <!-- Written by scripts/write_command_line.py from the help of the commands: change it there. -->
@@ -93,7 +93,7 @@ def option_text(name: str, kind: Any, option: OptionInfo) -> str:
 
 
 def option_help(option: OptionInfo, default: object) -> str:
-    """An option's help, and its default, unless that is empty or already in the help, or that it must be given."""
+    """An option's help, with its default unless that is empty or already in the help, or a note that it is required."""
     if default is inspect.Parameter.empty:
         return f"{option.help} (required)"
     if default in (None, "", False) or "(default:" in (option.help or ""):

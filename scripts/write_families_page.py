@@ -58,7 +58,7 @@ def _outcome(cell: Cell, notes: dict[str, str]) -> str:
     """The error in percent of the logits' spread, or the letters of the reason why there is none."""
     if cell.refused:
         first, *more = cell.refused.split(". ")
-        reason = f"{first})" if more else first  # of a long error, which is in parentheses, its first sentence
+        reason = f"{first})" if more else first  # of a long error, which is in parentheses, the first sentence
         return f"no ({notes.setdefault(reason, _letters(len(notes)))})"
     return f"{100 * cell.error / cell.spread:.2g}{f' within {cell.within}' if cell.within else ''}"
 

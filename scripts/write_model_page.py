@@ -178,7 +178,8 @@ def tiles() -> str:
     lines = []
     for gemm in (gemm for gemm in GEMMS if gemm.l2):
         search, size = GemmSearch(gemm.target, gemm.precision), gemm.tiling.size
-        # The paper's search uses the efficiency of its previous step's kernel, a little higher than that of this one.
+        # The paper's search uses the efficiency of its previous step's kernel, which is a little higher than this
+        # one's.
         before = 1.02 * throughput[gemm.target, gemm.precision, size]
         found = [*search.kernels(size.k), *search.kernels(size.k, throughput=before)]
         programme = "the same" if size in found else " or ".join(map(str, found[:1]))

@@ -65,7 +65,7 @@ def _let_idle_threads_sleep() -> None:
             self.add_session_config_entry("session.intra_op.allow_spinning", "0")
 
     onnxruntime.SessionOptions = SessionOptions
-    state.get_default_session_options = SessionOptions  # for sessions that are made without options
+    state.get_default_session_options = SessionOptions  # for sessions without options
 
 
 _let_idle_threads_sleep()
@@ -128,9 +128,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _only_own_circles() -> None:
-    """Excludes what earlier test files left, such as caches of plans, from garbage collections.
+    """Excludes objects of earlier test files, such as caches of plans, from garbage collections.
 
-    Otherwise a collection that a test asks for took a second.
+    Otherwise a collection that a test requests took a second.
     """
     gc.collect()
     gc.freeze()

@@ -3,8 +3,8 @@
 
 A call that depends on the position is compiled at a few positions, each of which is a call of its own to folder.py,
 `<call>-position<position>`. The instructions of the others that its family is derived from are put together from pieces
-of the compiled ones (instruction_pieces.py). If a compiler's instructions have no such pieces, all these positions are
-compiled.
+of the compiled ones (instruction_pieces.py). If a compiler's instructions do not consist of such pieces, all these
+positions are compiled.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call_family import CallFamily
     from flownpu.aie.programs.program import Program
 
-_NAMED = 3  # how many of the largest items an error names where there is no room for all
-_COMPARED = 2  # positions of a call that are compiled only to see whether the pieces are right
+_NAMED = 3  # how many of the largest items an error names if the heap has no room for all
+_COMPARED = 2  # positions of a call that are compiled only to verify the pieces
 # A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each. Three programs of
 # decode_layer, whose routes are hard to find, took 143 to 275 s each on a loaded machine.
 _SECONDS = 5.5
@@ -62,7 +62,7 @@ class BuildCost(NamedTuple):
 
 
 def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """How much there is to compile for some calls; which positions are compiled is known without a compiler.
+    """The number of files to compile for some calls; it is known without a compiler.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.
@@ -154,7 +154,7 @@ def _pieced_family(
 
 
 def _require_room(sizes: dict[str, int], heap: int) -> None:
-    """Check that arrays and the instructions of each call, in bytes, fit in the one heap that a session has."""
+    """Check that arrays and the instructions of each call, in bytes, fit in a session's only heap."""
     if (need := sum(sizes.values())) > heap:
         largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
         named = ", ".join(f"{name} {sizes[name]}" for name in largest)

@@ -165,7 +165,7 @@ def _records(folder: Path) -> dict[str, Any]:
 
 @cache
 def _sources() -> str:
-    """The digest of all Python sources of `flownpu.aie`, which plans and words are made by."""
+    """The digest of all Python sources of `flownpu.aie`, which produce plans and words."""
     sums = hashlib.sha256()
     root = Path(__file__).parents[1]
     for file in sorted(root.rglob("*.py")):

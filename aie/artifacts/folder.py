@@ -80,7 +80,7 @@ class ArtifactFolder:
         self._include_root = include_root or Path(__file__).parents[2]
         self._say = say
         self._arrays_seen: dict[str, str] = {}
-        self._stacks: dict[str, dict[str, int]] = {}  # by array: stacks that were too small, and what they are now
+        self._stacks: dict[str, dict[str, int]] = {}  # by array: the new sizes of stacks that were too small
         self._planned_again: set[str] = set()
         self._manifest = _read_manifest(path / MANIFEST, target) | {"versions": versions or {}}
 
@@ -116,14 +116,14 @@ class ArtifactFolder:
             self._add(operator, array, call, self._with_stacks(array, plan))
 
     def _measured_stacks(self, name: str, array: Array) -> dict[str, int]:
-        """The stacks that the manifest has for an array, if the same compilers measured them with the same kernels."""
+        """An array's stacks in the manifest, if the same compilers measured them with the same kernels."""
         old = self._manifest["arrays"].get(name, {})
         inputs = self._array_inputs(array, old)
         is_same = bool(old) and all(old.get("inputs", {}).get(key) == value for key, value in inputs.items())
         return dict(old.get("stacks", {})) if is_same else {}
 
     def _with_stacks(self, name: str, plan: Plan) -> Plan:
-        """A plan of an array with the stacks that aiecc asked for."""
+        """A plan of an array with the stacks that aiecc requested."""
         larger = self._stacks[name]
         if not larger:
             return plan
@@ -173,7 +173,7 @@ class ArtifactFolder:
     # --- What is compiled ---------------------------------------------------------------------------------------------
 
     def _compile(self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path) -> None:
-        """Makes the objects, the PDI, the instructions and the xclbin that are not up to date."""
+        """Makes the objects, the PDI, the instructions and the xclbin, unless they are up to date."""
         assert self._toolchain is not None
         objects = [self._object(kernel) for kernel in plan.array.kernels]
         of_call = record["calls"][call]
@@ -184,7 +184,7 @@ class ArtifactFolder:
     def _compile_design(
         self, record: dict[str, Any], of_call: dict[str, Any], text: str, objects: list[Path], stem: Path
     ) -> None:
-        """Makes what is missing of an array's PDI and a call's instructions."""
+        """Makes the missing files of an array's PDI and a call's instructions."""
         assert self._toolchain is not None
         with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as name:
             work = Path(name)
@@ -249,7 +249,7 @@ class ArtifactFolder:
         }
 
     def _compiler(self, name: str, old: dict[str, Any]) -> str:
-        """A compiler's version; without a toolchain, the one that made the file that is there, so that it is kept."""
+        """A compiler's version. Without a toolchain, the version that made the existing file, so that it is kept."""
         if self._toolchain is not None:
             return self._toolchain.versions[name]
         return str(old.get("inputs", {}).get(name, ""))
@@ -257,7 +257,7 @@ class ArtifactFolder:
     # --- The manifest -------------------------------------------------------------------------------------------------
 
     def _array_record(self, operator: str, name: str, plan: Plan, array_digest: str) -> dict[str, Any]:
-        """A new record of an array in the manifest, with what is still up to date of the old one."""
+        """A new record of an array in the manifest, with the parts of the old one that are up to date."""
         array = plan.array
         old = self._manifest["arrays"].get(name, {})
         inputs = {"array": array_digest, **self._array_inputs(array, old)}
@@ -283,7 +283,7 @@ class ArtifactFolder:
         return inputs | {compiler: self._compiler(compiler, old) for compiler in ("aiecc", "peano")}
 
     def _kept(self, old: dict[str, Any], kind: str, inputs: dict[str, str]) -> dict[str, str] | None:
-        """The record of a file that was made of just these inputs and has not changed since; else None."""
+        """The record of a file that was made of exactly these inputs and has not changed since; else None."""
         record: dict[str, str] | None = old.get(kind)
         if not record or old.get("inputs") != inputs:
             return None
@@ -316,12 +316,12 @@ def digest(content: str | bytes) -> str:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a text file, whole or not at all; its folder is made."""
+    """Writes a text file completely or not at all, and makes its folder."""
     write_bytes(file, text.encode())
 
 
 def write_bytes(file: Path, content: bytes) -> None:
-    """Writes a file, whole or not at all; its folder is made."""
+    """Writes a file completely or not at all, and makes its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_bytes(content)
@@ -351,7 +351,7 @@ def _read_manifest(file: Path, target: str) -> dict[str, Any]:
 
 
 def _is_complete(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest's records have all that is read of them, with the right types."""
+    """Whether a manifest's records have all needed entries, with the right types."""
 
     def records(of: dict[str, Any], key: str) -> list[Any]:
         found = of.get(key)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class PieceError(ValueError):
-    """A compiler's words are not made of pieces that this module knows; the message says what it found."""
+    """A compiler's words do not consist of known pieces; the message describes the finding."""
 
 
 class _Piece(NamedTuple):
@@ -207,7 +207,7 @@ def _difference(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...
 
 
 class _Rule:
-    """The known part of M: by how much words change with numbers, for combinations of differences that were seen.
+    """The known part of M: the change of words with numbers, for combinations of observed differences.
 
     Differences are kept in echelon form: each has a number, its pivot, that is 1 in it and 0 in those after it.
     """
@@ -217,7 +217,7 @@ class _Rule:
         self._same: dict[tuple[int, ...], Integers] = {}
 
     def more(self, numbers: tuple[int, ...]) -> Integers | None:
-        """By how much words change for a difference of numbers; None: it is not known."""
+        """The change of words for a difference of numbers; None if it is not known."""
         if numbers not in self._same:
             left, words = self._reduced(numbers)
             if any(left) or any(word.denominator != 1 for word in words):
@@ -226,13 +226,13 @@ class _Rule:
         return self._same[numbers]
 
     def learn(self, numbers: tuple[int, ...], words: Integers) -> bool:
-        """Adds what was seen; False: it contradicts what was seen before."""
+        """Adds an observation; False if it contradicts earlier ones."""
         if not any(numbers):
             return not words.any()
         if (seen := self.more(numbers)) is not None:
             return np.array_equal(seen, words)
         left, known = self._reduced(numbers)
-        if not any(left):  # `more` knows the change, but it is not in whole numbers
+        if not any(left):  # `more` knows the change, but not in whole numbers
             return False
         pivot = next(place for place, value in enumerate(left) if value)
         scale = left[pivot]
@@ -241,7 +241,7 @@ class _Rule:
         return True
 
     def _reduced(self, numbers: tuple[int, ...]) -> tuple[list[Fraction], NDArray[np.object_]]:
-        """The rest of `numbers` when multiples of the rows are subtracted, and the words of these multiples."""
+        """The remainder of `numbers` after subtracting multiples of the rows, and the words of these multiples."""
         left = [Fraction(number) for number in numbers]
         words: NDArray[np.object_] = np.array([Fraction(0)], object)
         for pivot, row, change in self._rows:

@@ -33,7 +33,7 @@ OLDEST_XRT = (2, 19)
 PEANO_RELEASE = 22
 """The release of LLVM that Peano has where mlir_aie is of 1.4.5: aiecc hands it LLVM's text."""
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
-_SHOWN_LINES = 20  # of a failed command's output: its errors come last
+_SHOWN_LINES = 20  # characters kept of a failed command's output, whose errors come last
 _WHEELS = "https://github.com/Xilinx"
 _AIECC_WHEEL = (
     f"pip install 'mlir_aie>={'.'.join(map(str, DIALECT))}' "
@@ -44,7 +44,7 @@ _XRT = Path("/opt/xilinx/xrt")  # where AMD's own packages install it
 
 
 class ToolchainError(RuntimeError):
-    """A compiler failed; the message has the command and the end of what it said, `output` all of it."""
+    """A compiler failed. The message has the command and the end of its output, `output` the whole output."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class ToolchainError(RuntimeError):
 
     @property
     def larger_stacks(self) -> dict[int, int]:
-        """For each stack that aiecc found too small, in bytes: the size that it asks for."""
+        """For each stack that aiecc found too small: the requested size in bytes."""
         said = r"stack_size = (\d+) is insufficient: this core needs \d+ bytes; increase stack_size to (\d+)"
         sizes: dict[int, int] = {}
         for had, need in re.findall(said, self.output):
@@ -62,7 +62,7 @@ class ToolchainError(RuntimeError):
 
 @dataclass(frozen=True)
 class MissingTool:
-    """A part of the toolchain that was not found, and how to get it."""
+    """A missing part of the toolchain, and the way to get it."""
 
     name: str
     searched: str
@@ -180,9 +180,9 @@ def _first(*candidates: str | Path | None) -> Path | None:
 
 
 def _mismatch(aiecc: str, peano: str) -> list[MissingTool]:
-    """The versions to install if the compilers do not take the printed MLIR, or not each other's files.
+    """The versions to install if the compilers do not take the printed MLIR, or each other's files.
 
-    Versions that their tools do not tell, as of a build from source, are taken as they are.
+    Unknown versions, as of a build from source, are accepted.
     """
     dialect = ".".join(map(str, DIALECT))
     both = f"found {aiecc} with {peano}; expected mlir_aie {dialect} or newer with llvm-aie {PEANO_RELEASE}"

@@ -4,8 +4,8 @@
     for violation in check(plan):
         print(violation)
 
-Which mistakes aie-opt rejects was found by running it, case by case; docs/npu.md lists those it lets pass.
-Nothing here is rounded in favour of a plan: where sources differ, the smaller limit counts.
+Each case was run through aie-opt; docs/npu.md lists the mistakes that it lets pass. Nothing here is rounded in favour
+of a plan: where sources differ, the smaller limit counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["PlanError", "Violation", "check", "require_valid"]
 
 
 def check(plan: Plan, limits: Limits | None = None) -> list[Violation]:
-    """All that is wrong with a plan; empty if nothing is.
+    """All faults of a plan; empty if there are none.
 
     Later checks rely on earlier ones (a link that names no fifo has no size): the first of structure, resources, cores,
     sequence and flow that finds mistakes is the last that runs.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks core programs: what they acquire, use and release, and what they give to kernels.
 
-A loop's body is followed until the core holds as many objects after a pass as before it. In a loop of unknown length
-that must happen within a few passes; if not, the core would hold more (or fewer) objects with every pass.
+A loop's body is followed until the core holds as many objects after a pass as before it. A loop of unknown length must
+reach this within a few passes. Otherwise the core would hold more (or fewer) objects with every pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.limits import Limits
 
 _WORD_BYTES = 4
-_MANY = 3  # passes after which a loop of unknown length must hold what it held before
+_MANY = 3  # passes after which a loop of unknown length must hold as many objects as before
 
 
 def _passes(loop: Loop) -> int | None:
@@ -59,7 +59,7 @@ def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
 
 
 def _kernel_memory(array: Array, core: Core, limits: Limits) -> Iterator[Violation]:
-    """A core's stack against the largest that its kernels need, and its program memory against the least of all."""
+    """A core's stack against the largest that its kernels need, and its program memory against the lower estimate."""
     needs = core_needs(array, core)
     place = describe(core.tile, limits)
     stack, source = max(((need.stack, source) for source, need in needs.items()), default=(0, ""))
@@ -112,7 +112,8 @@ class _CoreCheck:
         self.linked = around.linked
         self.held: Counter[tuple[str, str]] = Counter()
         self.released: Counter[tuple[str, str]] = Counter()
-        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)  # how many were released at the last acquire
+        # the number of objects released at the last acquire
+        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)
         self.views: dict[str, tuple[tuple[str, str], int, int]] = {}  # view: end, first object, count
         self.found: dict[Violation, None] = {}  # each one once, though loops are followed several times
 
@@ -169,7 +170,7 @@ class _CoreCheck:
                         self._add(f"value of {statement.barrier}", statement.value, f"0..{self.limits.lock_maximum}")
 
     def _loop(self, loop: Loop) -> None:
-        """A loop of unknown length with acquires must not be unrolled; aie-opt ends with a segmentation fault on it."""
+        """A loop of unknown length with acquires must not be unrolled: aie-opt then ends with a segmentation fault."""
         moves = any(isinstance(statement, (Acquire, Release)) for statement in statements(loop.body))
         if moves and _passes(loop) is None and not self.core.dynamic:
             detail = "the loop's length is a run-time parameter: Worker(dynamic_objfifo_lowering=True)"
@@ -190,7 +191,7 @@ class _CoreCheck:
         name = f"fifo {statement.fifo} ({statement.port})"
         if statement.count > depth:
             self._add(f"depth of {name}", statement.count, depth, "acquire holds that many in all")
-        # After a release, what is still held may be acquired again: its view counts from the oldest that is left.
+        # After a release, the remaining objects may be acquired again; the view counts from the oldest of them.
         if statement.count <= self.held[end] and self.acquired_at[end] == self.released[end]:
             detail = "acquire counts what is held already: it gets no new object without a release before it"
             self._add(f"objects of {name} to acquire", f"more than the {self.held[end]} held", statement.count, detail)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that what goes in is what comes out: for every fifo, the elements sent in one call are the elements taken.
+"""Checks for every fifo that a call takes out as many elements as it sends in.
 
 The sequence says how much enters and leaves the array. A core that waits on a barrier runs its program once for every
 time the sequence sets it, with the run-time parameters written by then; its counts are exact. A core without a barrier
-repeats until its inputs end: how often follows from any of its fifos whose count is known, and must suit the others.
+repeats until its inputs end. The number of repetitions follows from any fifo with a known count, and must suit the
+other fifos.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _of_loop(loop: Loop) -> tuple[Statement, ...]:
     return _that_count(loop.body)
 
 
-# Plans of a design differ in what their sequences move, seldom in a core's pass. Enough for several arrays.
+# Plans of a design differ in their sequences, seldom in a core's pass. The cache is large enough for several arrays.
 @lru_cache(maxsize=1024)
 def _moved_in_a_pass(body: tuple[Statement, ...], parameters: tuple[tuple[tuple[str, int], int], ...]) -> Ends:
     """`objects_moved` of a core's program, for the parameters that it loads; not to be changed."""
@@ -108,7 +109,7 @@ def _core_names(core: Core) -> _CoreNames:
 
 
 def check_flow(plan: Plan, limits: Limits) -> list[Violation]:
-    """Count what every fifo is given and what is taken from it."""
+    """Count the elements that every fifo receives and gives."""
     return _Flow(plan, limits).run()
 
 
@@ -232,7 +233,7 @@ class _Flow:
                 self.known.setdefault(key, known * shares[key])
 
     def _shares(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> list[Fraction]:
-        """Which part of the link's data each of its fifos carries."""
+        """The part of the link's data that each of its fifos carries."""
         link = next(link for link in self.array.links if (link.inputs, link.outputs) == (inputs, outputs))
         if kind == "forward":
             return [Fraction(1), Fraction(1)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what every tile has against what the array needs of it: memory, channels, descriptors, locks, walks."""
+"""Checks the resources of every tile against the array's needs: memory, channels, descriptors, locks, walks."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:
                 yield Violation(describe(core.tile, limits), resource, "own, north, south or west", "out of reach")
 
 
-# Enough for the cores of several arrays, which often have some in common.
+# The cache holds the cores of several arrays, which often have some in common.
 @lru_cache(maxsize=512)
 def _used_buffers(core: Core) -> frozenset[str]:
     names: set[str] = set()
@@ -161,7 +161,7 @@ def _walks(array: Array, limits: Limits) -> Iterator[Violation]:
 
 
 def _walked_elements(array: Array) -> dict[tuple[str, str], list[int]]:
-    """How many elements a walk at a link covers, by (fifo, port): the fifo's own part, or, for the whole, each part."""
+    """How many elements a walk at a link covers, by (fifo, port): the fifo's own part or, for the whole, each part."""
     fifos = {fifo.name: fifo for fifo in array.fifos}
     sizes: dict[tuple[str, str], list[int]] = {}
     for link in array.links:

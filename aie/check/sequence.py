@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a sequence: what each transfer touches, and how many are under way at once.
 
-A task is known to be complete when it was awaited, or a later one of the same channel was (a channel's queue is in
-order), or a drain that its data reaches was: the output cannot be there before the input (arXiv 2512.13282, section
-4.4; `_Known`). Only then may its buffer descriptor be freed; before, the DMA could read it while it is rewritten.
+A task is known to be complete when it was awaited, or a later task of the same channel was (a channel's queue is in
+order). It is also complete when a drain of its data was awaited, because the output cannot come before the input (arXiv
+2512.13282, section 4.4; `_Known`). Only then may its buffer descriptor be freed; before, the DMA could read it while it
+is rewritten.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def iteration_stride(tap: Tap) -> int:
 
 
 def contiguous(walk: tuple[Dimension, ...]) -> bool:
-    """Whether a walk visits neighbouring elements one after another, so that a length describes it, without wraps."""
+    """Whether a walk visits neighbouring elements in order, so that a length describes it without wraps."""
     run = 1
     for dimension in reversed(walk):
         if dimension.size > 1 and dimension.stride != run:
@@ -189,14 +190,15 @@ def downstream(array: Array) -> dict[str, set[str]]:
 
 
 class _Known:
-    """Which other transfers have surely ended when one has.
+    """The transfers that have certainly ended when another one has.
 
-    A channel's transfers end in the order they are started in. A transfer whose data reaches the ended one has ended,
-    too, if it was started before it. If it was started after it (a drain is often queued before its fills), shares are
-    compared: how much of all that its fifo moves in the sequence has been moved up to and with this transfer. It has
-    ended if its share is no larger than the ended one's. That takes cores to produce as they consume: of two drains of
-    one size the first needs the first half of what is filled. The emulator, which follows the data itself, refuses a
-    descriptor that is freed while it is used, whatever is concluded here.
+    A channel's transfers end in the order of their starts. A transfer whose data reaches the ended one has also ended
+    if it was started before it. If it was started later (a drain is often queued before its fills), shares are
+    compared: a transfer's share is the part of its fifo's data that was moved up to and with it. It has ended if its
+    share is no larger than the ended one's.
+
+    This assumes that cores produce as they consume: of two drains of one size the first needs the first half of the
+    filled data. The emulator, which follows the data itself, refuses a descriptor that is freed while it is used.
     """
 
     def __init__(self, steps: Iterable[Step], reach: dict[str, set[str]]) -> None:
@@ -290,5 +292,5 @@ def _end(
         yield Violation(place, "a token to await", 1, 0, "start it with wait=True")
     for fifo in known.reaching(transfer.fifo):
         queue = running[fifo]
-        while queue and known.ends_with(queue[0], transfer):  # if one may still run, so may those behind it
+        while queue and known.ends_with(queue[0], transfer):  # if one may still run, so may the later ones
             queue.popleft()

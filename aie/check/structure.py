@@ -83,7 +83,7 @@ def _ends(array: Array, limits: Limits) -> Iterator[Violation]:
     cores = {core.tile for core in array.cores}
     fifos = {fifo.name: fifo for fifo in array.fifos}
     linked: set[tuple[str, str, Tile]] = set()
-    for link in array.links:  # `_link` reports unknown names and ends that do not meet
+    for link in array.links:  # `_link` reports unknown names and unconnected ends
         places = {fifos[name].producer.tile for name in link.outputs if name in fifos}
         linked |= {(name, "produce", tile) for name in link.outputs for tile in places}
         for name in link.inputs:
@@ -148,7 +148,7 @@ def _unbound_names(body: tuple[Statement, ...]) -> tuple[str, ...]:
 
 
 def _unbound(body: tuple[Statement, ...], bound: frozenset[str]) -> Iterator[str]:
-    """Names that are read where they have no value; a load's has one until the end of the loop around the load."""
+    """Names that are read without a value; a load's has one until the end of the loop around the load."""
     for statement in body:
         yield from (name for value in _expressions(statement) for name in _names_in(value) if name not in bound)
         if isinstance(statement, Load):

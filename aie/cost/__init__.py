@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predicted cost of the designs' calls: from published numbers (docs/model.md), none measured by us."""
+"""The predicted cost of the designs' calls, from published numbers (docs/model.md); we measured none of them."""

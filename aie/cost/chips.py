@@ -10,7 +10,7 @@ from flownpu.aie.plan.limits import NPU2, Limits
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip: its array's limits (with the clock), and what it is."""
+    """A chip: its array's limits, with the clock, and its description."""
 
     name: str
     limits: Limits

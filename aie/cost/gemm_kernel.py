@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GEMM of one compute tile: what a call of its kernel takes, and which size of call suits a tile best.
+"""The GEMM of one compute tile: the time of a kernel's call, and the best size of a call.
 
 The integer programme of arXiv 2512.13282, section 4.5.1, solved by trying everything. A *call* multiplies A[m, k] by
 B[k, n] and adds the product to C[m, n], which stays in L1; A and B are double-buffered.
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # 1 KB of the 64 is the stack (equation 5). The paper's kernels stay below this limit: 48 x 288 x 48 of int8-int32 would
 # reach it exactly, and table 1 has 48 x 280 x 48.
 L1_BYTES = 63 * 1024
-# All kernels of the paper's tables are multiples of 16 x 8 x 16: the matrix unit takes 8 x 8 x 8 (XDNA: 4 x 8 x 8,
-# 4 x 8 x 4), and two (four) of these are held in registers down and across.
+# All kernels of the paper's tables are multiples of 16 x 8 x 16: the matrix unit takes 8 x 8 x 8 (XDNA: 4 x 8 x 8, 4 x
+# 8 x 4), and registers hold two (four) of these down and across.
 SIDE, DEPTH = 16, 8
 _LARGEST = 512  # bound of m and n: L1 does not hold 512 columns of C by 16 rows of the smallest type, with k of 8
 _SIDES = list(itertools.product(range(SIDE, _LARGEST, SIDE), repeat=2))  # m, n
@@ -145,13 +145,13 @@ def fits(precision: Precision, size: KernelSize) -> bool:
 def is_compute_bound(
     known: GemmParameters, precision: Precision, size: KernelSize, input_bytes: float, efficiency: float
 ) -> bool:
-    """Equations 2 to 4: whether A and B come in, each at `input_bytes` a cycle, while the call before computes."""
+    """Equations 2 to 4: whether A and B arrive during the call before, each at `input_bytes` a cycle."""
     rate = peak_macs(known, precision) * round(efficiency, _ROUNDED)
     return rate * precision.a <= input_bytes * size.n and rate * precision.b <= input_bytes * size.m
 
 
 def single_core_kernel(known: GemmParameters, precision: Precision, *, measured: float | None = None) -> KernelSize:
-    """The kernel of highest throughput (table 1): the smallest tile of C that keeps the inputs up, the largest k.
+    """The kernel of highest throughput (table 1): the smallest tile of C whose inputs arrive in time.
 
     The paper names two objectives, most multiply-adds and least m n. Taken in that order they yield the kernels of
     tables 2 and 3 (144 x 72 x 144); table 1's need the other order: least m n, then most multiply-adds.

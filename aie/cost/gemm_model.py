@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a GEMM is predicted to take on the whole array, from its tiles.
+"""The predicted time of a GEMM on the whole array, from its tiles.
 
-The scheme is that of arXiv 2512.13282 (figure 3) with the megatiles of arXiv 2602.06063 (equation 5), as
-`designs.gemm` has it: rows of A are broadcast to rows of compute tiles, columns of B to columns, C stays in L1 while K
-is reduced. A *megatile*, e_y x e_x tiles of C on every compute tile, is what the array reduces at a time; it takes as
-long as the slowest of these, which go on at the same time:
+The scheme is that of arXiv 2512.13282 (figure 3) with the megatiles of arXiv 2602.06063 (equation 5), as in
+`designs.gemm`: rows of A are broadcast to rows of compute tiles, columns of B to columns of them, and C stays in L1
+while K is reduced. A *megatile*, e_y x e_x tiles of C on every compute tile, is what the array reduces at a time. These
+go on at the same time, and a megatile takes as long as the slowest:
 
-    compute   its kernel calls; with one output buffer also C's way out, during which the core waits
-    read      A and B from main memory, through streams of 32 bits a cycle
-    write     C to main memory
+compute: its kernel calls; with one output buffer also C's way out, during which the core waits.
 
-and the GEMM takes the time of all its megatiles, of the first tiles' way in, of the last tile's way out, and a
-dispatch. The equations are in docs/model.md. **Nothing here was measured by us.**
+read: A and B from main memory, through streams of 32 bits a cycle.
+
+write: C to main memory.
+
+The GEMM takes the time of all its megatiles, of the first tiles' way in, of the last tile's way out, and a dispatch.
+docs/model.md has the equations. **Nothing here was measured by us.**
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class Tiling:
         return self.e_y * self.e_x * self.gates
 
     def native(self, target: str) -> tuple[int, int, int]:
-        """The M, K and N to whose multiples sizes are padded (section 4.2.2); N counts columns that are stored."""
+        """The multiples of M, K and N to which sizes are padded (section 4.2.2); N counts stored columns."""
         return ROWS * self.e_y * self.m, self.k_mt, LIMITS[target].columns * self.e_x * self.n
 
     def nearest(self, target: str) -> tuple[int, int, int]:
@@ -226,7 +228,10 @@ class _Megatile:
         self.flush = self.write
 
     def _main_memory(self, known: GemmParameters, tiling: Tiling, depth: int) -> float:
-        """Seconds of reading A and B: both main memory's rate and each stream's runs, one after the other, bound it."""
+        """Seconds of reading A and B.
+
+        Main memory's rate bounds it, and so does each stream, whose runs follow one another.
+        """
         lines = depth / tiling.k_mt
         a_runs = tiling.e_y * tiling.m * lines * known["run"]
         b_columns = tiling.gates * tiling.e_x * tiling.n

@@ -29,7 +29,7 @@ class GemmParameters:
         return self.table[name].value
 
     def kinds(self, name: str) -> list[str]:
-        """The kinds for which a parameter has values of their own: the second word of its names in the table."""
+        """The kinds with separate values of a parameter: the second word of its names in the table."""
         return self._kinds.get(name, [])
 
     @cached_property

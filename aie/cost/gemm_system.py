@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles of a GEMM for the whole array: where computing and reading main memory balance.
+"""Tiles of a GEMM for the whole array, at which computing and reading main memory balance.
 
-The search of arXiv 2512.13282, section 4.5.2, with predictions in place of the paper's measurements: for every k, m and
-n are as large as L1 allows (`gemm_kernel.largest_kernels`). The smaller k is, the less is read from main memory, and
-the lower the cores' throughput; the best k is where neither waits for the other. The paper lowers k, from one with
-which memory is the bound, until its measurements get worse; a prediction takes no time, so here all k are tried.
+The search is that of arXiv 2512.13282, section 4.5.2, with predictions in place of the paper's measurements. For every
+k, m and n are as large as L1 allows (`gemm_kernel.largest_kernels`). A smaller k means fewer reads of main memory, and
+slower cores; at the best k neither waits for the other. The paper starts where memory is the bound, and lowers k until
+its measurements get worse. A prediction takes no time, so here all k are tried.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Tiling, predict_ge
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS
 
-# The smallest k_mt whose TOPS are within this share of the best is taken: longer runs in memory gain little, and K is
-# padded to k_mt (section 5.2.2).
+# The search takes the smallest k_mt with TOPS within this share of the best: longer runs in memory gain little, and K
+# is padded to k_mt (section 5.2.2).
 _SATURATED = 0.02
 # The longest k_mt that is tried: that of the paper's best kernels (section 5.2.2).
 _LONGEST_K_MT = 448
@@ -55,7 +55,7 @@ class GemmSearch:
         return largest_kernels(known, kind, k, measured=measured)
 
     def with_k_mt(self, size: KernelSize) -> Candidate | None:
-        """The smallest k_mt with which main memory's runs are long enough; None if not even k fits in L2."""
+        """The smallest k_mt with long enough runs in main memory; None if not even k fits in L2."""
         room = LIMITS[self.target].columns * LIMITS[self.target].memory.memory_bytes
         tried: list[Candidate] = []
         for k_mt in range(size.k, max(_LONGEST_K_MT, size.k) + 1, size.k):

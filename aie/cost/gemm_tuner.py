@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiles for our own GEMM (`designs.gemm`): those that are predicted to be the fastest for a shape, or for several.
 
-Tried are tiles that fit in L1 and that suit B as the dequantisation engine lays it out: K padded to the 256 columns of
-a Q4NX block, 64 columns of a gate beside 64 of its up projection. Whether a design is valid is for the checker to say.
+The tuner tries tiles that fit in L1 and suit B's layout by the dequantisation engine: K padded to the 256 columns of a
+Q4NX block, 64 columns of a gate beside 64 of its up projection. The checker decides whether a design is valid.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from flownpu.aie.plan.limits import NPU2
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# A tile's memory for its buffers: the stack and the kernels' constants need the rest.
+# The part of a tile's memory for buffers; the stack and the kernels' constants need the rest.
 _L1_BYTES = NPU2.compute.memory_bytes - stack_for(("gemm", "epilogue")) - NPU2.constant_bytes
-# Tiles that are tried: in calls of fewer than 16 rows overheads dominate, and with more than 128 L1 has no room for
+# Tiles that are tried: calls of fewer than 16 rows are mostly overhead, and with more than 128 L1 lacks room for
 # several tiles.
 _ROWS = range(16, 129, 8)
 _COLUMNS = (32, 64, 96, 128)
@@ -81,9 +81,9 @@ def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> li
 def rank_for_shapes(
     target: str, weights: str, epilogue: str, groups: Sequence[Iterable[tuple[int, int, int]]]
 ) -> list[tuple[Gemm, float]]:
-    """Designs by the geometric mean, over groups of shapes (M, K, N), of a group's TOPS; the highest first.
+    """Designs by the geometric mean of TOPS over groups of shapes (M, K, N), the highest first.
 
-    One design serves all shapes: with several arrays each would have to be configured in turn, which costs more than
+    One design serves all shapes. With several arrays each would have to be configured in turn, which costs more than
     better tiles gain. A group may be one model's shapes; each group has the same weight.
     """
     held = [list(group) for group in groups]

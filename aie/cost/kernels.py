@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles of a kernel's call, from what was published of similar kernels; none of our own was ever timed."""
+"""Cycles of a kernel's call, from published numbers of similar kernels; none of our own was ever timed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from flownpu.aie.cost.chips import Chip
     from flownpu.aie.cost.parameters import Values
 
-# Operators on vectors, with how many of their integer arguments (kernels/README.md) multiply to a call's elements: 2,
-# rows (heads) and the size of each; 1, all elements.
+# Operators on vectors, with the number of integer arguments (kernels/README.md) whose product is a call's elements. 2:
+# rows (heads) and the size of each; 1: all elements.
 _VECTORS: dict[str, int] = dict.fromkeys(
     ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "rope"), 2
 ) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
@@ -79,7 +79,10 @@ def _score_block(values: Values, rows: int, keys: int, d: int) -> float:
 
 
 def _value_block(values: Values, rows: int, keys: int, d: int) -> float:
-    """Cycles of F V: F is converted before the loop; in it products are as fast as GEMM's and hide the sums' moves."""
+    """Cycles of F V.
+
+    F is converted before the loop. In the loop, products are as fast as GEMM's and hide the moves of sums.
+    """
     return sum(
         values["product_loop"]
         + rows * columns * values["product"]

@@ -40,8 +40,8 @@ def read_rate(channels: float, run: float, values: Values) -> float:
 def shared_seconds(sizes: Sequence[float], values: Values) -> float:
     """Seconds until streams of these sizes (bytes), which share main memory's rate evenly, have all ended.
 
-    Each is as fast as its channel, or as its share among the streams that have not ended: the longest ones are left
-    alone in the end, and a few streams do not keep memory busy.
+    Each is as fast as its channel, or as its share among the unfinished streams. The longest streams are alone in the
+    end, and a few streams do not keep memory busy.
     """
     seconds, done = 0.0, 0.0
     for place, size in enumerate(sorted(sizes)):

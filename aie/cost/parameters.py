@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every number that the cost model takes from outside (parameters.toml): value, unit, source, and when it was read.
+"""Every number that the cost model takes from outside (parameters.toml): value, unit, source, and date of reading.
 
-A *fitted* parameter has a physical meaning, one value for all models and lengths, and says to which published rows it
-was fitted; the head of parameters.toml says how. All others were published as they are, or are derived from published
-numbers; the derivation is in `source`.
-
-Functions that use them take them as an argument (`values`), so that measured values, or a "what if", can replace some.
+A *fitted* parameter has a physical meaning and one value for all models and lengths, and names the published rows of
+its fit; the head of parameters.toml describes the fit. All other numbers were published, or are derived from published
+numbers; `source` has the derivation. Functions take the numbers as an argument (`values`), so that measured or
+hypothetical values can replace some.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Values: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One number, its unit, where it was published, and when it was read; `fitted_from`: the rows it was fitted to."""
+    """One number, its unit, its publication, and the date of reading; `fitted_from`: the rows of its fit."""
 
     value: float
     unit: str

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of a call of an array, from its plan: no loop is run more than once, and no event is followed.
 
-A *phase* of a sequence ends where the sequence waits for the last of a fifo's results, or sends from a buffer that
-received a result for which it waited: what follows needs what was made before. Within a phase everything goes on at the
-same time, so
+A *phase* of a sequence ends when the sequence waits for the last of a fifo's results, or sends from a buffer with an
+awaited result: later steps need earlier results. Within a phase everything goes on at the same time, so
 
     call  = sum over its phases of (the busiest of cores, streams, main memory and the controller + a wait)
 
-The controller goes through a phase's instructions while what the phase's first transfer started is going on already;
-only the instructions up to that transfer, parameters and barriers, are added.
+The controller works on a phase's instructions while the phase's first transfer already runs. So only the instructions
+up to that transfer, parameters and barriers, are added.
 
 Cores that call the same kernels on what they consume are one *kind*, and so are the streams into such cores; streams
 out of cores are of one kind if the same kernels produce them. A kind is as busy as its busiest member over the whole
-call, divided among the phases in proportion to the bytes of the whole kind: so data that is sent to one member ahead of
-its phase does not make that member look busier than the others. Streams of a kind share main memory evenly
-(`shared_seconds` of memory.py): those that have more bytes than the others end alone.
+call, divided among the phases in proportion to the bytes of the whole kind: so data that one member gets before its
+phase does not make it look busier than the others. Streams of a kind share main memory evenly (`shared_seconds` of
+memory.py): those that have more bytes than the others end alone.
 """
 
 from __future__ import annotations

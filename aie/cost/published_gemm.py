@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMMs that others measured on the array, as they published them: the model was fitted to and is compared with them.
+"""Published GEMMs that others measured on the array. The model was fitted to them and is compared with them.
 
 All are from arXiv 2512.13282 (XDNA: Ryzen 9 7940HS; XDNA2: Ryzen AI 7 350; both with two channels of DDR5-5600, in
 turbo mode), unless `source` says otherwise; the rows of its tables are in published_gemm.toml. TOPS are 2 M K N over
@@ -78,7 +78,7 @@ _TABLES = tuple(
     Measured(_TABLE[target], target, precision, Tiling(m, k, n, k_mt), tuple(size), tops, l2)
     for target, precision, (m, k, n), _, (k_mt, size, tops, l2) in _DATA["tables_2_and_3"]
 )
-# Numbers from the paper's text; where it gives a factor, that multiplies the table's row of the same kernel.
+# Numbers from the paper's text. A factor in the text multiplies the table's row of the same kernel.
 _SINGLE_CORE = Tiling(64, 216, 64, 432)
 _TEXT: tuple[Measured, ...] = (
     Measured("section 5.2.1: table 1's kernel", "npu1", "int8-int16", _SINGLE_CORE, None, 4.03),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The load of a plan's cores and streams, counted without following it: no loop is run more than once.
 
-Long sequences take no longer to count than short ones. phases.py has the order in which they wait for one another.
+So long sequences take no longer to count than short ones. phases.py has the order of waits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def from_shim(fifo: Fifo, chip: Chip) -> bool:
 
 
 def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
-    """Bytes that pass each fifo, from those that transfers move; 0 for fifos that no transfer reaches."""
+    """Bytes that pass each fifo, from the bytes of transfers; 0 for fifos without transfers."""
     through = defaultdict[str, float](float, moved)
     fifos = {fifo.name: fifo for fifo in array.fifos}
     # Towards the cores, link by link; then from main memory back to them.

@@ -3,8 +3,8 @@
 
 **The KV cache** is [capacity][KV heads][2][d]: for each position, for each head, its key, then its value. So the
 strides of a chunk do not grow with the context (a shim's stride reaches 2^20 words, and one head's cache in the usual
-layout may be longer), and a new position is one contiguous line. The capacity is a multiple of a chunk; what lies
-beyond the last key must be finite numbers, which the kernels mask.
+layout may be longer), and a new position is one contiguous line. The capacity is a multiple of a chunk. Beyond the last
+key there must be finite numbers, which the kernels mask.
 
 An encoder has no cache: its keys and values are read where the packed projection left them (`PackedQKV`).
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A projection's bias as a column of its weight: for GEMM and FusedDQP, whose tiles have no input left for it.
+"""A projection's bias as a column of its weight: for GEMM and FusedDQP, whose tiles have no free input for a bias.
 
     [W b] [x; 1] = W x + b
 
-In Q4NX a bias costs nothing but its place: it is the minimum of a group of 32 columns whose scale is 0, and x is 1 in
-one of them and 0 in the others. SigLIP's projections (K = 1152 and 4304) have such a group among the columns that pad K
-to 256; where K is a multiple of 256 a block is added to every row.
+In Q4NX a bias costs only its place: it is the minimum of a group of 32 columns whose scale is 0, and x is 1 in one of
+them and 0 in the others. SigLIP's projections (K = 1152 and 4304) have such a group among the columns that pad K to
+256; where K is a multiple of 256 a block is added to every row.
 
 This rounds the bias to bf16 (relative error 2^-9), and once more, to 8 bits, where the weight becomes bfp16 (2^-8).
 """

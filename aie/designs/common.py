@@ -40,7 +40,7 @@ PARAMETERS = 16
 BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_BYTES = 32, 256, 5120
 # Compute tiles of a column, on both generations.
 TILES = 4
-# The source of each kernel: IRON's own Kernel does not tell it.
+# The source of each kernel, because IRON's own Kernel does not have it.
 _SOURCES: WeakKeyDictionary[Kernel, str] = WeakKeyDictionary()
 
 
@@ -92,7 +92,7 @@ def worker(core: Callable[..., None], arguments: Sequence[Any], tile: Tile) -> W
 
 
 def named(sequence: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
-    """Give a sequence's function these names of arguments: a plan's host buffers are called so."""
+    """Give a sequence's function these names of arguments, which become the names of a plan's host buffers."""
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
     setattr(sequence, "__signature__", inspect.Signature(parameters))  # noqa: B010 (functions have no such attribute)
     return sequence
@@ -153,8 +153,8 @@ def equal_steps(starts: Sequence[int], step: int, most: int) -> list[tuple[int, 
 class RunTimeParameters:
     """One buffer of words for each core, and the barrier at which all of them wait for the sequence.
 
-    A core releases the barrier as soon as it has passed it: the sequence may set it again once the pass's outputs have
-    been awaited, and a release after that would undo the new start.
+    A core releases the barrier right after passing it. The sequence may set the barrier again once the pass's outputs
+    have been awaited, and a later release would undo the new start.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -173,8 +173,8 @@ class RunTimeParameters:
     def write(self, core: int, words: Sequence[int | None], *, moving: int = 0) -> None:
         """In a sequence: write a core's first words, except None and those that hold their value already.
 
-        The first `moving` words, which change with the position, are always written: if they were left out where they
-        happen to be equal, the steps of two positions would differ in more than numbers (programs/call_family.py).
+        The first `moving` words, which change with the position, are always written. If equal ones were left out, the
+        steps of two positions would differ in more than numbers (programs/call_family.py).
         """
         for index, value in enumerate(words):
             if value is not None and (index < moving or self._written.get((core, index)) != value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy through compute tiles: the least that an array can do, and what says how fast a stream is.
+"""A copy through compute tiles: the smallest task of an array, which measures the speed of a stream.
 
 Rows go to the cores in turn (`stream`); a core sends on the first `part` elements of each. With all of a row that is a
 copy. With a small part next to nothing goes out, so that the time is that of reading: of one stream with one core, of

@@ -102,7 +102,8 @@ class DequantEngine:
             )
         if interleaved and not gated:
             raise ValueError("[dequant_engine] expected a gated weight if it is interleaved, got one that is not gated")
-        # Rows of blocks from one of a projection to its next, and from the gate's first to the up projection's first.
+        # The distance between a projection's rows of blocks, and from the gate's first row to the up projection's
+        # first.
         apart = (2, 1) if interleaved else (1, rows)
         taps = [
             self._woven(column, rows, blocks, apart) if gated else self._plain(column, total)
@@ -138,7 +139,7 @@ class DequantEngine:
             (0, TILES, self.tile_size, self._item_bytes),
         ):
             cuts, piece = pieces(count * unit, item)
-            # The third dimension has no wrap register that would bound the number of groups.
+            # The third dimension has no wrap register, so the number of groups is not bounded.
             lists.append(
                 [
                     TensorAccessPattern(

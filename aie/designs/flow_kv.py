@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-_PAIRS_OF_A_QUERY_STREAM = 4  # what a memory tile's six output channels leave room for
+_PAIRS_OF_A_QUERY_STREAM = 4  # the most that a memory tile's six output channels allow
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class FlowKV:
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
     def _of_pairs(self, first: int, count: int) -> TensorAccessPattern:
-        """The heads of pairs first .. first + count, as far as there are, in q or o [turn][pair][group d]."""
+        """The heads of pairs first .. first + count, as far as they exist, in q or o [turn][pair][group d]."""
         line = self.group * self.d
         cuts, piece = pieces(min(count, self.pairs - first) * line, 2)
         sizes, strides = [self.turns, cuts, piece], [self.pairs * line, piece, 1]

@@ -52,9 +52,9 @@ from flownpu.aie.plan.kernel_memory import stack_for
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
-# Bounds of the default sizes: tokens are padded to whole tiles, and longer chunks make no kernel much faster.
+# Bounds of the default sizes. Tokens are padded to whole tiles, and longer chunks make no kernel much faster.
 _MOST_ROWS, _MOST_KEYS = 64, 32
-# Into how many parts a head's columns may be cut: 32 rows of d = 256 ask for sixteen, and no default tile for more.
+# The allowed numbers of parts of a head's columns: 32 rows of d = 256 need sixteen, and no default tile needs more.
 _PARTS = 1, 2, 4, 8, 16
 _CORE_BYTES = 64 + 12  # a core's run-time parameters, and the words that count its three fifos' objects
 
@@ -129,7 +129,7 @@ class FlowQKV:
         return _tile_bytes(rows, self.keys, self.d, parts) <= room
 
     def _possible_parts(self) -> list[int]:
-        """Into how many parts of whole sub-tiles the columns of a head can be divided, the fewest first."""
+        """The possible numbers of parts of whole sub-tiles of a head's columns, the fewest first."""
         return [parts for parts in _PARTS if self.d % (8 * parts) == 0]
 
     def _most_rows(self, step: int) -> int:
@@ -139,7 +139,7 @@ class FlowQKV:
 
     @property
     def output_parts(self) -> int:
-        """How many parts of their columns the outputs of a tile leave in: as few as its rows ask for."""
+        """The number of parts of their columns in which the outputs of a tile leave: as few as its rows need."""
         parts = self._possible_parts()
         return next((few for few in parts if self._fits(self.rows, few)), parts[-1])
 
@@ -259,7 +259,7 @@ class FlowQKV:
     # --- The array ----------------------------------------------------------------------------------------------------
 
     def _build(self) -> _Array:
-        """Make the array; the module's `_build` keeps it for a design's later programs."""
+        """Make the array; the module's `_build` keeps it for later programs of the design."""
         parameters = [
             RunTimeParameters([f"tile_{column}_{row}" for row in range(TILES)]) for column in range(self.columns)
         ]

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 _HALF = BLOCK_BYTES // 2
 _WEIGHT_CHANNELS = 8
-# By epilogue: the kernel that stores, and how many accumulators it takes.
+# By epilogue: the storing kernel, and its number of accumulators.
 _EPILOGUES = {"none": ("store_bf16", 1), "geglu": ("store_gelu_mul", 2), "swiglu": ("store_silu_mul", 2)}
 
 
@@ -139,9 +139,9 @@ class FusedDQP:
             workers += tiles
 
         def sequence(w: Any, x: Any, y: Any, x_end: Any, weight_ends: Any, y_ends: Any) -> None:
-            # A tile that had no row group in the call before may still be busy with that call. Once this call's x has
-            # arrived, the tile has released the x of the call before, and so has read that call's parameters. Meanwhile
-            # the first weights fill the memories.
+            # A tile without a row group in the call before may still be busy with that call. When this call's x has
+            # arrived, the tile has released the earlier x, and so has read the earlier call's parameters. Meanwhile the
+            # first weights fill the memories.
             loaded = x_end.fill(x, wait=True, managed=False)
             weight_turns = self._send_weights(w, weight_ends, groups, m // BLOCK_ROWS, blocks, interleaved)
             next(weight_turns)
@@ -251,7 +251,7 @@ class FusedDQP:
 
 
 def _output_taps(groups: list[int], m: int, columns: int) -> list[TensorAccessPattern]:
-    """Where a column's outputs go: 128 from each row group."""
+    """The places of a column's outputs: 128 from each row group."""
     size, step = TILES * BLOCK_ROWS, columns * TILES * BLOCK_ROWS
     runs = equal_steps([start * BLOCK_ROWS for start in groups], step, 1023)
     return [TensorAccessPattern([m], start, [count, size], [step, 1]) for start, count in runs]

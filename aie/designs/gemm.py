@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
 _PANEL = 32  # columns of B that lie together
-# By epilogue: the kernel that stores, and of how many tiles of C it makes one.
+# By epilogue: the storing kernel, and the number of tiles of C that become one.
 _EPILOGUES = {
     "none": ("store_bf16", 1),
     "gelu": ("store_gelu", 1),
@@ -148,7 +148,7 @@ class Gemm:
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """How a call of the array may store its sums."""
+        """The possible ways in which a call of the array stores its sums."""
         return tuple(dict.fromkeys(("none", self.epilogue)))
 
     @property
@@ -267,7 +267,7 @@ class Gemm:
         return values if self.weights == "bf16" else values // 8 * 9
 
     def _build(self) -> _Array:
-        """Make the array; the module's `_build` keeps it for a design's later programs."""
+        """Make the array; the module's `_build` keeps it for later programs of the design."""
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
         fifos = self._fifos()
@@ -287,7 +287,7 @@ class Gemm:
         sub_tiles = tiled(k_mt // k * rows, k)
         for row in range(TILES):
             a = ObjectFifo(tensor(rows * k_mt), name=f"a_{row}", from_stream_per_cons=by_k)
-            # Where several tiles of B take turns, each of them meets the same e_y tiles of A: those are held while the
+            # If several tiles of B take turns, each of them meets the same e_y tiles of A, which are held while the
             # next one arrives.
             depth = 2 if self.accumulators == self.e_y else self.e_y + 1
             inner = a.cons(depth=2).forward(
@@ -354,11 +354,11 @@ class Gemm:
                     for turn, across in enumerate(by_turn):
                         right = b.acquire(1)
                         for y in range(e_y):
-                            # A's tiles are acquired as they come, and released one by one with the last tile of B: the
-                            # next step's come in meanwhile, since there is room for one more than are held.
+                            # A's tiles are acquired as they come, and released one by one with the last tile of B. The
+                            # next step's tiles come in meanwhile, because there is room for one more than are held.
                             first, last = turn == 0, turn == len(by_turn) - 1
                             count = y + 1 if first else e_y
-                            if last:  # an index counts from the oldest that is held
+                            if last:  # an index counts from the oldest object that is held
                                 count = 1 if first else e_y - y
                             if first or (last and y):
                                 held: Any = a.acquire(count)
@@ -426,7 +426,7 @@ def _at(held: Any, place: int, count: int) -> Any:
 
 
 def _retire(fills: list[Any], drains: list[Any]) -> None:
-    """End a megatile: when its outputs are there, its inputs have all been read (arXiv 2512.13282, section 4.4)."""
+    """End a megatile: when its outputs have arrived, its inputs have all been read (arXiv 2512.13282, section 4.4)."""
     for task in drains:
         task.await_()
     for task in fills:

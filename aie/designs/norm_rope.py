@@ -9,8 +9,8 @@ that queries, keys and values are objects of one size:
                            one of values             -> copied             -> the cache, beside their keys
 
 The angles come on the core's second stream. The norms' weights come ahead of the rows, G times each, since an object
-has G heads; the core copies them. Which position a chunk begins at is in the offsets of the angles' and the cache's
-taps and nowhere else: neither the number of steps nor a run-time parameter depends on it.
+has G heads; the core copies them. Only the offsets of the angles' and the cache's taps depend on a chunk's position;
+the number of steps and the run-time parameters do not.
 
 Run-time parameters of a core: word 0, its number of tokens; with QK-norm word 1, epsilon's bits.
 """

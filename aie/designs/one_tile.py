@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel alone on one compute tile, called as often as a run-time parameter says, on the same operands each time.
+"""A kernel alone on one compute tile, called on the same operands as often as a run-time parameter says.
 
 The output is that of one call, so it shows whether the kernel is right. Nothing is moved between the calls, so one call
 takes (time of n calls - time of one) / (n - 1), which needs no trace.
 
     inputs -> before -> calls x (the kernel) -> after -> output
 
-`before` and `after` are what the kernel's design does once for many calls of it. Run-time parameters: word 0 is 1; word
-1 is the number of calls.
+`before` and `after` are the steps that the kernel's design makes once for many calls. Run-time parameters: word 0 is 1;
+word 1 is the number of calls.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def each(
     line = line or item
     if line < item:
         raise ValueError(f"[design] expected lines of an item of {name}, {item}, or more, got {line}")
-    # In two pieces or more, items are the third dimension, which has no wrap register that would bound their number.
+    # In two pieces or more, items are the third dimension, which has no wrap register, so their number is not bounded.
     shim, granule = LIMITS["npu2"].shim, LIMITS["npu2"].granule_bytes
     cuts, piece = pieces(item, item_bytes, most=min((1 << shim.wrap_bits) - 1, item * item_bytes // granule // 2))
 
@@ -172,8 +172,8 @@ def stream(
         for core in range(cores if shared else min(cores, count)):
             parameters[core].write(0, [len(range(core, count, cores)), *words])
             parameters[core].start()
-        # Outputs first: an input may have more tasks than a channel queues, and then its first ones are awaited before
-        # its last is started. What goes ahead of an operand is started before it.
+        # Outputs first: an input may have more tasks than a channel queues, and then its first tasks are awaited before
+        # its last is started. Data ahead of an operand starts before the operand.
         tasks = dict[tuple[str, int], list[tuple[Any, TensorAccessPattern]]]()
         own = [pair for pair in zip(operands, buffers, strict=True) if not pair[0].shared]
         for operand, buffer in sorted(own, key=lambda pair: (pair[0] in inputs, not pair[0].ahead_of)):

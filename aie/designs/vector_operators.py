@@ -92,7 +92,8 @@ class ResidualRMSNorm:
 
             _for_each(count, (x, residual, *outputs), call)
 
-        # Outputs have one buffer: with two, rows of 4096 would not fit. For longer rows, inputs have one buffer, too.
+        # Outputs have one buffer, because rows of 4096 would not fit with two. For longer rows, inputs have one buffer,
+        # too.
         results = [each("s", rows, n, depth=1), each("y", rows, n, depth=1)][: 1 if norm_first else 2]
         room = limits_of(self.target).compute.memory_bytes - _SMALL_THINGS
         depth = 2 if (2 * 2 + 1 + len(results)) * bytes_of(row) <= room else 1
@@ -154,7 +155,7 @@ class ResidualLayerNorm:
 
 
 def _for_each(count: Any, fifos: tuple[ObjectFifoHandle, ...], call: Callable[..., None]) -> None:
-    """In a core: `count` times, call with an object of each fifo, then release the objects."""
+    """In a core: `count` times, make a call with an object of each fifo, then release the objects."""
     for _ in range_(count):
         call(*[fifo.acquire(1) for fifo in fifos])
         for fifo in fifos:

@@ -69,7 +69,7 @@ class Checker {
     }
   }
 
-  // The operand is a number of objects: no more than the fifo's end, the first operand, has.
+  // The operand is a number of objects, at most as many as the fifo's end (the first operand) has.
   void objects(std::size_t operand) {
     const std::size_t end = index(1, array_.ends.size(), "end of a fifo");
     index(operand, array_.ends[end].objects.size() + 1, "count of objects");

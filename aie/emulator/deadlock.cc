@@ -9,9 +9,9 @@ namespace {
 
 using Path = std::vector<const Agent*>;
 
-// Follows who waits for whom, depth first, until an agent is met again: then there is a circle, and
-// `path` ends with that agent a second time. False: there is none; `dead_end` is the first path
-// that ends at an agent for which nobody can do anything.
+// Follows the waiting agents, depth first, until an agent is met again. Then there is a circle, and
+// `path` ends with that agent a second time. Returns false if there is none; `dead_end` is then the
+// first path to an agent that nobody can help.
 bool find_circle(const Agent& agent, Path& path, Path& seen, Path& dead_end) {
   const bool again = std::find(path.begin(), path.end(), &agent) != path.end();
   path.push_back(&agent);

@@ -20,17 +20,16 @@
 
 namespace flownpu::emulator {
 
-// Nothing can go on and the sequence has not ended; the message says who waits for whom.
+// Nothing can run and the sequence has not ended. The message says which agent waits for which.
 struct Deadlock : Error {
   using Error::Error;
 };
 
 struct RunOptions {
   std::uint64_t seed = 0;  // 0: agents run in turn; others: small steps in an order of their own
-  // Whether `run` returns only when nothing can go on any more, as if the host's next call came
-  // late.
+  // Whether `run` returns only when nothing can run any more, as if the host's next call came late.
   bool settle = true;
-  // The name of a core or a channel that, under a seed, goes on only where nothing else can.
+  // The name of a core or a channel that, under a seed, runs only if nothing else can.
   std::string_view last = {};
 };
 
@@ -54,10 +53,10 @@ class Emulator {
  public:
   Emulator(Array array, const FindKernel& find_kernel);
 
-  // Runs one call. `buffers`: the sequence's host buffers, in its order, each of its size. What the
-  // call leaves in the array is there for the next one, as without a reconfiguration. Throws Error
-  // (Deadlock, if nothing can go on) where the program goes wrong; the emulator cannot be used
-  // after that.
+  // Runs one call. `buffers`: the sequence's host buffers, in its order, each of its size. The next
+  // call finds the array as this one leaves it, as without a reconfiguration. Throws Error
+  // (Deadlock, if nothing can run) if the program goes wrong; the emulator cannot be used after
+  // that.
   void run(const Sequence& sequence, std::span<const std::span<std::byte>> buffers,
            const RunOptions& options);
 

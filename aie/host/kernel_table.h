@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a process calls kernels that were compiled for the host. Kernels of both architectures have
-// the same names, so each architecture is a shared library of its own, which exports one function:
-//     const flownpu::aie_host::KernelTable* flownpu_aie_kernels();
+// The interface through which a process calls kernels compiled for the host. Kernels of both
+// architectures have the same names, so each architecture is a separate shared library, which
+// exports one function:
+//
+//   const flownpu::aie_host::KernelTable* flownpu_aie_kernels();
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place where designs get IRON's names from.
+"""The only source of IRON's names for designs.
 
 By default these are the recorder's: a design gives a plan, on any machine. With the environment variable
-`FLOWNPU_IRON=mlir-aie` they are those of the installed mlir-aie, and the same design file gives an MLIR module.
-
-mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s
-(`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is
-refused here, rather than somewhere inside a design.
+`FLOWNPU_IRON=mlir-aie` they are the installed mlir-aie's, and the same design file gives an MLIR module. mlir-aie's
+Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s (`to_stream=`),
+transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is refused here, not
+somewhere inside a design.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ else:
 
 
 def object_file(file: str) -> str:
-    """The object file of a kernel's source `kernels/<file>.cc`, as `Kernel` wants it.
+    """The object file of a kernel's source `kernels/<file>.cc`, as the argument of `Kernel`.
 
     A plan names the source. mlir-aie links an object file that Peano has compiled before: a source has several entries,
     and an `ExternalFunction` for each entry would compile and link the whole source as many times.

@@ -109,7 +109,7 @@ class ObjectFifoHandle:
         return "produce" if self.is_producer else "consume"
 
     def belongs_to(self, owner: object) -> None:
-        """Note who uses the end.
+        """Record the user of the end.
 
         Raises:
             RecordingError: another owner already uses it.
@@ -119,7 +119,7 @@ class ObjectFifoHandle:
         self.owner = owner
 
     def belongs_to_host(self, sequence: object) -> None:
-        """Note that a sequence uses the end; several sequences of one array may.
+        """Record that a sequence uses the end; several sequences of one array may.
 
         Raises:
             RecordingError: a worker or a link already uses it.

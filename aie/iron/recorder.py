@@ -65,7 +65,7 @@ class Program:
         self.device, self.runtime, self.workers = device, rt, list(workers or ())
 
     def resolve_program(self, device_name: str = "main") -> plan.Plan:
-        """Place what the design left open, run the functions of cores and sequence once, and return the plan.
+        """Choose the open places of the design, run the functions of cores and sequence once, and return the plan.
 
         Raises:
             RecordingError: IRON would refuse the design, or a plan cannot hold it; the message says what and where.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a plan of a recorded program: finds its fifos, names them, and places what the design left open.
+"""Makes a plan of a recorded program: finds its fifos, names them, and chooses open places.
 
 IRON leaves the choice of tiles to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The
 simple rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the

@@ -46,7 +46,7 @@ class Runtime:
                 )
 
     def record(self) -> plan.Sequence:
-        """Run the function once and note what it does."""
+        """Run the function once and record its actions."""
         trace = SequenceTrace()
         buffers: list[plan.HostBuffer] = []
 

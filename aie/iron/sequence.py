@@ -39,11 +39,11 @@ class Task:
         self.record = record
 
     def await_(self) -> None:
-        """Wait until it has ended; it must have been started with `wait=True`."""
+        """Wait for the transfer's end; it must have been started with `wait=True`."""
         current_sequence("await_").steps.append(plan.Await(self.record.name))
 
     def free(self) -> None:
-        """Give its buffer descriptor back without waiting."""
+        """Release its buffer descriptor without waiting."""
         current_sequence("free").steps.append(plan.Free(self.record.name))
 
 

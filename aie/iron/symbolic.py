@@ -143,7 +143,7 @@ class CoreTrace:
 
     @property
     def body(self) -> tuple[plan.Statement, ...]:
-        """All of it.
+        """The whole program.
 
         Raises:
             RecordingError: a loop was left by break or return, which only Python can do.
@@ -164,7 +164,7 @@ class CoreTrace:
 
 @lru_cache(maxsize=4096)  # enough for the loops of several arrays
 def _one_of_equal(loop: plan.Loop) -> plan.Loop:
-    """The first loop that was equal to this one: caches have loops as keys, and find an identical object at once."""
+    """The first loop that was equal to this one. Caches have loops as keys, and find an identical object at once."""
     return loop
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types, places and devices of a recorded program, and what the recorder's classes share."""
+"""Types, places and devices of a recorded program, and code that the recorder's classes share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tile:
         return self.col is None and self.row is None
 
     def may_be(self, place: plan.Tile) -> bool:
-        """Whether a place has the column and the row that are given."""
+        """Whether a place has the given column and row."""
         return self.col in (None, place.column) and self.row in (None, place.row)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ AnyShimTile = Tile()
 
 
 def own_tile(tile: Tile | None) -> Tile:
-    """The tile that is given; for None or `Any...Tile`, which all designs share, a new open one."""
+    """The given tile; a new open one for None or `Any...Tile`, which all designs share."""
     return Tile() if tile is None or any(tile is name for name in (AnyComputeTile, AnyMemTile, AnyShimTile)) else tile
 
 

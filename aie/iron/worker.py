@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what a worker uses: buffers, barriers and kernels; and the worker itself."""
+"""Records a worker, with its buffers, barriers and kernels."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Worker:
         return [[factory(row, col) for col in range(cols)] for row in range(rows)]
 
     def record(self, place: plan.Tile) -> plan.Core:
-        """Run the function once and note what it does."""
+        """Run the function once and record its actions."""
         trace = CoreTrace()
         for argument in self.arguments:
             if isinstance(argument, WorkerRuntimeBarrier):

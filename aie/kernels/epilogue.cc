@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels before and after a projection: they initialise its accumulators, and store the output
-// that follows from them.
+// computed from them.
 //
 // Dataflow: element by element, 16 lanes. Layout: any, the same for all buffers of a call.
 // Callers: gemm.py, fused_dqp.py, patch_pooling.py and decode_layer/array.py in aie/designs/.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The entries of all kernels. README.md beside it says what each computes and how its buffers are
-// laid out; every size is in elements. A pointer to const is an input; any other is written, and
-// read where README.md says "in out".
+// The entries of all kernels. README.md beside it describes each kernel's result and layouts; every
+// size is in elements. A pointer to const is an input. Any other pointer is written, and also read
+// if README.md says "in out".
 #pragma once
 
 #include <aie_api/aie.hpp>

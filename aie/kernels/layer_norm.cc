@@ -47,7 +47,7 @@ void normalize_row(const bfloat16* x, const bfloat16* weight, const bfloat16* bi
 
 extern "C" {
 
-// The sum is rounded to bf16 before its norm is taken: that is the residual the next layer reads.
+// The sum is rounded to bf16 before its norm, because the next layer reads the rounded residual.
 void add_layer_norm(const bfloat16* __restrict x, const bfloat16* __restrict residual,
                     const bfloat16* __restrict weight, const bfloat16* __restrict bias,
                     bfloat16* __restrict sum, bfloat16* __restrict y, std::int32_t rows,

@@ -43,7 +43,7 @@ void rms_norm_add(const bfloat16* __restrict x, const bfloat16* __restrict weigh
   event1();
 }
 
-// The sum is rounded to bf16 before its norm is taken: that is the residual the next layer reads.
+// The sum is rounded to bf16 before its norm, because the next layer reads the rounded residual.
 void add_rms_norm(const bfloat16* __restrict x, const bfloat16* __restrict residual,
                   const bfloat16* __restrict weight, bfloat16* __restrict sum,
                   bfloat16* __restrict y, std::int32_t rows, std::int32_t n, std::int32_t epsilon) {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, Expression, Type
 
 _PORTS = {"produce": "Produce", "consume": "Consume"}
-_ACQUIRE, _RELEASE = "Acquire", "Release"  # LockAction: wait for a value that is equal, add
+_ACQUIRE, _RELEASE = "Acquire", "Release"  # LockAction: "wait for an equal value" and "add"
 _OPERATIONS = {"+": "addi", "-": "subi", "*": "muli", "//": "floordivsi", "%": "remsi"}
 
 

@@ -152,7 +152,7 @@ class _Module:
         if repeats > 1 or not contiguous(walk):
             pairs = sizes_and_strides(walk, fifo.type)
             if repeats > 1:
-                # The task's outermost dimension is its repetition, whatever the walk has inside.
+                # The task's outermost dimension is its repetition, whatever the walk's inner dimensions.
                 outer = (repeats, units(fifo.type) * iteration_stride(step.tap))
                 pairs = [outer, *[(1, 0)] * (3 - len(walk)), *pairs]
             sizes, strides = (", ".join(map(str, column)) for column in zip(*pairs, strict=True))

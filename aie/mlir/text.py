@@ -50,7 +50,7 @@ class Lines:
         return f"%{stem}{next(self._numbers)}"
 
     def constant(self, value: int, kind: str) -> str:
-        """A constant's value; words of 32 bits from 2^31 on are printed as what they are with a sign."""
+        """A constant's value; words of 32 bits from 2^31 on are printed as negative numbers."""
         result = self.result("c")
         signed = value - (1 << 32) if kind == "i32" and value >= 1 << 31 else value
         self.add(f"{result} = arith.constant {signed} : {kind}")
@@ -95,6 +95,6 @@ def dimensions(keyword: str, walk: Iterable[Dimension], kind: Type) -> str:
 
 
 def attributes(values: dict[str, str]) -> str:
-    """A dictionary of attributes with a space before it, or nothing where there are none."""
+    """A dictionary of attributes with a space before it, or nothing if there are none."""
     text = ", ".join(f"{name} = {value}" for name, value in values.items())
     return f" {{{text}}}" if text else ""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan, an NPU program as data; the hardware's limits, and what a plan uses of them."""
+"""The plan, an NPU program as data; the hardware's limits, and a plan's use of them."""

@@ -46,7 +46,7 @@ def _array_json(array: Array) -> str:
 
 
 def from_json(text: str) -> Plan:
-    """Read what `to_json` wrote.
+    """Read the text that `to_json` wrote.
 
     Raises:
         ValueError: the text is no plan; the message says what was found.
@@ -86,7 +86,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _is(value: Any, hint: Any) -> bool:
-    """Whether a value is what the annotation of a plan's field says."""
+    """Whether a value has the annotated type of a plan's field."""
     arguments = get_args(hint)
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the compiler puts stack and buffers in a tile's memory, and how much room it leaves for kernels' constants.
+"""The compiler's places for stack and buffers in a tile's memory, and the room that it leaves for kernels' constants.
 
 These are the rules of mlir-aie's `aie-assign-buffer-addresses` (lib/Dialect/AIE/Transforms/AIEAssignBuffers.cpp) until
 the summer of 2026. Since then buffers are aligned and a core has a region for its data, which aiecc measures: there the
@@ -30,7 +30,7 @@ BASIC_SEQUENTIAL = "basic-sequential"
 
 
 class Placed(NamedTuple):
-    """How a tile's memory is laid out.
+    """The layout of a tile's memory.
 
     Attributes:
         scheme: the scheme that the tile asks for; "": the compiler's choice, which is bank-aware.
@@ -68,7 +68,7 @@ def placed_buffers(array: Array, limits: Limits, resources: Resources | None = N
 
 
 def _bank_aware(sizes: list[int], stack: int, memory: int, banks: int) -> int | None:
-    """The first byte behind the stack and all buffers, or None where a buffer has no room in any bank."""
+    """The first byte behind the stack and all buffers, or None if a buffer has no room in any bank."""
     bank = memory // banks
     ends = [number * bank for number in range(banks)]
     ends[0] += stack

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan: an NPU program as data.
 
-A plan has two halves. The `Array` is what an xclbin holds: tiles, fifos, buffers, kernels and core programs. The
-`Sequence` is what is sent for one call: which bytes of which host buffer enter and leave which fifo, in what order, and
-the run-time parameters. One array serves many sequences; that is how shapes change without compiling again.
+A plan has two halves. The `Array` is the content of an xclbin: tiles, fifos, buffers, kernels and core programs. The
+`Sequence` is sent for one call: the transfers between host buffers and fifos, in order, and the run-time parameters.
+One array serves many sequences; that is how shapes change without compiling again.
 
 Everything is a frozen dataclass of plain values, compares by value, and goes to JSON and back (as_json.py).
 Sizes, strides and offsets count elements, outermost dimension first, as in IRON; places are (column, row).
@@ -168,7 +168,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Variable:
-    """A loop's index, or what `Load` read."""
+    """A loop's index, or the value that `Load` read."""
 
     name: str
 
@@ -200,13 +200,13 @@ class Loop:
         return hash((self.variable, self.start, self.stop, self.step, self.body))
 
     def __hash__(self) -> int:
-        """From all fields, computed once: caches of results about programs have loops as keys."""
+        """Computed once from all fields, because caches of results about programs have loops as keys."""
         return self._hash
 
 
 @dataclass(frozen=True)
 class Acquire:
-    """Hold `count` objects of a fifo in all, waiting for those that are missing; `name` is the view of them."""
+    """Hold `count` objects of a fifo in all, waiting for missing ones; `name` is the view of them."""
 
     name: str
     fifo: str
@@ -248,7 +248,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Load:
-    """`variable = buffer[index]`, integers only: how a core reads a run-time parameter."""
+    """`variable = buffer[index]`, integers only: a core's way to read a run-time parameter."""
 
     variable: str
     buffer: str
@@ -315,7 +315,7 @@ class Core:
         return hash((self.tile, self.body, self.forever, self.stack_bytes, self.dynamic))
 
     def __hash__(self) -> int:
-        """From all fields, computed once, as `Loop`'s."""
+        """Computed once from all fields, like `Loop`'s."""
         return self._hash
 
 
@@ -337,7 +337,7 @@ class Array:
         return hash((self.target, *places, self.kernels, self.cores))
 
     def __hash__(self) -> int:
-        """From all fields, computed once, as `Loop`'s: many programs share an array."""
+        """Computed once from all fields, like `Loop`'s, because many programs share an array."""
         return self._hash
 
 
@@ -354,7 +354,7 @@ class HostBuffer:
 
 @dataclass(frozen=True)
 class Tap:
-    """Which elements of a host buffer, in which order; at most 4 dimensions, the outermost is the DMA's iteration."""
+    """The elements of a host buffer in order; at most 4 dimensions, the outermost is the DMA's iteration."""
 
     offset: int
     walk: tuple[Dimension, ...]
@@ -393,7 +393,7 @@ class Await:
 
 @dataclass(frozen=True)
 class Free:
-    """Give a transfer's buffer descriptor back without waiting; only where the transfer is known to be complete."""
+    """Release a transfer's buffer descriptor without waiting; only if the transfer is known to be complete."""
 
     transfer: str
 
@@ -420,7 +420,7 @@ Step: TypeAlias = Transfer | Await | Free | WriteParameter | SetBarrier
 
 @dataclass(frozen=True)
 class Sequence:
-    """The steps of one call, in order; `name` tells it from others over the same array."""
+    """The steps of one call, in order; `name` distinguishes it from others over the same array."""
 
     name: str
     buffers: tuple[HostBuffer, ...]

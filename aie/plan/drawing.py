@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT = 118, 66  # a tile's
 _LANE, _MARGIN, _LINE = 5, 10, 12  # distances between lanes, around the drawing, between lines of text
 _FILLS = {"compute": "#eef3fb", "memory": "#fdf3e1", "shim": "#eeeeee"}
 _INK, _BAR, _EMPTY = "#333333", "#7a93b8", "#d5dbe4"
-# Colours that colour-blind readers can tell apart (Okabe and Ito); further families have them dashed, then dotted.
+# Colours that colour-blind readers can distinguish (Okabe and Ito); further families have them dashed, then dotted.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
 _DASHES = ("", "4 2", "1 2")
 _SHOWN_KERNELS = 4
@@ -151,7 +151,7 @@ class _Drawing:
         self._text(_MARGIN + 28, y, f"{name}{count}: objects of {fifos[0].type}, depth {depths}")
 
     def _port(self, tile: Tile, name: str) -> tuple[int, int, int]:
-        """Where a family's lines meet a tile, on its right side, and where their lane runs."""
+        """The points where a family's lines meet a tile, on its right side, and the place of their lane."""
         x, y = self._corner(tile)
         lanes = self.lanes[tile.column]
         x += _WIDTH

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NPU controller's instructions, as mlir-aie writes them for a sequence: a header, then operations in its order.
 
-Source: mlir-aie, lib/Targets/AIETargetNPU.cpp, and what a real aie-opt made of sequences. In 32-bit words:
+Source: mlir-aie, lib/Targets/AIETargetNPU.cpp, and a real aie-opt's output for sequences. In 32-bit words:
 
     header       4   versions and rows; columns; how many operations; bytes in all
     write        6   writes a register: a run-time parameter, a lock, a task for a channel's queue

@@ -32,13 +32,13 @@ def _table(target: str) -> dict[str, KernelMemory]:
 
 
 def stack_for(sources: Iterable[str]) -> int:
-    """Bytes of stack for a core that calls kernels of these sources, such as "flow_qkv"; of others, the default."""
+    """Bytes of stack for a core that calls kernels of these sources, such as "flow_qkv"; by default 1024."""
     stacks = [known.stack for source in sources if (known := _table(NPU2.name).get(source))]
     return max(stacks, default=NPU2.stack_bytes)
 
 
 def core_needs(array: Array, core: Core) -> dict[str, KernelMemory]:
-    """By source, what the kernels that a core calls need; a source that memory.toml does not have is left out."""
+    """By source, the needs of the kernels that a core calls; a source that memory.toml lacks is left out."""
     files = {kernel.entry: PurePosixPath(kernel.source).stem for kernel in array.kernels}
     table = _table(array.target)
     sources = dict.fromkeys(files.get(entry, "") for entry in kernels_of(core))

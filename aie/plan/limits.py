@@ -87,7 +87,7 @@ class Limits:
     macs_per_cycle: dict[str, int] = field(hash=False)
 
     def kind(self, column: int, row: int) -> str:
-        """Say what sits at a place of the array.
+        """The kind of tile at a place of the array.
 
         Returns:
             "shim", "memory", "compute", or "" where the array has no tile.
@@ -114,7 +114,7 @@ class Limits:
         return limits
 
     def reaches_memory(self, core: tuple[int, int], memory: tuple[int, int]) -> bool:
-        """Whether what runs on tile `core` (column, row) reads and writes the memory of tile `memory` without a DMA.
+        """Whether code on tile `core` (column, row) reads and writes the memory of tile `memory` without a DMA.
 
         A core reaches its own memory and that of its neighbours in `memory_neighbours`. A memory tile's DMA reaches
         its own memory and that of the memory tiles beside it.

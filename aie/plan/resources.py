@@ -71,7 +71,7 @@ class Resources:
 
 
 def shared_memory(fifo: Fifo, linked: bool, limits: Limits) -> Tile | None:
-    """The tile whose memory holds a fifo that needs no DMA; None if it needs one."""
+    """The tile whose memory holds a fifo without a DMA; None if the fifo needs one."""
     producer, consumer = fifo.producer, fifo.consumers[0]
     if linked or fifo.via_dma or fifo.repeat_count > 1 or len(fifo.consumers) > 1 or producer.walk or consumer.walk:
         return None
@@ -165,7 +165,7 @@ def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:
     return {(fifo, core.tile): count for core in array.cores for fifo, count in _acquired(core).items()}
 
 
-# Enough for the cores of several arrays, which often have some in common.
+# The cache holds the cores of several arrays, which often have some in common.
 @lru_cache(maxsize=512)
 def _acquired(core: Core) -> Mapping[str, int]:
     """The most objects of each fifo that a core acquires."""
@@ -184,7 +184,7 @@ def _depth(fifo: Fifo, end: End, most: dict[tuple[str, Tile], int]) -> int:
 
 @lru_cache(maxsize=512)
 def counter_bytes(core: Core) -> int:
-    """Bytes in which a core counts its objects at run time; 0 for one that is not `dynamic`."""
+    """Bytes in which a core counts its objects at run time; 0 for a core that is not `dynamic`."""
     if not core.dynamic:
         return 0
     return _WORD_BYTES * len({(s.fifo, s.port) for s in core.statements if isinstance(s, Acquire)})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Use:
-    """How much of a resource is used, and how much there is."""
+    """The used part of a resource, and the whole."""
 
     used: int
     available: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of any calls, one after the other, without a model: for trying out designs."""
+"""A program of any calls, one after the other, without a model, for experiments with designs."""
 
 from __future__ import annotations
 

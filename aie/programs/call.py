@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import HostBuffer, Plan, Sequence
     from flownpu.aie.programs.call_family import CallFamily, CallSweep
 
-HOST = "host"  # in the place of an array's name
+HOST = "host"  # in place of an array's name
 
 
 @dataclass(frozen=True)

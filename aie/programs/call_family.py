@@ -257,7 +257,7 @@ class _Class:
     def _fit(
         self, rows: Integers, values: Integers, subsets: dict[int, Integers], tasks: tuple[int, ...]
     ) -> tuple[WordClass, dict[int, list[int]]]:
-        """The class, and for each sweep the words that do not matter where that sweep has a lone chunk."""
+        """The class, and for each sweep the words that do not matter if that sweep has a lone chunk."""
         base, patches = values[0].copy(), list[Patch]()
         loose: dict[int, list[int]] = {number: [] for number in subsets}
         features = self.features[rows]

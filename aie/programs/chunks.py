@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From how many tokens on a chunk of a prompt is worth its time.
+"""The number of tokens from which a chunk of a prompt is worth its time.
 
 On the array a chunk takes the same time however many of its rows are tokens: every array is changed to, every weight
 dequantised, every row multiplied. (The host's steps compute tokens only; they are a tenth of the time, and are priced
@@ -9,7 +9,8 @@ longer:
     fewest(chunk) = the least t with seconds(chunk) <= best(t)
     best(t)       = the least seconds of t tokens by shorter programs, each taken where it is worth it
 
-The host then takes the longest chunk whose `fewest` the tokens that are left reach (ops/npu/run/decoder_layers.cc).
+The host then takes the longest chunk whose `fewest` is at most the number of remaining tokens
+(ops/npu/run/decoder_layers.cc).
 """
 
 from __future__ import annotations
@@ -54,6 +55,6 @@ def with_fewest(programs: Sequence[Program], price: Callable[[Program], float]) 
 
 
 def seconds(program: Program, prices: Prices) -> float:
-    """The seconds that a run at the beginning of a context is predicted to take."""
-    # A chunk begins with a change of array: whatever ran before it ended with another one.
+    """The predicted seconds of a run at the beginning of a context."""
+    # A chunk begins with a change of array, because any earlier run ended with another array.
     return prices.of(program, 0).total if program.tokens == 1 else prices.of_runs([(program, 0)]).total

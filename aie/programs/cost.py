@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of a program (aie/programs/program.py), step by step: the one price of all that the host does.
+"""The cost of a program (aie/programs/program.py), step by step: the only price of the host's work.
 
     program = every change of array + every dispatch + its calls' phases (cost/phases.py) + their instructions
               + the steps that the host computes + what it writes before and reads after
@@ -41,13 +41,13 @@ _SPAN = 4096
 
 
 class Prices:
-    """The prices of programs on a device, with these values of the parameters; what was counted is kept."""
+    """The prices of programs on a device, with these values of the parameters. Counted costs are kept."""
 
     def __init__(self, device: Chip, values: Values = VALUES) -> None:
         self.device, self.values = device, values
         self._counted: dict[tuple[str, str, int], Cost] = {}
         self._programs: dict[tuple[int, int], Cost] = {}
-        self._kept: list[Program] = []  # keeps the programs alive, so that their ids stay theirs
+        self._kept: list[Program] = []  # keeps the programs alive, so that their ids stay valid
 
     def of(self, program: Program, position: int) -> Cost:
         """One run of a program from the position on, with its first array loaded already."""
@@ -80,7 +80,7 @@ class Prices:
         cost = self._at(call, first) * (1 - share) + self._at(call, last) * share
         if share <= 1:
             return cost
-        # The bound of a phase may differ between the two knots: continued, a part's time could become negative.
+        # The bound of a phase may differ between the two knots, so a continued part's time could become negative.
         return replace(cost, seconds={name: max(value, 0.0) for name, value in cost.seconds.items()})
 
     def _at(self, call: ArtifactCall, position: int) -> Cost:
@@ -138,7 +138,7 @@ class Prices:
         return Cost({f"host: {call.operator}": seconds}, host_bytes=moved)
 
     def _ends(self, program: Program) -> float:
-        """Seconds of what the host writes before a run and reads after it."""
+        """Seconds of the host's writes before a run and reads after it."""
         read = program.made.rows * program.made.columns if program.made else 0
         return program.given.bytes / self.values["host_memory"] + read * self.values["own_host_per_logit"]
 
@@ -146,8 +146,8 @@ class Prices:
 def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:
     """The runs of a prompt of `tokens` tokens, as the host chooses them (`part_at`, ops/npu/run/decoder_layers.cc).
 
-    Each time the longest chunk that is worth its time (programs/chunks.py) for the tokens that are left before the last
-    one; the last token, and tokens that are too few for any chunk, go by the program of a token. Yields (program,
+    Each time the host takes the longest chunk that is worth its time (programs/chunks.py) for the remaining tokens
+    before the last one. The last token, and tokens too few for any chunk, use the program of a token. Yields (program,
     position).
     """
     ordered = sorted(programs, key=lambda program: program.tokens)
@@ -170,7 +170,7 @@ def _arrays(program: Program) -> list[str]:
 
 
 def _knots(call: ArtifactCall) -> list[int]:
-    """Positions at which a call is counted: between two of them, its price is taken to be linear."""
+    """Positions at which a call is counted. Between two of them, its price counts as linear."""
     sweeps, keys = call.positions.sweeps, call.positions.keys
     if not call.moves or not sweeps:
         return [call.last]

@@ -37,7 +37,7 @@ DECODE_WAYS = (*WAYS, OPERATORS)
 
 
 class DecodeChoice(NamedTuple):
-    """The program of a token, its way (one of `DECODE_WAYS`), and why refused ways do not take the decoder."""
+    """The program of a token, its way (one of `DECODE_WAYS`), and the reasons for refusing other ways."""
 
     program: Program
     way: str
@@ -80,12 +80,12 @@ def decode_program(
     if len(found) > 1:
         prices = prices or Prices(CHIPS["kraken-350"])
         seconds = {way: prices.of(program, program.context - 1).total for way, program in found.items()}
-        way = min(seconds, key=seconds.__getitem__)  # the fastest for a token at the context's end
+        way = min(seconds, key=seconds.__getitem__)  # the fastest way for a token at the context's end
     return DecodeChoice(found[way], way, refused)
 
 
 def _refusal(way: str, error: ValueError) -> str:
-    # A limit is broken on every tile, with a line each: the first of them is enough.
+    # A broken limit has a line for every tile; the first line is enough.
     what = "operator by operator" if way == OPERATORS else f"decode_layer, {way}"
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
 
@@ -114,7 +114,7 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
     if not with_head:
         update, hidden = (View("state", design.regions[name].offset * BF16_BYTES) for name in ("update", "hidden"))
         TokenSteps(decoder, "npu2", context, writer).head(update, hidden)
-    # The second row is the update: nothing is to be added to an embedding.
+    # The second row is the update, which is zero, because nothing is added to an embedding.
     given = writer.rows("state", 2, shape.hidden, shape.line)
     made = writer.rows("logits", 1, decoder.model.vocabulary, decoder.head.rows)
     return Program(

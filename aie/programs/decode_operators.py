@@ -81,7 +81,7 @@ class TokenSteps:
         self._project(down, self._buffers.weights(layer, 3), "activated", "update")
 
     def head(self, update: View | str, residual: View | str) -> None:
-        """The last norms and the LM head, from what the last layer leaves."""
+        """The last norms and the LM head, from the last layer's results."""
         self._where, layers = "the LM head", len(self._decoder.windows)
         self._add(layers, 0, update, residual, "hidden")
         self._project(self._decoder.head, self._buffers.weights(layers), "x", "logits")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder on the array: what the designs make of its layers, and the buffers that its programs share.
+"""A decoder on the array: the designs' parameters of its layers, and the buffers that its programs share.
 
 aie/designs/decode_layer/shape.py has the layouts:
 
@@ -32,7 +32,7 @@ _ANY = {"positions", "attention.window_sized_cache", "attention.bidirectional_bl
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """How the array computes a decoder: the description of its layers, and what the designs make of it.
+    """The array's view of a decoder: the description of its layers, and the designs' parameters.
 
     Attributes:
         model: the decoder's layers.
@@ -68,7 +68,7 @@ class DecoderShape:
 
     @cached_property
     def attention(self) -> Attention:
-        """The attention of the first layer: those of the others have the same sizes."""
+        """The attention of the first layer, whose sizes are those of all layers."""
         return self.model.layers[0].mixer
 
     @cached_property
@@ -88,13 +88,13 @@ class DecoderShape:
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:
-        """The attributes of the node DecoderLayers, by which the host tells whether a program is for its model."""
+        """The attributes of the node DecoderLayers, by which the host matches a program with its model."""
         values = self.model.attributes.items()
         return {key: attribute_words(value) for key, value in values if key not in _ANY}
 
     @property
     def name(self) -> str:
-        """The part of arrays' names that says which heads they are for."""
+        """The part of arrays' names that identifies their heads."""
         return f"h{self.shape.heads}-g{self.shape.kv_heads}-d{self.shape.d}"
 
 
@@ -126,7 +126,7 @@ class DecoderBuffers:
 
     @property
     def layout(self) -> CacheLayout:
-        """Where keys and values of layers and positions lie in the cache."""
+        """The places of keys and values in the cache, by layer and position."""
         shape = self.decoder.shape
         vector, position = shape.d * BF16_BYTES, shape.position_size * BF16_BYTES
         return CacheLayout(self.context * position, position, 2 * vector, vector)

@@ -137,7 +137,7 @@ class _Image:
         """Product = act(W source + bias); weights follow one another in the order of their products."""
         rows, line, n = rows or self.rows, line or part.padded_columns, part.padded_columns
         gemm, plain = self.gemm, not part.gelu
-        # A's rows are a padded line each, except the projector's, where the next row begins right behind K.
+        # A's rows are a padded line each, except the projector's, whose next row begins right after K.
         lines = {"line": 0 if part.has_bias else part.inner, "c_line": line}
         make = partial(gemm.program, rows, part.rows, n, plain=plain, **lines)
         array = f"gemm-{gemm.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"

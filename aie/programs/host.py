@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators that the host computes between dispatches, where a change of array would take longer than the work.
+"""The operators that the host computes between dispatches, because a change of array would take longer than the work.
 
 The host computes in f32. Arrays read and write bf16. The residual stream, which no array sees, is f32; what
 it begins with (embeddings, an encoder's positions) is bf16. Rows of x, y and qkv may be further apart than they are
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NormOfRows:
-    """Norms of rows, with what is added before or after.
+    """Norms of rows, with an addition before or after.
 
     Attributes:
         operator: rms_norm, add_rms_norm, rms_norm_add or add_layer_norm.

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import HostCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
-# Layers that are dequantised together: n of them need 2 + 2 / n changes of array each, so more than a few save little.
+# Layers that are dequantised together. n of them need 2 + 2 / n changes of array each, so more than a few save little.
 _MOST_LAYERS = 4
 # The most bytes of dequantised weights of a group: as much again as a small model.
 _MOST_BYTES = 1 << 29
@@ -118,7 +118,7 @@ class _Chunk:
         self.x_line = shape.line if shape.qkv_bias else shape.hidden
         self.buffers.fill_x(self.writer)
         self.engines = [self._engine(number) for number in range(len(shape.projections))]
-        # Where in a layer's part of `panels` the weights of each projection begin, and where that part ends.
+        # """The beginning of each projection's weights in a layer's part of `panels`, and the end of that part.
         sizes = [engine.buffers[1].type.bytes for engine in self.engines]
         self.panels = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
         self.group = max(1, min(_MOST_LAYERS, _MOST_BYTES // self.panels[-1]))
@@ -147,7 +147,7 @@ class _Chunk:
         )  # fmt: skip
 
     def _once(self, call: ArtifactCall) -> ArtifactCall:
-        """An equal call of another layer or chunk, if there is one: so its plan is recorded and checked once."""
+        """An equal call of another layer or chunk, if there is one, so that its plan is recorded and checked once."""
         return self.calls.setdefault((call.array, call.name), call)
 
     def _step(self, call: ArtifactCall | HostCall, *views: View | str, offset: int = 0) -> None:
@@ -209,7 +209,7 @@ class _Chunk:
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     def _norm_rope(self) -> None:
-        """The host's step: turned queries go into a buffer of their own, turned keys and values into the cache."""
+        """The host's step: rotated queries go into a separate buffer, rotated keys and values into the cache."""
         decoder, shape = self.decoder, self.shape
         call = norm_rope(
             shape, self.tokens, self.context, line=self._line(shape.projections[0].rows),

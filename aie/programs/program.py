@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: what the host does for a prompt, a token or an image, as data that one runner executes (ops/npu/run/).
+"""Programs: the host's work for a prompt, a token or an image, as data for one runner (ops/npu/run/).
 
 A program is a list of **steps**: calls of arrays with views of buffers as their arguments, and operators that the host
 computes between them. **Buffers** have a role:
@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def bytes(self) -> int:
-        """From the first row's beginning to the last line's end."""
+        """The bytes from the first row's beginning to the last line's end."""
         return self.rows * self.line * BF16_BYTES
 
 
@@ -181,7 +181,7 @@ class Program:
 
     @property
     def arrays(self) -> list[str]:
-        """The arrays in the order in which they work: from each to the next is a change of array."""
+        """The arrays in the order of their work; between two of them is a change of array."""
         names = (step.call.array for step in self.steps if step.call.array != HOST)
         return [name for name, _ in groupby(names)]
 
@@ -242,7 +242,7 @@ class ProgramWriter:
         self.steps: list[Step] = []
 
     def step(self, call: ArtifactCall | HostCall, where: str, *views: View | str, offset: int = 0) -> None:
-        """One more call, for the part of the model that is called `where`; a name is a view of a buffer's beginning."""
+        """Adds a call, for the part of the model called `where`; a name is a view of a buffer's beginning."""
         placed = tuple(View(view) if isinstance(view, str) else view for view in views)
         for view, argument in zip(placed, call.buffers, strict=True):
             self._reach(view.buffer, view.offset + argument.type.bytes)
@@ -295,7 +295,7 @@ def host_calls_of(programs: Iterable[Program]) -> list[HostCall]:
 
 
 def attribute_words(value: int | float | str | Sequence[int] | Sequence[float]) -> tuple[int, ...]:
-    """An attribute of a model as the index has it: floats as the bits of an f32, texts as their bytes."""
+    """An attribute of a model in the index's form: floats as the bits of an f32, texts as their bytes."""
     if isinstance(value, str):
         return tuple(value.encode())
     values = [value] if isinstance(value, int | float) else value

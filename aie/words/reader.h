@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads what aie/words/writer.py describes: runs of 64-bit integers.
+// Reads the words that aie/words/writer.py describes: runs of 64-bit integers.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,24 @@
 
 namespace flownpu::words {
 
-// Thrown where words, or what they describe, are wrong; the message says where, what was expected
-// and what was found.
+// Thrown if words, or the described objects, are wrong. The message has the place, the expectation
+// and the finding.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// To be raised, here and in writer.py, whenever a change would give words of earlier versions
+// Raise this number, here and in writer.py, whenever a change gives words of earlier versions
 // another meaning.
 inline constexpr std::int64_t kVersion = 4;
 
 // The contents of a file or a run of words.
 enum class WordKind : std::int64_t { kArray = 1, kSequence = 2, kIndex = 3, kFamily = 4 };
 
-// Reads words one after the other; every count is checked against what is left. All functions throw
-// Error where the words end too early or a number is out of range.
+// Reads words one after the other. Every count is checked against the remaining words. All
+// functions throw Error if the words end too early or a number is out of range.
 class WordReader {
  public:
-  // `what`: how messages call the words, "[emulator] the program".
+  // `what`: the name of the words in messages, "[emulator] the program".
   WordReader(std::span<const std::int64_t> words, std::string what)
       : words_(words), what_(std::move(what)) {}
 
@@ -44,7 +44,7 @@ class WordReader {
     return static_cast<std::size_t>(value);
   }
   bool flag() { return next() != 0; }
-  // A number below `count`: one of so many things, which messages call `what`.
+  // A number below `count`, the number of items that messages call `what`.
   std::size_t index(std::size_t count, const char* what) {
     const std::size_t value = size();
     if (value >= count) {
@@ -53,7 +53,7 @@ class WordReader {
     }
     return value;
   }
-  // How many items follow; each takes one word or more.
+  // The number of following items, each of one word or more.
   std::size_t count() {
     const std::size_t value = size();
     if (value > words_.size() - at_) fail(" ends in the middle");

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-# Smallest random token: those below are often control tokens. The text of a prompt does not change the work.
+# Smallest random token: lower ones are often control tokens. The text of a prompt does not change the work.
 _FIRST_TOKEN = 8
 _PERCENTILES = (50, 95)
 
@@ -60,7 +60,7 @@ def prompts_of(clients: int, lengths: list[int], vocabulary: int, seed: int) -> 
 
 
 async def ask_all(url: str, prompts: list[list[list[int]]], generate: int, answers: Answers) -> None:
-    """Sends the prompts of all clients to one server and adds what it answers."""
+    """Sends the prompts of all clients to one server and adds its answers."""
     key = os.environ.get("OPENAI_API_KEY") or "none"
     async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=600) as client:
         model = (await client.models.list()).data[0].id

@@ -42,8 +42,8 @@ std::int64_t run(std::int64_t rounds, Vector seed, Step step, std::index_sequenc
 
 }  // namespace
 
-// Each returns the operations of a round (a multiply and an add are two), or 0 where the processor
-// lacks the instruction; rounds = 0 only asks.
+// Each function returns the operations of a round (a multiply and an add are two), or 0 if the
+// processor lacks the instruction; rounds = 0 only asks.
 extern "C" std::int64_t int8_dot(std::int64_t rounds, std::int64_t* sum) {
 #if defined(__AVX512VNNI__)
   const __m512i ones = _mm512_set1_epi8(1);

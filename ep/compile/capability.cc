@@ -16,7 +16,7 @@ constexpr int kNotTaken = -1;
 
 // Moves taken nodes that only read constants, such as a Cast of a weight, to the partition that
 // reads them first, since the device may fuse them with their reader. They keep level 0 if a node
-// that was not taken reads them. Levels still never fall along a path from such a node.
+// that was not taken reads them. Levels still never decrease along a path from such a node.
 void join_readers(const std::vector<GraphNode>& nodes, std::vector<int>& levels) {
   std::unordered_map<std::string_view, std::size_t> sources;
   std::unordered_map<std::size_t, int> lowest;

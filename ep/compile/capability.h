@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decides which nodes of a graph the device takes, and groups these into partitions.
+// Decides which nodes of a graph the device takes, and groups them into partitions.
 #pragma once
 
 #include <cstdint>

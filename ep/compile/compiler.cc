@@ -32,7 +32,7 @@ std::vector<Lowered::OnHost> devices_own(const std::vector<Node>& nodes) {
   return own;
 }
 
-// One line for each reason: if there is no NPU, for example, all operators have the same one.
+// One line for each reason, because many nodes may share one: without an NPU, all operators do.
 std::vector<Placement::Left> by_reason(const std::vector<Lowered::OnHost>& on_host) {
   std::vector<Placement::Left> lines;
   for (const Lowered::OnHost& item : on_host) {

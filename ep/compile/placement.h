@@ -17,20 +17,20 @@ struct Placement {
     std::string reason;
   };
 
-  // The number of nodes offered to this provider; then that of the nodes that providers listed
-  // before it took.
+  // The number of nodes offered to this provider, and the number that providers listed before it
+  // took.
   std::size_t nodes = 0;
   std::size_t elsewhere = 0;
   std::size_t partitions = 0;
   std::vector<Left> left;
-  // FlowNPU's operators that the device does not take, and that ORT therefore replaced by their
-  // definitions; the nodes of these are counted in `nodes`.
+  // FlowNPU's operators that the device does not take, so that ORT replaced them by their
+  // definitions. `nodes` counts the nodes of these.
   std::vector<Left> inlined;
   // For each partition that does not compute long prompts slice by slice (ep/partition/schedule.h):
   // the reason.
   std::vector<std::string> whole_prompts;
-  // Operators that the device is meant to compute, but leaves to its host, and one text for each
-  // partition about those that it computes itself (Lowered in ops/device.h).
+  // Operators that the device could compute but leaves to its host, and one text for each partition
+  // about its own operators (Lowered in ops/device.h).
   std::vector<Left> on_host;
   std::vector<std::string> lowered;
   // Multiply-adds, for one token and one image where the graph leaves their number open: of the
@@ -50,8 +50,8 @@ struct Placement {
 // the device does not run, by operator: "; left to ONNX Runtime's CPU provider: Cos (2), Sin".
 std::string summary(const Placement& placement);
 
-// One line for each node: "  Sin 'rope/Sin': no kernel". At most `lines` of them, then a line that
-// says how many more there are.
+// One line for each node: " Sin 'rope/Sin': no kernel". At most `lines` of them, then a line with
+// the number of the others.
 std::string list(const std::vector<Placement::Left>& nodes, std::size_t lines);
 
 // The same facts as a JSON object: {"nodes", "claimed", "elsewhere", "partitions", "multiply_adds",

@@ -22,8 +22,8 @@ namespace {
 // The version of a compiled model's file and of the layouts of the packed constants in it.
 constexpr std::string_view kFormat = "flownpu-context 4; ";
 
-// The attribute of an EPContext node that has the identity of the partition's file. ORT's schema of
-// the operator allows no attribute of our own.
+// The attribute of an EPContext node with the identity of the partition's file. ORT's schema of the
+// operator allows no attribute of our own, so this one has an existing name.
 constexpr const char* kIdentity = "notes";
 
 // The path of the model that ORT writes: `ep.context_file_path`, or the model's name with "_ctx".
@@ -65,13 +65,13 @@ class Attributes {
   std::vector<OrtOpAttr*> made_;
 };
 
-// The path of the file of this name beside the compiled model. `folder`: the model's as ORT knows
-// it, which is not where its file is if it comes from memory, or if the session names a folder for
-// external initializers. Throws Error if there is no such file.
+// The path of the file of this name beside the compiled model. `folder`: the model's according to
+// ORT. It is not the folder of the model's file if the model comes from memory, or if the session
+// names a folder for external initializers. Throws Error if there is no such file.
 std::string find_context_file(const std::filesystem::path& name, const ContextRequest& request,
                               const std::string& folder) {
   std::vector<std::filesystem::path> folders;
-  // When a model is compiled (`enable`), the entry names the output: nothing is found there.
+  // When a model is compiled (`enable`), the entry names the output, so there is nothing to read.
   if (!request.enable && !request.model_path.empty())
     folders.push_back(path_of(request.model_path).parent_path());
   folders.push_back(path_of(folder));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled models: ONNX Runtime writes a model in which each partition is replaced by an EPContext
-// node, which names the file in which the partition is stored (file.h).
+// Compiled models: ONNX Runtime writes a model in which an EPContext node replaces each partition.
+// The node names the file that stores the partition (file.h).
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ namespace flownpu {
 // `ep.context_file_path` and `ep.context_embed_mode`.
 struct ContextRequest {
   bool enable = false;
-  // Where the compiled model is written, or, without `enable`, was read; empty: where ORT's default
-  // is, or ORT has read it.
+  // The path to which the compiled model is written or, without `enable`, from which it was read;
+  // empty: ORT's default.
   std::string model_path;
 };
 
@@ -46,8 +46,9 @@ OrtNode* write_context(const Api& api, const ContextRequest& request, const std:
                        std::size_t partition, const OrtNode* fused,
                        const std::string& compatibility, const std::vector<Node>& nodes);
 
-// The text that a compiled model stores in its metadata; `device`: Device::compatibility(). And the
-// reverse: empty for a text of a compiled model that this build does not read.
+// The text that a compiled model stores in its metadata; `device`: Device::compatibility(). The
+// second function is the reverse: empty for a text of a compiled model that this build does not
+// read.
 std::string context_compatibility(const std::string& device);
 std::string_view device_of_context(std::string_view compatibility);
 

@@ -12,9 +12,9 @@
 // and the file ends where the last blob does. Blobs have no checksums, since reading all weights to
 // check them would take longer than loading them: a damaged blob yields wrong weights.
 //
-// The identity is a hash of the head and of all blobs, computed while they are written, and never
-// again. The model's EPContext node has it, too: files of one name lie beside each other's models
-// easily (copied one by one, or found in another folder), and most of a model's fit another's.
+// The identity is a hash of the head and of all blobs, computed only while they are written. The
+// model's EPContext node has it, too. A file of the same name may easily lie beside another model
+// (copied alone, or found in another folder), and would mostly fit it.
 //
 // The sum only detects accidental damage. The contents are nevertheless checked as untrusted input,
 // and nothing is prepared or run before the whole head has been checked.

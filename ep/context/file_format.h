@@ -17,8 +17,8 @@ inline constexpr std::uint64_t kMagic = 0x4355504E776F6C46;  // "FlowNPUC", litt
 // Version 2 has a sum over the head, and no offsets of blobs; version 3 an identity;
 // version 4 attributes of DecoderLayers by layer.
 inline constexpr std::uint64_t kVersion = 4;
-// Where the version, the head's size and the identity are, which the sum covers; and the head,
-// after the sum.
+// The places of the version, the head's size and the identity, which the sum covers; and of the
+// head, after the sum.
 inline constexpr std::size_t kSummedBegin = sizeof(std::uint64_t);
 inline constexpr std::size_t kSummedBytes = 3 * sizeof(std::uint64_t);
 inline constexpr std::size_t kHeadBegin = 5 * sizeof(std::uint64_t);
@@ -34,7 +34,7 @@ inline std::uint64_t sum_of(std::span<const std::byte> begin, std::span<const st
   return crc32(head, crc32(begin));
 }
 
-// The identity as messages and EPContext nodes have it.
+// The identity in the form of messages and EPContext nodes.
 inline std::string to_text(std::uint64_t identity) {
   std::ostringstream text;
   text << std::hex << std::setw(16) << std::setfill('0') << identity;

@@ -224,7 +224,7 @@ class NodeReader {
 
 // Checks that all uses of a value agree: a value is an input of the partition, a constant, or the
 // output of one node that comes before its readers, with the same type everywhere. Steps rely on
-// this, because each is prepared for what its own node says.
+// this, because each is prepared from its own node.
 class ValueCheck {
  public:
   void inputs(const Node& context) {

@@ -11,7 +11,7 @@
 namespace flownpu {
 namespace {
 
-// ORT's API returns a list by a function that gives the count and one that fills an array.
+// ORT's API returns a list through one function for the count and one that fills an array.
 template <typename Item, typename Owner, typename Count, typename Get>
 std::vector<const Item*> list(const Api& api, const Owner* owner, const Count& count_of,
                               const Get& get) {
@@ -59,7 +59,8 @@ std::string word_of(ort::ONNXTensorElementDataType type) {
                               : "number " + std::to_string(type) + " (float8 or fewer bits)";
 }
 
-// Sets the value's type and shape. Returns why no device can take them; empty if one can.
+// Sets the value's type and shape. Returns the reason why no device can take them; empty if one
+// can.
 std::string read_type(const Api& api, const OrtValueInfo* info, Value& value) {
   const OrtTypeInfo* type_info = nullptr;
   const OrtTensorTypeAndShapeInfo* tensor = nullptr;
@@ -158,7 +159,7 @@ std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribu
   }
 }
 
-// Appends the values. Returns why no device can take one of them; empty if it can.
+// Appends the values. Returns the reason why no device can take one of them; empty if it can.
 std::string read_values(const Api& api, Initializers& initializers,
                         const std::vector<const OrtValueInfo*>& infos, std::vector<Value>& values) {
   std::string unsupported;
@@ -173,7 +174,7 @@ std::string read_values(const Api& api, Initializers& initializers,
 }
 
 // Reads the attributes; tensors among them are appended to the node's inputs, as constants. Returns
-// why no device can take one of the attributes; empty if it can.
+// the reason why no device can take one of the attributes; empty if it can.
 std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
   std::string unsupported;
   for (const OrtOpAttr* attribute :

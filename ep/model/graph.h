@@ -21,8 +21,8 @@ struct GraphNode {
   std::vector<std::string> implicit_inputs;
   // Whether a provider that the user listed before this one has taken the node.
   bool is_elsewhere = false;
-  // Why no device can take the node, whatever its operator: a subgraph, or a type or attribute that
-  // `Node` cannot represent, and which `node` then lacks. Empty if `node` is complete.
+  // The reason why no device can take the node: a subgraph, or a type or attribute that `Node`
+  // cannot represent and that `node` then lacks. Empty if `node` is complete.
   std::string unsupported;
 };
 

@@ -68,9 +68,9 @@ std::string Initializers::read(const OrtValueInfo* info, Value& value) {
   return "";
 }
 
-// Maps the tensor's external data. Returns false if there is none, or the file does not fit what
-// the model says: ORT's API then returns the data or an error. `from` is set to " from '<file>'"
-// for the error's message.
+// Maps the tensor's external data. Returns false if there is none, or if the file does not fit the
+// model; ORT's API then returns the data or an error. `from` is set to " from '<file>'" for the
+// error's message.
 bool Initializers::map(const OrtValueInfo* info, Value& value, std::string& from) {
   if (!folder_ || !value.shape) return false;
   OrtExternalInitializerInfo* found = nullptr;

@@ -19,14 +19,15 @@ void own(Value& value);
 
 class Initializers {
  public:
-  // `model`: the path of the model's file, in whose folder its external data are; empty if there is
+  // `model`: the path of the model's file, whose folder holds its external data; empty if there is
   // no file.
   Initializers(const Api& api, const std::string& model);
 
-  // If the value is a constant initializer, points `value`, whose type and shape must be set, to
-  // its bytes: in the file of external data, which is mapped whole (the value then shares ownership
-  // of the mapping), or else in ONNX Runtime's memory, which is valid as long as its session. Bytes
-  // that are not aligned to their elements are copied. Returns an error message, or an empty text.
+  // Points `value`, whose type and shape must be set, to its bytes if it is a constant initializer.
+  // The bytes are in the file of external data, which is mapped whole (the value then shares
+  // ownership of the mapping), or in ONNX Runtime's memory, which is valid as long as its session.
+  // Bytes that are not aligned to their elements are copied. Returns an error message, or an empty
+  // text.
   std::string read(const OrtValueInfo* info, Value& value);
 
  private:

@@ -18,9 +18,9 @@ namespace flownpu {
 
 class MappedFile {
  public:
-  // Returns the existing mapping of the file while somebody holds it, so that sessions of a process
-  // share its pages; a new one if there is none, or the file was replaced or written to since.
-  // Throws Error if the file cannot be opened or mapped, or is empty.
+  // Returns the file's existing mapping while somebody holds it, so that sessions of a process
+  // share its pages. Returns a new one if there is none, or if the file was replaced or written to
+  // since. Throws Error if the file cannot be opened or mapped, or is empty.
   static std::shared_ptr<const MappedFile> shared(const std::string& path);
 
   ~MappedFile();

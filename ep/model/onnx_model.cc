@@ -17,8 +17,8 @@
 namespace flownpu {
 namespace {
 
-// From onnx.proto. IR version 10 is the first with overloads of functions, and every ONNX Runtime
-// that this provider supports reads it.
+// From onnx.proto. IR version 10 is the first with overloads of functions, and every supported ONNX
+// Runtime reads it.
 constexpr std::int64_t kIrVersion = 10;
 // AttributeProto's types.
 enum AttributeType : std::uint8_t { kFloat = 1, kInt, kString, kTensor, kGraph, kFloats, kInts };

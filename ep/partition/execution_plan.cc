@@ -54,8 +54,8 @@ ExecutionPlan::ExecutionPlan(std::shared_ptr<const Device> device, std::vector<N
 
 ExecutionPlan::~ExecutionPlan() = default;
 
-// A constant that ORT does not pass at run time, and that is only visible during preparation: it is
-// copied, unless it has an owner that keeps it alive.
+// A constant that ORT does not pass at run time. It is visible only during preparation, so it is
+// copied unless an owner keeps it alive.
 Tensor ExecutionPlan::own_constant(const Value& value) {
   Tensor tensor{nullptr, value.type, value.shape.value_or(Shape())};
   if (value.owner != nullptr) {  // used in place; tensor views are not const
@@ -77,7 +77,7 @@ ExecutionPlan::Workspace ExecutionPlan::make_workspace(PlanIo& io) const {
   workspace.slices.resize(cut_.size());
   workspace.tensors.reserve(values_.size());
   for (const PlannedValue& value : values_) {
-    // ORT's constants move when the session has been made, and stay where they are from then on.
+    // ORT's constants move once, when the session has been made.
     const bool passed = value.home == Home::kConstant && value.index != kNowhere;
     workspace.tensors.push_back(passed ? io.input(value.index) : value.tensor);
   }
@@ -136,8 +136,8 @@ void ExecutionPlan::run_slices(Workspace& workspace, PlanIo& io, StepObserver* o
   for (std::size_t i = 0; i < cut_.size(); ++i) workspace.tensors[cut_[i]] = workspace.wholes[i];
 }
 
-// The end of the slice that begins with token `first`: as many tokens as the device prefers, and
-// more if the slice would cut a bidirectional block.
+// The end of the slice that begins with token `first`. A slice has as many tokens as the device
+// prefers, and more if it would cut a bidirectional block.
 std::int64_t ExecutionPlan::slice_end(const Workspace& workspace, std::int64_t first,
                                       std::int64_t tokens, std::int64_t at_once) const {
   std::int64_t end = first + next_slice(tokens - first, at_once);
@@ -148,8 +148,8 @@ std::int64_t ExecutionPlan::slice_end(const Workspace& workspace, std::int64_t f
   return tokens - end < at_once / 4 ? tokens : end;
 }
 
-// The shape [batch, tokens, ..] of a sliced input. Null if there is none, or the inputs disagree:
-// then steps are run without slices, and report what is wrong.
+// The shape [batch, tokens, ..] of a sliced input. Null if there is none, or the inputs disagree;
+// steps then run without slices, and report the fault.
 const Shape* ExecutionPlan::prompt_shape(const Workspace& workspace) const {
   const Shape* first = nullptr;
   for (const std::size_t value : cut_) {
@@ -225,7 +225,7 @@ void ExecutionPlan::expect(std::size_t value, const Workspace& workspace) const 
   device_->expect({&stream, 1});
 }
 
-// The constant that an output only repeats (Step::same_as), if it need not be copied; else null.
+// The constant that an output repeats (Step::same_as), if it need not be copied; else null.
 const Tensor* ExecutionPlan::constant_of(const PlannedStep& step, std::size_t output,
                                          const Workspace& workspace) const {
   if (values_[step.outputs[output]].home != Home::kSlot) return nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExecutionPlan: a compiled partition, that is its steps in order and the place of every value in
-// memory. Independent of ONNX Runtime.
+// ExecutionPlan: a compiled partition, independent of ONNX Runtime: its steps in order, and the
+// place of every value in memory.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ class PlanIo {
   virtual void* output(std::size_t index, const Shape& shape) = 0;
 };
 
-// Receives every step of a profiled run, and the dispatches that its device is given.
+// Receives every step of a profiled run, and its device's dispatches.
 class StepObserver : public DispatchObserver {
  public:
   // Called after each step. `begin_ns`, `end_ns`: std::chrono::steady_clock.
@@ -53,15 +53,15 @@ class ExecutionPlan {
                 const std::vector<std::string>& inputs, const std::vector<std::string>& outputs);
   ~ExecutionPlan();
 
-  // `observer` may be null. Throws Error naming the node that failed: Unsupported if the device
-  // cannot compute this run and nothing was changed, DeviceFailed if the device takes no more runs.
+  // `observer` may be null. Throws Error naming the failed node: Unsupported if the device cannot
+  // compute this run and nothing was changed, DeviceFailed if the device takes no more runs.
   void run(PlanIo& io, StepObserver* observer) const;
 
   // PlanIo's indices of the inputs that are not constants.
   std::vector<std::size_t> fed() const;
   // The sum of the steps' multiply-adds for one token.
   std::int64_t multiply_adds() const;
-  // Why long prompts are computed at once; empty if they are computed in slices.
+  // The reason why long prompts are computed at once; empty if they are computed in slices.
   const std::string& why_whole() const { return why_whole_; }
 
  private:
@@ -76,7 +76,7 @@ class ExecutionPlan {
     std::size_t index = kNowhere;
     // Set for a constant that ORT does not pass at run time.
     Tensor tensor;
-    // Whether steps only see one slice of it at a time. Slices of the partition's inputs and
+    // Whether steps see only one slice of it at a time. Slices of the partition's inputs and
     // outputs are cut out of the whole value.
     bool sliced = false;
     // Inputs of the partition that are read after an output has been written: they must not share

@@ -11,17 +11,16 @@
 namespace flownpu {
 
 // The other plan computes a run that the device does not take (Unsupported), and every run after
-// one in which the device failed (DeviceFailed). That run itself ends with the error, since it is
-// not known which of its outputs were written. Before the other plan runs, the device writes back
-// what it keeps for the caller (Device::restore), so that the other plan continues from the same
-// state.
+// one in which the device failed (DeviceFailed). The failed run itself ends with the error, because
+// it is not known which of its outputs were written. Before the other plan runs, the device writes
+// back the caller's state (Device::restore), so that the other plan continues from it.
 class PlanWithFallback {
  public:
   // `device`: the device of `plan`. `other` may be null: then nothing takes over.
   PlanWithFallback(std::shared_ptr<const Device> device, std::unique_ptr<const ExecutionPlan> plan,
                    std::unique_ptr<const ExecutionPlan> other);
 
-  // As ExecutionPlan::run. When the device fails, the error also says what happens to later runs.
+  // Like ExecutionPlan::run. When the device fails, the error also says what happens to later runs.
   void run(PlanIo& io, StepObserver* observer) const;
 
  private:

@@ -37,7 +37,7 @@ void ExecutionPlan::Planner::plan(std::vector<Node> nodes) {
   find_lives(nodes);
   for (std::size_t index = 0; index < nodes.size(); ++index) {
     if (index == schedule_.begin) {
-      // Outputs that the slices complete together need their memory from the first slice on.
+      // Outputs that several slices complete need their memory from the first slice on.
       for (std::size_t i = schedule_.begin; i < schedule_.end; ++i) {
         for (const Value& output : nodes[schedule_.order[i]].outputs) {
           if (!output.name.empty() && !schedule_.sliced.contains(output.name)) write(output);
@@ -65,7 +65,7 @@ void ExecutionPlan::Planner::find_lives(const std::vector<Node>& nodes) {
     const Node& node = nodes[schedule_.order[index]];
     const auto extend = [&](const Value& value) {
       if (value.name.empty()) return;
-      // Values that are not sliced are read, or written to, again by the next slice.
+      // The next slice reads, or writes to, values that are not sliced again.
       const bool again = in_slices(index) && !schedule_.sliced.contains(value.name);
       last_reader_[value.name] = again ? last_of_slice : index;
     };
@@ -92,7 +92,7 @@ void ExecutionPlan::Planner::add_step(Node node, std::unique_ptr<Step> step, std
 }
 
 // Finds the values that steps stream. Only constants and inputs of the partition can be announced
-// ahead, since they exist before the steps run.
+// ahead, because they exist before the steps run.
 void ExecutionPlan::Planner::find_streams() {
   std::size_t next = kNowhere;
   for (PlannedStep& step : std::views::reverse(plan_.steps_)) {
@@ -182,8 +182,8 @@ void ExecutionPlan::Planner::release(const std::string& name) {
 }
 
 // Finds, for each output of the partition, the inputs that are read after it has been written.
-// Steps that are run in slices read their inputs again after all such steps have written outputs. A
-// step's own inputs do not count: an output may share their memory.
+// Sliced steps read their inputs again after all of them have written outputs. A step's own inputs
+// do not count: an output may share their memory.
 void ExecutionPlan::Planner::find_late_readers() {
   std::vector<std::vector<std::size_t>> readers(plan_.values_.size());
   for (std::size_t step = 0; step < plan_.steps_.size(); ++step) {

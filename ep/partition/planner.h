@@ -40,8 +40,8 @@ class ExecutionPlan::Planner {
   std::unordered_map<std::string, std::size_t> input_index_;
   std::unordered_map<std::string, std::size_t> output_index_;
   std::unordered_map<std::string, std::size_t> value_index_;
-  // For each value the last step that uses it, and for each step the values of which it is the
-  // last.
+  // For each value its last reader among the steps, and for each step the values that it is the
+  // last to use.
   std::unordered_map<std::string, std::size_t> last_reader_;
   std::vector<std::vector<std::string>> last_read_;
   std::vector<std::size_t> slot_bytes_;

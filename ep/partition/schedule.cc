@@ -65,9 +65,9 @@ class Slicer {
     return true;
   }
 
-  // Adds all steps that read or make slices of computed values; returns whether there were any.
-  // Reading a sliced input of the partition is no reason to add a step, since that is also
-  // available whole: the step may only want its shape, for instance.
+  // Adds all steps that read or make slices of computed values; returns whether there were any. A
+  // sliced input of the partition is no reason to add its reader: the input is also available
+  // whole, and the reader may only need its shape.
   bool spread() {
     const auto is_slice = [this](const Value& value) {
       return computed_.contains(value.name) && sliced_.contains(value.name);
@@ -82,7 +82,7 @@ class Slicer {
     return more;
   }
 
-  // Throws Whole unless sliced values only go to inputs that take slices, and at least one of them
+  // Throws Whole unless sliced values go only to inputs that take slices, and at least one of them
   // is an input of the partition.
   void check_inputs() const {
     bool cut = false;

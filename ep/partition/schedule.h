@@ -17,9 +17,9 @@ namespace flownpu {
 // The order in which steps are run: those before the slices, those in [begin, end) once for each
 // slice, and those that need the results of all slices. A short prompt has one slice.
 //
-// Sliced values are found starting at the steps that know where tokens are (attention): a step that
-// takes or makes a sliced value is sliced too, with all inputs and outputs that its Slicing lists.
-// If a step does not allow that, prompts are not sliced at all.
+// The search for sliced values starts at the steps that know the tokens' axis (attention). A step
+// that takes or makes a sliced value is sliced too, with all inputs and outputs in its Slicing. If
+// a step does not allow this, prompts are not sliced at all.
 struct Schedule {
   std::vector<std::size_t> order;
   std::size_t begin = 0;
@@ -28,7 +28,7 @@ struct Schedule {
   std::unordered_set<std::string> sliced;
   // Names of the values that say where slices may be cut (Slicing::blocks).
   std::unordered_set<std::string> blocks;
-  // Why no step is run in slices; empty if some are.
+  // The reason why no step is run in slices; empty if some are.
   std::string reason;
 };
 

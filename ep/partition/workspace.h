@@ -19,9 +19,9 @@ class GrowingBuffer {
  public:
   std::byte* reserve(const Device& device, std::size_t bytes) {
     if (memory_ == nullptr || bytes > capacity_) {
-      // A value that grows with the context grows by one token in each step: growing by at least a
-      // quarter avoids an allocation in nearly all steps. The least is one cache line, so that the
-      // pointer is never null.
+      // A value that grows with the context grows by one token in each step, so growing by at least
+      // a quarter avoids most allocations. The least is one cache line, so that the pointer is
+      // never null.
       const std::size_t wanted = std::max<std::size_t>({bytes, capacity_ + capacity_ / 4, 64});
       memory_.reset();
       capacity_ = 0;
@@ -38,7 +38,7 @@ class GrowingBuffer {
 
 struct ExecutionPlan::Workspace {
   std::vector<Tensor> tensors;  // One for each value.
-  // For each of `cut_`: the tensor of all tokens, and, for a batch, memory for a slice.
+  // For each of `cut_`: the tensor of all tokens and, for a batch, memory for a slice.
   std::vector<Tensor> wholes;
   std::vector<GrowingBuffer> slices;
   // The current slice; its `tokens` is 0 while all are computed at once.
@@ -48,7 +48,7 @@ struct ExecutionPlan::Workspace {
   GrowingBuffer scratch;
   // Whether a step has written to the memory of an input, so that the run cannot be repeated.
   bool appended = false;
-  // The constants that a run streams, which are announced for the next one.
+  // The constants that a run streams, announced for the next run.
   std::vector<std::span<const std::byte>> streams;
   // Arguments of the current step.
   std::vector<Tensor> inputs;

@@ -62,7 +62,7 @@ class SessionThreads final : public LentThreads {
 
 }  // namespace
 
-// Everything that a run changes is in the plan's workspaces: ORT's per-node state is not used.
+// A run changes only the plan's workspaces, so ORT's per-node state is not used.
 ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
                          std::unique_ptr<CpuProvider> elsewhere, Termination& termination,
                          bool shares_threads)
@@ -77,7 +77,7 @@ ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
     *state = nullptr;
     return nullptr;
   };
-  // The error code must not be ORT_EP_FAIL, at which onnxruntime's Python session silently starts
+  // The error code must not be ORT_EP_FAIL, for which onnxruntime's Python session silently starts
   // again on the CPU provider.
   Compute = [](OrtNodeComputeInfo* self, void* /*state*/, OrtKernelContext* context) {
     const auto& info = *static_cast<const ComputeInfo*>(self);
@@ -87,7 +87,7 @@ ComputeInfo::ComputeInfo(const Api& api, std::unique_ptr<PlanWithFallback> plan,
 }
 
 void ComputeInfo::run(OrtKernelContext* context) const {
-  // While a run is profiled, its options may ask for a profile of each run that they are used for.
+  // Options of a profiled run may ask for a profile of each run that uses them.
   StepObserver* observer = current_observer();
   const auto elsewhere = [&] {
     elsewhere_->run(context, observer == nullptr ? termination_.options() : nullptr);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CpuProvider: runs a partition on ONNX Runtime's own CPU provider, when the device does not take a
-// run: for example if a shape that is known only at run time is valid in ONNX, but not supported
-// here. Not used with the option on_unsupported=error.
+// CpuProvider: runs a partition on ONNX Runtime's own CPU provider if the device does not take a
+// run. For example, a shape known only at run time may be valid in ONNX but not supported here. It
+// is not used with the option on_unsupported=error.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,12 @@ namespace flownpu {
 
 class CpuProvider {
  public:
-  // `nodes` as ONNX Runtime gave them; `inputs` and `outputs`: the names of those of the fused
-  // node, constants included, in its order. The session is made by the first run.
+  // `nodes` as ONNX Runtime gave them; `inputs` and `outputs`: the fused node's names in its order,
+  // constants included. The first run makes the session.
   CpuProvider(const Api& api, std::vector<Node> nodes, std::vector<std::string> inputs,
               std::vector<std::string> outputs, OperatorSets opsets, int threads);
 
-  // Whether ONNX Runtime's CPU provider knows all the nodes. It does not know FlowNPU's operators,
+  // Whether ONNX Runtime's CPU provider knows all the nodes. It knows neither FlowNPU's operators,
   // whose definitions are in the model, nor the nodes of compiled partitions.
   static bool knows(const std::vector<Node>& nodes);
 

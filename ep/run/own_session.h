@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session of this provider's own, on ONNX Runtime's CPU provider.
+// A session on ONNX Runtime's CPU provider that this provider makes for itself.
 #pragma once
 
 #include <memory>

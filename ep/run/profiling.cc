@@ -14,20 +14,20 @@
 namespace flownpu {
 namespace {
 
-// ORT's own profiler stops recording at this many events, too (max_num_events).
+// ORT's own profiler also stops recording at this number of events (max_num_events).
 constexpr std::size_t kMaxEvents = 1'000'000;
 
 struct Event {
   std::string name;
-  // ORT writes values that look like JSON to its profile unquoted.
+  // ORT writes values that look like JSON without quotes into its profile.
   std::vector<std::pair<const char*, std::string>> arguments;
   std::int32_t thread = 0;
   std::int64_t begin_ns = 0;
   std::int64_t end_ns = 0;
 };
 
-// The events of one profiler. It is shared, because threads may still hold it when ORT releases the
-// profiler.
+// The events of one profiler. They are shared, because threads may still hold them when ORT
+// releases the profiler.
 class Recording final : public StepObserver {
  public:
   void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
@@ -75,7 +75,7 @@ class Recording final : public StepObserver {
   std::vector<Event> events_;
 };
 
-// One entry for each ORT event that has started and not stopped on this thread, the innermost last.
+// One entry for each ORT event that has started but not stopped on this thread, the innermost last.
 thread_local std::vector<std::shared_ptr<Recording>> watching;
 
 class Profiler final : public ort::OrtEpProfilerImpl {

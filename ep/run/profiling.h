@@ -14,8 +14,8 @@ namespace flownpu {
 ort::OrtEpProfilerImpl* make_profiler(const Api& api, std::string device);
 
 // The observer of the ORT event that is now running on this thread; null if it is not profiled. ORT
-// calls StartEvent and StopEvent around the run of a compiled node, on the thread that runs it,
-// which distinguishes the events of concurrent runs, each of which has a profiler of its own.
+// calls StartEvent and StopEvent around the run of a compiled node, on its thread. So concurrent
+// runs, each with its own profiler, keep their events apart.
 StepObserver* current_observer();
 
 }  // namespace flownpu

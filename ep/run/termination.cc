@@ -13,8 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Shorter than anybody notices, and so long that asking takes no time to speak of. Most decode
-// steps are shorter: these never ask.
+// The interval is too short to notice, and so long that asking costs almost nothing. Most decode
+// steps are shorter, and never ask.
 constexpr std::chrono::milliseconds kInterval{20};
 
 // A node that needs no input, and that ONNX Runtime does not fold.
@@ -41,7 +41,7 @@ struct Termination::Running {
 thread_local std::vector<Termination::Running> Termination::runs;
 
 void Termination::begin(const OrtRunOptions* options) {
-  // Before the first run, since a decode step allocates nothing.
+  // Before the first run, because a decode step allocates nothing.
   std::call_once(once_, [this] { prepare(); });
   runs.push_back({.of = this, .options = options, .next = Clock::now() + kInterval});
 }

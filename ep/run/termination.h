@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Termination: heeds RunOptions.terminate while a partition computes. ONNX Runtime reads it between
-// two nodes, and a partition is one node of its.
+// Termination: obeys RunOptions.terminate while a partition computes. ONNX Runtime reads the option
+// only between two nodes, and a partition is one node.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace flownpu {
 
-// No function tells whether the flag is set, but a run with the same options fails if it is: every
-// kInterval a model of one node is run with them. It takes some 10 us.
+// No function tells whether the flag is set, but a run with the same options fails if it is. So a
+// model of one node runs with them every kInterval, which takes some 10 us.
 //
 // A run whose options fail for another reason (LoRA adapters, which are inputs that this model
 // lacks) is not asked again, nor is one that ONNX Runtime has moved to another thread
@@ -28,7 +28,7 @@ class Termination final : public Cancellation {
   void begin(const OrtRunOptions* options);
   void end();
 
-  // Throws Error with ONNX Runtime's message if the run of this thread is to end.
+  // Throws Error with ONNX Runtime's message if this thread's run must end.
   void check() override;
   // The options of this thread's run, if another session takes them; else null.
   const OrtRunOptions* options();
@@ -46,7 +46,7 @@ class Termination final : public Cancellation {
   const Api& api_;
   std::once_flag once_;
   std::unique_ptr<OwnSession> session_;  // of one node
-  std::string terminated_;  // the message of a run that was terminated; empty if none was to be had
+  std::string terminated_;  // the message of a terminated run; empty if ONNX Runtime gave none
 };
 
 }  // namespace flownpu

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NoMatchError(Exception):
-    """A rule leaves what it nearly matched; the message is the reason."""
+    """A rule leaves a node that it nearly matched; the message is the reason."""
 
 
 def fold_each(model: ir.Model, rule: str, fold: Callable[[ir.Node], bool]) -> tuple[int, list[Miss]]:
@@ -81,7 +81,7 @@ def is_operator(node: ir.Node, *operators: str) -> bool:
 
 
 def with_constant(node: ir.Node | None) -> tuple[ir.Value, float] | None:
-    """The computed input of an operator with two inputs, and the number that is the other; None if there are not both.
+    """The computed input of an operator with two inputs, and the number in its other input; None without both.
 
     For Div, Sub and Pow the number must be the second input.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces computed sizes that are known by constants, and takes others from the graph's inputs."""
+"""Replaces known computed sizes by constants, and takes other sizes from the graph's inputs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import Tiler
     from flownpu.graph_rewrites.report import Miss
 
-# Folding computed sizes needs shapes, and makes more shapes known; in exported decoders two rounds find everything.
+# Folding computed sizes needs shapes, and makes more shapes known. Two rounds suffice for exported decoders.
 _ROUNDS = 2
 
 
@@ -44,7 +44,7 @@ def prepare(model: ir.Model) -> None:
     for node in model.graph:
         for value in node.outputs:
             if not value.is_graph_output():
-                value.shape = None  # a converter's made-up names of dimensions would hide those that the inputs have
+                value.shape = None  # a converter's invented names of dimensions would hide those of the inputs
     for _ in range(_ROUNDS):
         passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
         fold_known_sizes(model)

@@ -64,9 +64,9 @@ def test_older_opsets_are_converted(opset: int) -> None:
     ]  # fmt: skip
     x = np.random.default_rng(1).standard_normal((2, 3, 64), np.float32)
     found, expected = (testing.run(m, {"x": x})[0] for m in (model, original))
-    # The range of 32 normal numbers is some 4 deviations, and a step of 4 bits a 15th of it: rounding is off by
-    # 4 / 15 / sqrt(12) = 8 % in the root mean square. Errors of a product's terms are independent, so they stay that
-    # much of the result, in each of two products.
+    # The range of 32 normal numbers is some 4 deviations, and a step of 4 bits is a 15th of it. So the root mean square
+    # error of rounding is 4 / 15 / sqrt(12) = 8 %. Errors of a product's terms are independent, so each of the two
+    # products has this relative error.
     assert np.linalg.norm(found - expected) <= 2 * 0.08 * np.linalg.norm(expected - x)
     testing.check(model)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.report import Miss
 
-# The key of a table's metadata with the frequencies and the factor that it was made of, so that layers share it.
+# The key of a table's metadata with its frequencies and factor, so that layers share the table.
 _SOURCE = "flownpu.rotary_source"
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings models of older opsets, and of forms that other tools write, to what the rules read."""
+"""Converts models of older opsets, and of other tools' forms, to the form that the rules read."""

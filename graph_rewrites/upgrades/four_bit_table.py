@@ -67,7 +67,7 @@ def _constant(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def _blocks(node: ir.Node) -> int:
-    """How many blocks, each with a scale, a row has; 0 if that is not known."""
+    """The number of blocks in a row, each with a scale; 0 if it is not known."""
     scales = optional_input(node, _SCALES)
     return 0 if scales is None or scales.shape is None or len(scales.shape) != 2 else last_dimension(scales) or 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts models of older ONNX opsets to the one that the definitions of FlowNPU's operators are written in."""
+"""Converts models of older ONNX opsets to the opset of FlowNPU's operator definitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The oldest opset that onnxscript's converter takes.
 _OLDEST_OF_ONNXSCRIPT = 18
-# Stands for ONNX's domain at operators of it that are ONNX Runtime's own.
+# Replaces ONNX's domain at ONNX Runtime's own operators in that domain.
 _ASIDE = "ai.flownpu.aside"
 
 
@@ -49,7 +49,7 @@ def raise_opset(model: ir.Model) -> None:
 
 @contextmanager
 def _set_aside(model: ir.Model, version: int) -> Iterator[None]:
-    """Gives the operators that ONNX's opset does not have another domain meanwhile."""
+    """Gives the operators that ONNX's opset lacks another domain during the conversion."""
     foreign = False
     for node in model.graph.all_nodes():
         if node.domain == "" and not onnx.defs.has(node.op_type, version):
@@ -67,7 +67,7 @@ def _set_aside(model: ir.Model, version: int) -> Iterator[None]:
 
 @contextmanager
 def _complaints() -> Iterator[list[str]]:
-    """Collects why the converter leaves something, which it only logs, and keeps the log from the user."""
+    """Collects the converter's reasons for leaving nodes, which it only logs, and hides the log from the user."""
     found: list[str] = []
 
     class Handler(logging.Handler):

@@ -16,7 +16,7 @@ from flownpu.ops.definitions.onnx_function import OPSET
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 6, 8)).astype(np.float32)
 HEADER = '<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
-# Operators that changed on the way, and those that ONNX Runtime has in ONNX's domain before ONNX, or alone.
+# Operators that changed on the way, and operators that ONNX Runtime has in ONNX's domain before ONNX, or alone.
 GRAPHS = {
     "reduction": "g (float[B,N,8] x) => (float[B,N,1] y) { y = ReduceMean <axes = [-1]> (x) }",
     "split": "g (float[B,6,8] x) => (float[B,3,8] y, float[B,3,8] z) { y, z = Split <axis = 1> (x) }",
@@ -68,7 +68,7 @@ def test_newer_opset_stays_as_it_is() -> None:
     ],
 )  # fmt: skip
 def test_model_without_upgrade_is_refused_with_reason(graph: str, opset: int, reason: str) -> None:
-    """Nothing of the model is left to be converted wrongly, and what the converter says is in the error."""
+    """No part of the model is left to be converted wrongly, and the error quotes the converter."""
     model = _model(graph, opset)
     for value in model.graph.inputs:
         value.shape = None

@@ -34,9 +34,9 @@ void in_parallel(ThreadPool& pool, std::int64_t elements, const Work& work) {
   });
 }
 
-// How N tensors that broadcast to one output are walked. Neighbouring axes along which every tensor
-// advances, or stays, alike are joined. Along the innermost axis of what remains, a run, a tensor
-// either advances with the output (step 1) or stays at one element (step 0).
+// How N tensors that broadcast to one output are walked. Neighbouring axes are joined if every
+// tensor advances, or stays, along both. The innermost axis that remains is a run. Along a run, a
+// tensor either
 template <std::size_t N>
 class Broadcast {
  public:
@@ -87,8 +87,8 @@ class Broadcast {
     Offsets steps{};
   };
 
-  // Adds the next axis outwards, or joins it to the axis inside it if every tensor goes on across
-  // both with the same step.
+  // Adds the next outer axis. Joins it to the inner axis if every tensor has the same step across
+  // both.
   void add_axis(std::int64_t size, const Offsets& steps) {
     if (axes_ > 0) {
       Axis& inner = axis_[axes_ - 1];

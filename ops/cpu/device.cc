@@ -25,7 +25,7 @@ constexpr std::int64_t kPromptRows = 768;
 // Slices are cut in whole tiles of rows, which suits attention and the matrix products.
 constexpr std::int64_t kTileRows = 64;
 
-// The instructions without which the kernels are plain C++.
+// Without these instructions the kernels are plain C++.
 #if defined(__aarch64__)
 constexpr const char* kFasterKernels = "dot products or products of int8 matrices";
 #else

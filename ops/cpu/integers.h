@@ -44,8 +44,8 @@ class AxisSet {
 };
 
 // The axes that the tensor's elements name, in a tensor of that rank. Throws Error naming the node
-// if one is out of range, and Unsupported if one is named twice, which ONNX Runtime's reductions
-// accept.
+// if one is out of range. Throws Unsupported if one is named twice; ONNX Runtime's reductions
+// accept that.
 inline AxisSet axes_in(const std::string& name, const Tensor& tensor, std::int64_t rank) {
   AxisSet axes;
   for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the CPU device: one table of functions for each instruction set, filled by
-// compiling the sources in kernels/ once for each, and chosen once per device. Callers do not
-// depend on the instruction set.
+// The kernels of the CPU device. Each instruction set has a table of functions, made by compiling
+// the sources of kernels/ once for each set. A device chooses its table once. Callers do not depend
+// on the instruction set.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@
 
 namespace flownpu::cpu {
 
-// Columns that share a scale in int8 activations of many rows on AVX-512: a part, which is 8 groups
-// of a weight.
+// Columns that share a scale in the panels' int8 activations: a part, which is 8 groups of a
+// weight.
 inline constexpr std::int64_t kPartColumns = 256;
 inline constexpr std::int64_t kGroupsPerPart = kPartColumns / q4nx::kGroup;
 
@@ -45,7 +45,7 @@ struct Int8Panels {
 };
 
 // Rows of activations, rounded once for all rows of blocks of a weight. K is padded with zeros to
-// whole parts of 256, which is also what wide blocks of a weight are padded to.
+// whole parts of 256, as in a weight's wide blocks.
 struct RoundedActivations {
   // int8 only. In the order kPanels, `panels` has the activations, and the pointers below are null.
   Int8Order order = Int8Order::kGroups;
@@ -58,10 +58,10 @@ struct RoundedActivations {
   const float* scales = nullptr;
   // f32 [rows][padded_k / part_columns]: the sum of the rounded x, which the minima multiply.
   const float* sums = nullptr;
-  // K padded to whole parts; its groups of 32 columns; and the groups that have any activation,
-  // which products of many rows compute. Products of few rows are as fast as memory is, and compute
-  // all groups that the weight stores: reading the padding of wide blocks costs less than jumping
-  // over it.
+  // K padded to whole parts; its groups of 32 columns; and the groups that have any activation.
+  // Products of many rows compute only these groups. Products of few rows wait for memory, and
+  // compute all groups that the weight stores: reading the padding of wide blocks costs less than
+  // skipping it.
   std::int64_t padded_k = 0;
   std::int64_t groups = 0;
   std::int64_t filled_groups = 0;
@@ -82,8 +82,8 @@ struct AttentionSweep {
   const float* query = nullptr;
   std::int64_t rows = 0;
   std::int64_t head_size = 0;
-  // Rows [0, keys) of the KV cache, `head_size` elements each (and, if they are int8, their scale),
-  // `row_bytes` apart. Without `blocks` nothing lies between them; with `blocks`, which only
+  // Rows [0, keys) of the KV cache, `row_bytes` apart. A row has `head_size` elements and, if they
+  // are int8, their scale. Without `blocks` nothing lies between them; with `blocks`, which only
   // attend_many takes, block 0 of the cache begins here.
   const void* key = nullptr;
   const void* value = nullptr;
@@ -91,9 +91,8 @@ struct AttentionSweep {
   const CacheBlocks* blocks = nullptr;
   DataType cache_type = DataType::kFloat32;
   std::int64_t keys = 0;
-  // The position of key 0 in its sequence: attend_few_rows cuts the keys at positions that are
-  // multiples of a chunk, so that a row gets the same bits beside other rows, which may see earlier
-  // keys.
+  // The position of key 0 in its sequence. attend_few_rows cuts the keys at multiples of a chunk,
+  // so that a row's bits do not depend on other rows, which may see earlier keys.
   std::int64_t position = 0;
   // A multiple of chunk_keys: no row sees a key before it. For attend_many.
   std::int64_t begin = 0;
@@ -114,8 +113,8 @@ struct AttentionSweep {
   std::byte* scratch = nullptr;
 };
 
-// Chunks of keys are cut at multiples of this, which is a multiple of what a kernel takes together
-// (a pair of keys in bf16, a tile of 16 in registers).
+// Chunks of keys are cut at multiples of this number. It is a multiple of the keys that any kernel
+// takes together: a pair in bf16, or 16 in a tile of registers.
 inline constexpr std::int64_t kAttentionKeyStep = 16;
 
 // `row_blocks` rows of blocks (32 rows of the weight each) times `count` rows of activations from
@@ -125,16 +124,16 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
                               const RoundedActivations& activations, std::int64_t first,
                               std::int64_t count, std::byte* scratch, float* out);
 
-// Bytes that a kernel unpacks 32 rows of the weight into: 512 columns in bf16 or 1024 in int8, with
-// the scales that 8-bit codes need (1 KB). 32 KB are the L1 data cache of a Zen 4 core.
+// Memory for 32 unpacked rows of a weight: 512 columns in bf16 or 1024 in int8, with the scales of
+// 8-bit codes (1 KB). 32 KB is the L1 data cache of a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
-// The type in which a dense product multiplies: bf16 or int8 where the instruction set has dot
-// products of them, and f32, unrounded.
+// The type in which a dense product multiplies: bf16 or int8 if the instruction set has dot
+// products of that type, else f32 without rounding.
 enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8 };
 
-// A weight W[k, m] (transposed: [m, k]) as it lies in a model's file: f32, bf16, f16 or int8,
-// dense, row after row; `scales`, f32 [m] or null, multiply its columns.
+// A weight W[k, m] (transposed: [m, k]) as a model's file stores it: f32, bf16, f16 or int8, dense,
+// row by row. `scales`, f32 [m] or null, multiply its columns.
 struct DenseWeight {
   const void* data = nullptr;
   DataType type = DataType::kFloat32;
@@ -175,7 +174,7 @@ struct ProductEpilogue {
   const float* residual = nullptr;
   float* y = nullptr;
   std::int64_t m = 0;
-  // Whether y is written past the caches, because it would have left them before it is read.
+  // Whether y is written past the caches. That pays if y would have left them before it is read.
   bool streamed = false;
 };
 
@@ -190,21 +189,20 @@ struct Kernels {
   // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, void* values, float* scales, float* sums);
-  // The order in which matmul_int8 takes activations of `rows` rows in all. Not every instruction
-  // set has panels; round_to_panels, which rounds one row x[k] as the row `row`, is null without
-  // them.
+  // The order in which matmul_int8 takes activations of `rows` rows in all. round_to_panels rounds
+  // one row x[k] as the row `row`; it is null for an instruction set without panels.
   Int8Order (*int8_order)(std::int64_t rows);
   void (*round_to_panels)(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
                           const Int8Panels& panels);
   MatMulBlocks matmul_bf16;
   MatMulBlocks matmul_int8;
-  // Applies the epilogue to product[blocks][count][32], which is rows `first` .. and columns
+  // Applies the epilogue to product[blocks][count][32]. The product is rows `first` .. and columns
   // `column` .. of y; columns beyond the last of y are left out.
   void (*finish_product)(const float* product, std::int64_t blocks, std::int64_t first,
                          std::int64_t count, std::int64_t column, const ProductEpilogue& epilogue);
 
-  // The type to which products of many rows round: kFloat where there are no dot products. `int8`:
-  // whether activations may be int8.
+  // The type to which products of many rows round: kFloat without dot products. `int8`: whether
+  // activations may be int8.
   DenseRounding (*dense_rounding)(bool int8);
   // 32 columns of a dense weight, from column 32 * block on, in the order in which matmul_dense
   // reads them: dense_block_bytes(k) bytes, 64-byte aligned. Columns past the last are zero.
@@ -258,9 +256,9 @@ struct Kernels {
   // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V
   // takes the time.
   void (*attend_few_rows)(const AttentionSweep& sweep);
-  // Attention with query rows in the lanes, `block_rows` at a time: any number of rows. The bits of
-  // a row's state depend on its query, on the keys that it sees and on chunk_keys alone, not on the
-  // other rows, nor on `keys` and `begin`.
+  // Attention with query rows in the lanes, `block_rows` at a time, for any number of rows. The
+  // bits of a row's state depend on its query, its keys and chunk_keys. They do not depend on other
+  // rows, `keys` or `begin`.
   void (*attend_many)(const AttentionSweep& sweep);
   // Bytes of AttentionSweep::scratch.
   std::int64_t (*attention_scratch)(std::int64_t rows, std::int64_t head_size, DataType cache_type,
@@ -271,7 +269,7 @@ struct Kernels {
   std::int64_t block_rows;
 };
 
-// The tables this library was built with and this processor can run, fastest first; the last is
+// The tables that this library contains and this processor can run, fastest first; the last is
 // "generic".
 std::vector<const Kernels*> available_kernels();
 // "auto" or the name of one. Throws Error that lists the available ones.

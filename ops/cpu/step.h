@@ -33,8 +33,8 @@ std::unique_ptr<Step> make(const Node& node, const Context& context) {
   return std::make_unique<StepClass>(node, context);
 }
 
-// An operator on this device: the nodes that it takes, and how a step is made for one; `make` may
-// refuse further nodes, with the reason.
+// An operator on this device: the nodes that it takes, and the function that makes a step for one.
+// `make` may refuse further nodes, with the reason.
 struct Operator {
   Contract contract;
   MakeStep make;
@@ -67,7 +67,7 @@ std::span<const Operator> dequantize_operators();
 std::span<const Operator> transpose_operators();
 std::span<const Operator> rotary_embedding_operators();
 
-// Hands out 64-byte aligned parts of a step's scratch, or, with no memory given, only counts.
+// Hands out 64-byte aligned parts of a step's scratch. Without memory it only counts.
 class Scratch {
  public:
   explicit Scratch(std::byte* memory = nullptr) : memory_(memory) {}

@@ -11,8 +11,8 @@ namespace {
 
 // Jobs with fewer tasks per thread say little about a thread's speed.
 constexpr std::int64_t kLeastTasks = 4;
-// A job moves a thread's speed by 1 / kMemory of the difference that it shows: eight jobs of eight
-// tasks per thread, as a matrix product has, tell speeds apart to within one or two per cent.
+// A job moves a thread's speed by 1 / kMemory of the observed difference. Eight jobs of eight tasks
+// per thread, as a matrix product has, measure speeds to within one or two per cent.
 constexpr int kMemory = 8;
 
 }  // namespace
@@ -33,8 +33,8 @@ ThreadPlaces::ThreadPlaces(std::size_t threads, const std::vector<Processor>& pr
     if (cores_.size() <= number) cores_.resize(number + 1, -1);
     cores_[number] = one.core;
   }
-  // The caller has the core that it runs on. Where cores differ in speed, the workers get the
-  // fastest of the others, one each.
+  // The caller has its current core. If cores differ in speed, the workers get the fastest of the
+  // others, one each.
   const int number = current_processor();
   const auto here = std::ranges::find(all, number, &Processor::number);
   if (here != all.end()) caller_ = *here;
@@ -76,7 +76,7 @@ void ThreadPlaces::weigh() {
   }
 }
 
-// Ignores jobs in which a thread did nothing: it had not woken up.
+// Ignores jobs in which a thread did nothing, because it had not woken up.
 void ThreadPlaces::learn(std::span<const std::int64_t> done) {
   const auto threads = static_cast<std::int64_t>(done.size());
   const std::int64_t tasks = std::accumulate(done.begin(), done.end(), std::int64_t{0});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the threads of a pool run, and what part of a job each begins with.
+// The places where the threads of a pool run, and the part of a job that each begins with.
 #pragma once
 
 #include <atomic>
@@ -14,14 +14,14 @@
 namespace flownpu::cpu {
 
 // Threads are numbered; thread 0 is a caller, which runs where the system puts it. The others are
-// workers, each of which is kept on cores that no other worker and, if possible, no caller runs on.
-// Left to itself, the system wakes a worker on the core of the caller that wakes it, or on that
-// core's second thread, where it takes time from the caller for milliseconds.
+// workers. Each worker has cores that no other worker and, if possible, no caller uses. Without
+// this, the system wakes a worker on its caller's core or on that core's second thread, where it
+// takes time from the caller for milliseconds.
 class ThreadPlaces {
  public:
-  // The places are computing_processors(processors). If there are more threads than these, the
-  // places are all processors, each as if it were a core; if there are more threads than
-  // processors, the system places the threads, and shares are equal.
+  // The places are computing_processors(processors). If there are more threads than these, all
+  // processors are places, as if each were a core. If there are more threads than processors, the
+  // system places the threads, and shares are equal.
   ThreadPlaces(std::size_t threads, const std::vector<Processor>& processors);
 
   // Lets each worker run on its places and nowhere else, if the system allows it.
@@ -30,17 +30,18 @@ class ThreadPlaces {
   // Allocates nothing.
   void make_room(std::span<std::thread> workers);
 
-  // The first index of `thread`'s part of [0, whole); for the number of threads it is `whole`.
+  // The first index of `thread`'s part of [0, whole). For thread = the number of threads, it is
+  // `whole`.
   std::uint64_t bound(std::uint64_t whole, std::size_t thread) const {
     return whole * before_[thread].load(std::memory_order_relaxed) /
            before_.back().load(std::memory_order_relaxed);
   }
 
-  // Whether cores differ in speed, and so in their parts of a job: first as the system reports the
-  // speeds, then by what each did in earlier jobs. Cores of equal speed always get equal parts: one
-  // that did less had been disturbed.
+  // Whether cores differ in speed, and so in their parts of a job. Speeds are first those that the
+  // system reports, then those of earlier jobs. Cores of equal speed always get equal parts,
+  // because a core that did less was only disturbed.
   bool are_uneven() const { return uneven_; }
-  // Learns the threads' speeds from how many tasks of a job each did.
+  // Updates the threads' speeds from each thread's number of tasks in a job.
   void learn(std::span<const std::int64_t> done);
 
  private:
@@ -51,11 +52,11 @@ class ThreadPlaces {
 
   bool uneven_ = false;
   Processor caller_;
-  // Places, dealt out to the workers in turn; one for each worker where cores differ in speed.
+  // Places, dealt out to the workers in turn. If cores differ in speed, each worker has one place.
   std::vector<Processor> workers_;
   // The core of each processor, by its number; -1: the process may not run there.
   std::vector<int> cores_;
-  // For each thread, the sum of the weights of those before it. Workers read it while a caller
+  // For each thread, the sum of the weights of earlier threads. Workers read it while a caller
   // changes it.
   std::vector<std::atomic<std::uint32_t>> before_;
 };

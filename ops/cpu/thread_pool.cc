@@ -19,9 +19,9 @@
 namespace flownpu::cpu {
 namespace {
 
-// About 220 us of pauses on a Zen 5 (a pause takes 40-140 cycles). Together with the time that
-// fetching ahead takes, this is as long as the time between two decode steps, so that the next step
-// does not begin by waking workers (50 us), and shorter than what a scheduler's tick would notice.
+// About 220 us of pauses on a Zen 5 (a pause takes 40-140 cycles). Together with fetching ahead,
+// this spans the time between two decode steps, so that the next step need not wake workers (50
+// us). It is too short for a scheduler's tick to notice.
 constexpr int kSpins = 8000;
 
 void pause() {
@@ -34,14 +34,14 @@ void pause() {
 #endif
 }
 
-// The most bytes that all workers together fetch ahead: what is read in some 270 us at 30 GB/s,
-// about the time between two decode steps, and a quarter of a third-level cache of 32 MB. Between
-// two jobs of a step there is time for some 256 KB, which a core's second-level cache holds.
+// The most bytes that all workers together fetch ahead. They take some 270 us at 30 GB/s, about the
+// time between two decode steps, and a quarter of a third-level cache of 32 MB. Between two jobs of
+// a step there is time for some 256 KB, which a core's second-level cache holds.
 constexpr std::size_t kFetchedBytes = 8 << 20;
 constexpr std::size_t kCacheLine = 64;
 // Bytes that are prefetched before a pause. A core that already tracks as many requests as it can
-// drops further prefetches. With 16 lines and a pause a Zen 5 fetches 35 GB/s, and all of the lines
-// were in its caches afterwards; without pauses it asked for 80 GB/s, of which little was.
+// drops further prefetches. With 16 lines and a pause a Zen 5 fetches 35 GB/s, and all lines are
+// then in its caches. Without pauses it requested 80 GB/s, and few lines arrived.
 constexpr std::size_t kFetchedAtOnce = 16 * kCacheLine;
 
 // A share: its first task in the low half, the one after its last in the high half.
@@ -144,21 +144,21 @@ void ThreadPool::start(const std::vector<Processor>& processors) {
     for (std::size_t thread = 1; thread < shares_.size(); ++thread)
       workers_->emplace_back([this, thread] { work(thread); });
   } catch (const std::system_error&) {
-    // The system allows no more threads (ulimit -u, a container's limit): those that there are
-    // also do the shares of the others.
+    // The system allows no more threads (ulimit -u, or a container's limit). The existing threads
+    // also do the shares of the missing ones.
     most_ = std::min(most_, static_cast<int>(workers_->size()) + 1);
   }
   places_->keep(*workers_);
 }
 
-// In a forked child: gives up the parent's workers. Their handles cannot be joined nor destroyed,
-// and whatever names a thread by one of them does so to another thread, or to the calling one.
+// In a forked child: gives up the parent's workers. Their handles cannot be joined or destroyed: a
+// call with such a handle would reach another thread, or the calling one.
 void ThreadPool::forget() {
   [[maybe_unused]] const auto* never_freed = workers_.release();
   gate_ = 0;
 }
 
-// Makes the calling thread the caller whose job the pool does. False if another one is.
+// Makes the calling thread the caller of the pool's job. False if another thread is.
 bool ThreadPool::enter() {
   const std::int64_t process = forks();
   std::int64_t caller = caller_.load(std::memory_order_relaxed);
@@ -273,7 +273,7 @@ bool ThreadPool::join() {
   return false;
 }
 
-// The counter before the gate: a caller that has seen its workers leave does not count them with
+// The counter precedes the gate, so that a caller whose workers have left does not count them with
 // its next job.
 void ThreadPool::leave() {
   computing_.fetch_sub(1, std::memory_order_relaxed);
@@ -290,7 +290,7 @@ void ThreadPool::work(std::size_t thread) {
       while (jobs_.load(std::memory_order_relaxed) == seen && fetch.step()) {
       }
     }
-    // Where all cores compute, a spinning worker would take one from them.
+    // If all cores compute, a spinning worker would take one from them.
     for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&
                        computing_.load(std::memory_order_relaxed) < most_;
          ++spin)

@@ -22,9 +22,9 @@ namespace flownpu::cpu {
 
 class ThreadPool {
  public:
-  // The process's pool of `threads` threads, the caller's included; 0: one for each core that
-  // computes, within the quota (usable_processors). Sessions with the same number share a pool, so
-  // that two of them do not use more threads than cores.
+  // The process's pool of `threads` threads, the caller's included; 0: one thread for each usable
+  // core within the quota (usable_processors). Sessions with the same number share a pool, so that
+  // two of them do not use more threads than cores.
   static std::shared_ptr<ThreadPool> shared(int threads);
 
   explicit ThreadPool(int threads);
@@ -40,10 +40,10 @@ class ThreadPool {
   // returns when all are done. `thread` is below threads(); tasks of a call that run at the same
   // time get different ones. A task must not throw.
   //
-  // Each thread takes the indices of its share, a run of consecutive ones, in order, so that what a
-  // kernel prefetches past the end of a task is what its thread reads next. A thread that is done
-  // with its share takes tasks from the ends of the other shares. Shares are equal unless cores
-  // differ in speed (ThreadPlaces).
+  // A thread's share is a run of consecutive indices, which it takes in order. So a kernel that
+  // prefetches past the end of a task fetches its thread's next data. A thread that is done with
+  // its share takes tasks from the ends of the other shares. Shares are equal unless cores differ
+  // in speed (ThreadPlaces).
   //
   // Concurrent callers, of one pool or of several, do not use more threads than there are cores:
   // workers help while a core is free for them, and leave after their current task when another
@@ -71,10 +71,10 @@ class ThreadPool {
   }
 
   // Announces what coming jobs will read: `streams`, one after the other, each from beginning to
-  // end in the order of its tasks; only the first kMostStreams count. A thread that has nothing
-  // left to do of a job prefetches its shares of them into its caches; a worker does so after the
-  // job as well, while the caller does what threads cannot share. This is a hint: nothing depends
-  // on the contents of that memory, which may even be freed meanwhile.
+  // end in the order of its tasks; only the first kMostStreams count. A thread that is done with a
+  // job prefetches its shares of the streams into its caches. A worker also does so after the job,
+  // while the caller works alone. This is a hint: nothing depends on the contents of that memory,
+  // which may even be freed meanwhile.
   static constexpr std::size_t kMostStreams = 16;
   void expect(std::span<const std::span<const std::byte>> streams) {
     for (std::size_t i = 0; i < kMostStreams; ++i) {
@@ -86,9 +86,9 @@ class ThreadPool {
   }
 
   // Calls task(row) for every row in [0, rows) as run() does, but gives each thread runs of
-  // neighbouring rows, because a core fetches ahead what lies side by side in memory. Runs of 16
-  // rows (of a few KB each) instead of single rows made rounding a prompt's activations so much
-  // faster that the whole prompt took 4 % less time; few rows are dealt out in four runs a thread.
+  // neighbouring rows, because a core fetches neighbouring memory ahead. Runs of 16 rows (of a few
+  // KB each) instead of single rows made whole prompts 4 % faster, because activations are rounded
+  // faster. Few rows are dealt out in four runs a thread.
   template <typename Task>
   void run_rows(std::int64_t rows, const Task& task) {
     constexpr std::int64_t kMostRows = 16;
@@ -122,12 +122,12 @@ class ThreadPool {
   void learn();
 
   int most_;
-  // The caller whose job it is: kNobody, or the number of forks (ops/system/forks.h) of the process
-  // that the caller belongs to. In a forked child, a caller of the parent's counts as nobody.
+  // The caller of the current job: kNobody, or the number of forks (ops/system/forks.h) of the
+  // caller's process. In a forked child, a caller of the parent counts as nobody.
   static constexpr std::int64_t kNobody = -1;
   std::atomic<std::int64_t> caller_{kNobody};
-  // Belong to the caller: the number of forks of the process that started the workers; these; and
-  // where they run.
+  // These belong to the caller: the number of forks of the process that started the workers, the
+  // workers, and their places.
   std::uint32_t started_ = 0;
   std::unique_ptr<std::vector<std::thread>> workers_;
   std::unique_ptr<ThreadPlaces> places_;
@@ -147,8 +147,8 @@ class ThreadPool {
   std::vector<Share> shares_;
   std::vector<std::int64_t> done_;
 
-  // Written by a caller while workers may read. A worker that combines the beginning of one stream
-  // with the length of another prefetches memory that nobody needs, which does no harm.
+  // Written by a caller while workers may read. A worker that reads half of a change prefetches
+  // memory that nobody needs, which does no harm.
   struct Stream {
     std::atomic<const std::byte*> begin{nullptr};
     std::atomic<std::size_t> bytes{0};
@@ -156,10 +156,10 @@ class ThreadPool {
   std::array<Stream, kMostStreams> expected_;
 
   // Each on a cache line of its own. The gate holds the job's number, whether it is open, and how
-  // many workers are inside: a caller waits for those inside only, never for a worker that the
-  // system has not woken yet.
+  // many workers are inside: a caller waits only for workers inside, never for one that the system
+  // has not woken yet.
   alignas(64) std::atomic<std::uint64_t> gate_{0};
-  // Counts jobs; what idle workers sleep on.
+  // Counts jobs; idle workers sleep on it.
   alignas(64) std::atomic<std::uint32_t> jobs_{0};
   std::atomic<bool> stopping_{false};
 };

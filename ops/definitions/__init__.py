@@ -48,7 +48,7 @@ def add_functions(model: ir.Model) -> None:
         ValueError: A node of the domain has an unknown operator, or attributes or inputs that do not fit it; or the
             model's ONNX opset is older than the functions' bodies.
     """
-    # ONNX Runtime inlines a function's body under the model's opset, whatever the function imports.
+    # ONNX Runtime inlines a function's body under the model's opset and ignores the function's imports.
     if model.opset_imports.get("", OPSET) < OPSET:
         raise ValueError(
             f"[{DOMAIN}] expected a model of ONNX opset {OPSET} or newer, got {model.opset_imports['']}; "

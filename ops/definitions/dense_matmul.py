@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAME = "DenseMatMul"
-# The activations, and the attributes of the Gelu node that computes each.
+# Activations, each with the attributes of the Gelu node that computes it.
 ACTIVATIONS = {"none": "", "gelu": '<approximate = "none">', "gelu_tanh": '<approximate = "tanh">'}
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 
 NAME = "FlowQKVAttention"
-# Inputs that come together or not at all.
+# These inputs are all present or all absent.
 PAIRS = (
     ("key", "value"),
     ("past_key", "past_value"),

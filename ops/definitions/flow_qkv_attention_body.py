@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of FlowQKVAttention's definition, in ONNX's textual syntax: what stock ONNX Runtime runs.
+"""The body of FlowQKVAttention's definition in ONNX's textual syntax, which stock ONNX Runtime runs.
 
-Parts whose names do not begin with an underscore are also used in PagedAttention's definition.
+PagedAttention's definition uses the parts whose names do not begin with an underscore.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _PAST_TOKENS = """
 _POSITIONS = """
     positions = Add (past_column, offsets)
 """
-# The positions that are given, or, for a first prompt with counted_prompt, the first of them and those that follow it.
+# The given positions. For a first prompt with counted_prompt, the first given position and its successors.
 _GIVEN_POSITIONS = """
     positions = Identity (position_ids)
 """
@@ -111,7 +111,7 @@ _CAST = """
     past_k32 = Cast <to = 1> (past_key)
     past_v32 = Cast <to = 1> (past_value)
 """
-# For an int8 cache, the same by quantising and dequantising each head's row.
+# The same for an int8 cache: quantises and dequantises each head's row.
 _INT8 = "".join(
     [
         """
@@ -135,8 +135,8 @@ _PAST = """
     past_k = Reshape (past_k32, cache_shape)
     past_v = Reshape (past_v32, cache_shape)
 """
-# GroupQueryAttention's CPU kernel can continue a prompt (S > 1 after a past) only for a batch of 1, the operator for
-# any.
+# GroupQueryAttention's CPU kernel can continue a prompt (S > 1 after a past) only for a batch of 1. The operator can
+# for any batch.
 _ATTENTION = """
     {output}, present_k, present_v = com.microsoft.GroupQueryAttention <
         num_heads: int = @num_heads, kv_num_heads: int = @kv_num_heads, scale: float = @scale,
@@ -154,9 +154,9 @@ _NO_PRESENT = """
     present_value = Identity (present_v)
 """
 
-# With bidirectional blocks GroupQueryAttention only appends to the cache, since it has no such mask: the output is
-# computed here, over the P rows of the past, of which the first L hold tokens, and the new keys behind them. A key's
-# place is its position relative to the first new token: -L .. -1 in the past.
+# With bidirectional blocks GroupQueryAttention only appends to the cache, because it has no such mask. The output is
+# computed here, over the P rows of the past, of which the first L hold tokens, and over the new keys after them. A
+# key's place is its position relative to the first new token: -L .. -1 in the past.
 _BLOCK_HEADS = """
     by_group = Concat <axis = 0> (zero, zero, kv_heads, minus_one, channels)
     q_split = Reshape (q3, by_group)

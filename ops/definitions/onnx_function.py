@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds ONNX functions from text, the form in which every operator of FlowNPU is defined.
+"""Builds ONNX functions, which define all operators of FlowNPU, from text.
 
-An operator has several *variants*: with and without a bias, with packed or separate queries, keys and values, and so
-on. A function's body cannot ask whether an optional input is present, so each variant is a function of its own. All
-variants of an operator share domain and name, and differ in their `overload` (IR version 10), which names the features
-that the variant has: "bias_residual". A node's own `overload` selects its variant. To execution providers it makes no
-difference: they look at domain, name, inputs and attributes.
+An operator has several *variants*: with or without a bias, with packed or separate queries, keys and values, and so on.
+A function's body cannot test whether an optional input is present, so each variant is a separate function.
+
+All variants of an operator share domain and name. Their `overload` (IR version 10) differs, and names the variant's
+features, such as "bias_residual". A node's own `overload` selects its variant. Execution providers ignore it: they look
+at domain, name, inputs and attributes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ DOMAIN = "ai.flownpu"
 VERSION = 1
 # The first IR version with `overload`.
 IR_VERSION = 10
-# The bodies use only operators that exist in this opset (the newest, Gelu, since 20) and did not change up to opset 26.
-# A low number allows the functions in older models, too, such as GenAI's exports (opset 21).
+# The bodies use only operators of this opset that did not change up to opset 26; the newest, Gelu, is of opset 20. A
+# low number also admits the functions to older models, such as GenAI's exports (opset 21).
 OPSET = 21
 _OPSETS = f'["": {OPSET}, "com.microsoft": 1, "{DOMAIN}": {VERSION}]'
 
@@ -63,7 +64,7 @@ def _declaration(rule: _native.AttributeRule) -> str:
 def build_helper(
     name: str, attributes: Sequence[str], inputs: Sequence[str], outputs: Sequence[str], body: str, overload: str = ""
 ) -> ir.Function:
-    """A function that others call; `attributes` are names ("M"), or declarations of defaults ("causal: int = 1")."""
+    """A function that others call; `attributes` are names ("M") or declarations of defaults ("causal: int = 1")."""
     header = f'<domain: "{DOMAIN}", overload: "{overload}", opset_import: {_OPSETS}>'
     signature = f"{name} <{', '.join(attributes)}>" if attributes else name
     text = f"{header} {signature} ({', '.join(inputs)}) => ({', '.join(outputs)}) {{ {body} }}"
@@ -111,7 +112,7 @@ def _attribute(node: ir.Node, rule: _native.AttributeRule) -> Any:
         raise _misfit(node, f"{article} attribute {rule.name}", str(found))
     if rule.kind == _native.Kind.INTEGER and (rule.lowest, rule.highest) == (0, 1) and found.value not in (0, 1):
         raise _misfit(node, f"{rule.name} to be 0 or 1", repr(found.value))
-    # The highest value is the device's limit, not the operator's.
+    # The device, not the operator, limits the highest value.
     if rule.kind == _native.Kind.INTEGER and found.value < rule.lowest:
         raise _misfit(node, f"{rule.name} of at least {rule.lowest}", repr(found.value))
     return found.value

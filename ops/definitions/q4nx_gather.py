@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 NAME = "Q4NXGather"
 
-# Only the requested rows are dequantised: for each, its row of blocks is gathered, and from that the scales, minima and
-# nibbles of the one row in 32. Indices are looked up in the list 0..M-1, so that one outside fails instead of reading
-# padding; a negative one, which Gather would count from the end, is first replaced by M.
+# Only the requested rows are dequantised. For each row, its row of blocks is gathered, and from that the scales, minima
+# and nibbles of the one row in 32. Indices are looked up in the list 0..M-1, so that an index outside fails instead of
+# reading padding. Gather would count a negative index from the end, so M replaces it first.
 _BODY = """
     minus_one = Constant <value_ints = [-1]> ()
     zero = Constant <value = int64 {0}> ()

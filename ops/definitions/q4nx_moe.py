@@ -43,8 +43,8 @@ _WEIGHTS = {
     "all": "probabilities = Softmax <axis = -1> (logits)  routing = GatherElements <axis = 1> (probabilities, experts)",
 }
 
-# One iteration for each expert that a row has chosen: gathers these rows of X, and adds the expert's results to the
-# same rows of Y. The weights of other experts are not multiplied.
+# One iteration for each expert that a row has chosen. It gathers the rows of X that chose the expert, and adds the
+# expert's results to the same rows of Y. The weights of other experts are not multiplied.
 _BODY = """
     any = Constant <value_ints = [-1]> ()
     zero = Constant <value_ints = [0]> ()

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu` for operators by themselves, on an OpenCL device. An inner cpu device, the host,
-// checks nodes and infers shapes; it computes nothing but what comes before attention
-// (operators/attention.cc).
+// The device `gpu` for single operators, on an OpenCL device. An inner cpu device, the host, checks
+// nodes and infers shapes. It computes only the steps before attention (operators/attention.cc).
 #pragma once
 
 #include <memory>
@@ -31,7 +30,7 @@ class GpuDevice final : public Device {
   Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
   void wait() const override {}
 
-  // The context that was opened last: after a device has failed, nodes are prepared for a new
+  // The context that was opened last. After a failure of the device, nodes are prepared for a new
   // context.
   std::shared_ptr<Context> context() const;
 

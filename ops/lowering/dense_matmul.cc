@@ -96,7 +96,7 @@ void matmul(Graph& graph, Node& node) {
   if (!weight.value.name.empty()) become_product(node, weight, false, {}, {});
 }
 
-// Whether C of a Gemm has an element for each of the product's, as far as is known: ORT's
+// Whether C of a Gemm has as many elements as the product, as far as is known. ORT's
 // MatMulAddFusion makes such Gemms of MatMul(X, W) + Z.
 bool is_residual(const Value& c, const Value& x, std::int64_t columns) {
   return c.type == DataType::kFloat32 && c.shape && x.shape && c.shape->rank() == 2 &&
@@ -125,8 +125,8 @@ Node* product_of(Graph& graph, const Value& value) {
 bool has(const Node& product, Input input) { return product.input(input) != nullptr; }
 bool is_activated(const Node& product) { return product.text("activation", "none") != "none"; }
 
-// Turns `node`, which reads the product's output, into the product, with the node's own output.
-// This keeps the topological order, since `node` comes after all that `product` reads.
+// Turns `node`, which reads the product's output, into the product with the node's own output. The
+// topological order stays valid, because `node` comes after all inputs of `product`.
 void take_over(Graph& graph, Node& node, const Node& product) {
   node.name = product.name;
   node.op_type = product.op_type;

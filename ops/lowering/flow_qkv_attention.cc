@@ -17,8 +17,8 @@
 namespace flownpu::lowering {
 namespace {
 
-// The head size d, from the width of the query, which holds H heads, or H + 2 G where keys and
-// values are packed behind the queries; 0 if it is not known.
+// The head size d, computed from the width of the query; 0 if it is not known. The query holds H
+// heads, or H + 2 G heads if packed keys and values follow.
 std::int64_t head_size(const Node& node) {
   const Value* query = node.input(kQuery);
   // The most heads that ONNX Runtime can count.
@@ -75,8 +75,8 @@ constexpr AttributeRule kAttributes[] = {attention::kNumHeads,
                                          advised(text("k_quant_type", "NONE"), kUnquantized),
                                          advised(text("v_quant_type", "NONE"), kUnquantized)};
 
-// smooth_softmax = 1 adds e^0 to the denominator, as a sink of zeros does; a head_sink that is
-// given comes first. ONNX Runtime ignores other values.
+// smooth_softmax = 1 adds e^0 to the denominator, as a sink of zeros does. A given head_sink
+// replaces it. ONNX Runtime ignores other values.
 Value head_sink(Graph& graph, const Node& node) {
   Value sink = input_or_none(node, position(kInputs, "head_sink"));
   if (!sink.name.empty() || node.integer("smooth_softmax", 0) != 1) return sink;

@@ -19,7 +19,7 @@ struct Activated {
   const Node* activation = nullptr;
   const Node* gate = nullptr;
   const char* gating = nullptr;
-  // Whether nothing else reads the values between the gate's projection and the Mul.
+  // Whether no other node reads the values between the gate's projection and the Mul.
   bool alone = false;
 };
 
@@ -78,7 +78,7 @@ void gated_projection(Graph& graph, RepackedWeights& weights) {
       if (found.gate == nullptr || up == nullptr) continue;
       if (std::string reason = obstacle_of(graph, weights, found, *up); !reason.empty())
         return graph.missed("gated_projection", node, std::move(reason));
-      // The new product takes the place of the Mul, which comes after all that it reads.
+      // The new product takes the place of the Mul, which comes after all inputs of the product.
       node.name = found.gate->name;
       node.op_type = "Q4NXMatMul";
       node.domain = kDomain;

@@ -38,7 +38,7 @@ void Graph::look() {
   producers_.clear();
   readers_.clear();
   for (const std::string& output : outputs_) ++readers_[output];
-  // Backwards, as in take(): a node whose outputs nobody reads any more does not count as a reader.
+  // Goes backwards, as take() does: a node with unread outputs does not count as a reader.
   for (Node& node : std::views::reverse(nodes_)) {
     bool is_read = false;
     for (const Value& output : node.outputs) {
@@ -97,7 +97,7 @@ std::size_t Graph::readers(std::string_view value) {
   return found == readers_.end() ? 0 : found->second;
 }
 
-// Backwards, so that nodes that are read only by removed nodes are removed as well.
+// Goes backwards, so that nodes read only by removed nodes are removed as well.
 std::vector<Node> Graph::take() {
   std::unordered_set<std::string_view> read(outputs_.begin(), outputs_.end());
   std::vector<Node> kept;

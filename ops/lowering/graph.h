@@ -18,15 +18,14 @@
 
 namespace flownpu::lowering {
 
-// A node to which a rule nearly applied, and why it did not: what was expected, and what is there.
+// A node to which a rule nearly applied, with the reason: what was expected, and what came.
 struct Miss {
   std::string rule;
   std::string node;
   std::string reason;
 };
 
-// How often each rule applied, where rules nearly did, and which of these nodes are damaged, so
-// that nobody could run the model.
+// The rules' applications and misses, and the damaged nodes, with which nobody could run the model.
 struct Report {
   std::map<std::string, int, std::less<>> applied;
   std::vector<Miss> misses;
@@ -40,9 +39,9 @@ class Graph {
   Graph(std::vector<Node> nodes, const std::vector<std::string>& outputs,
         const std::vector<std::string>& taken = {});
 
-  // From now on leaves nodes alone that have an input, an output or an attribute that their
-  // operator's contract does not list, and reports them as misses: a rule that fuses nodes would
-  // drop it. The same for nodes that lack a required input, which rules would read.
+  // From now on leaves a node alone if its operator's contract does not list one of its inputs,
+  // outputs or attributes, and reports it as a miss: a rule that fuses the node would drop that
+  // part. It does the same with a node that lacks a required input, because rules would read it.
   void leave_unknown(std::span<const Contract> contracts);
 
   // Calls visit(node) for each node of the operator, in order. `visit` may change the node, and
@@ -50,14 +49,14 @@ class Graph {
   void each(std::string_view op_type, std::string_view domain,
             const std::function<void(Node&)>& visit);
 
-  // The node that makes the value; null if there is none, or it is left alone (leave_unknown).
+  // The node that makes the value; null if there is none, or if leave_unknown excludes it.
   Node* producer(std::string_view value);
   // The same, or null if the node is of another operator.
   Node* producer(std::string_view value, std::string_view op_type, std::string_view domain);
   // The same, or null unless `value` is the node's first output and has exactly one reader.
   Node* only_producer(std::string_view value, std::string_view op_type, std::string_view domain);
-  // How many inputs of nodes are this value; nodes whose results nobody needs do not count, and an
-  // output of the graph counts as one more.
+  // The number of node inputs that are this value. Nodes with unneeded results do not count, and an
+  // output of the graph counts as one.
   std::size_t readers(std::string_view value);
   // `name`, with a number appended if a value has that name already.
   std::string unique_name(const std::string& name);

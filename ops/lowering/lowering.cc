@@ -21,8 +21,8 @@ struct Rule {
   std::string_view name;
   void (*apply)(Graph& graph, RepackedWeights& weights);
   For whom = For::kAll;
-  // Only for a rule that takes one operator: its contract, and a function that returns why a node
-  // is not taken for reasons that a contract cannot express.
+  // For rules of one operator only: its contract, and a function that returns the reason for
+  // refusing a node if a contract cannot express it.
   const Contract* contract = nullptr;
   std::string (*more)(const Node& node) = nullptr;
 };
@@ -34,7 +34,7 @@ void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
   RULE(graph);
 }
 
-// In the order in which they are applied: each reads what the ones before it wrote.
+// In the order of application: each rule reads the results of earlier ones.
 constexpr Rule kRules[] = {
     {"q4nx_matmul", q4nx_matmul, For::kAll, &kMatMulNBits, q4nx_matmul_obstacle},
     {"projection_bias", of_graph<projection_bias>},
@@ -87,7 +87,7 @@ Node lowered_alone(const Node& node, const Producer& producer, ContractCheck che
   const Rule& rule = *rule_of(node);
   for (const std::string& reason : {check(*rule.contract, node), rule.more(node)})
     if (!reason.empty()) throw Error(reason);
-  // Includes the producers that a rule may look through: Reshapes, and nodes that read constants
+  // Includes the producers behind which a rule may look: Reshapes, and nodes that read constants
   // only.
   std::vector<Node> nodes;
   for (const Value& input : node.inputs) {

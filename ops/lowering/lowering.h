@@ -39,7 +39,7 @@ namespace flownpu::lowering {
 
 // Whether some rule replaces nodes of this node's operator one by one.
 bool is_lowered(const Node& node);
-// The nodes that such a node becomes by itself; the constants of the result have no bytes yet.
+// The nodes that replace such a node by itself. The constants of the result have no bytes yet.
 // Throws Error with the reason if the rule does not take the node. `producer`: as in
 // Device::unsupported; `check`: violation() or violation_in_file().
 Node lowered_alone(const Node& node, const Producer& producer, ContractCheck check);
@@ -51,12 +51,12 @@ std::vector<const Contract*> contracts();
 Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 // Constants whose bytes are still to be made, by their names in the graph.
 using Promised = std::map<std::string, const Q4NXConstant*>;
-// As lower(), but constants get no bytes: for callers that only ask what a graph becomes.
+// Like lower(), but constants get no bytes. For callers that only need the resulting graph.
 std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string>& outputs,
                           const Promised& promised);
 
-// The rules' own contracts, and those in `all` of operators that rules fuse: a rule must know every
-// input, output and attribute of such a node.
+// The rules' own contracts, and those contracts in `all` whose operators rules fuse. A rule must
+// know every input, output and attribute of such a node.
 std::vector<Contract> of_rules(std::span<const Contract> all);
 // The names of the rules that apply when a file is converted, in their order.
 std::vector<std::string> conversion_rules();
@@ -66,15 +66,16 @@ void rewrite(Graph& graph, RepackedWeights& weights, std::span<const std::string
 
 // --- The rules --------------------------------------------------------------------------------
 
-// Why the node does not fit the contract, or else what `more` returns; empty if the node is taken.
+// The reason why the node does not fit the contract, else the result of `more`; empty if the node
+// is taken.
 std::string obstacle(const Contract& contract, std::string (*more)(const Node& node),
                      const Node& node);
-// Why the epilogue of a Q4NXMatMul (bias, residual or gating) keeps it from being joined with
+// The reason why the epilogue of a Q4NXMatMul (bias, residual or gating) prevents a join with
 // another product; empty if it does not. `biased`: whether a bias is allowed.
 std::string epilogue_of(const Node& projection, bool biased);
 
-// A rule that takes one operator has a contract, and a function that returns why a node is not
-// taken for reasons that a contract cannot express; empty if there are none.
+// A rule of one operator has a contract, and a function that returns the reason for refusing a node
+// if a contract cannot express it; else the function returns an empty text.
 
 extern const Contract kMatMulNBits;
 std::string q4nx_matmul_obstacle(const Node& node);

@@ -91,7 +91,8 @@ void packed_qkv(Graph& graph, RepackedWeights& weights) {
     std::int64_t rows = 0;
     for (const Node* projection : projections) rows += projection->required_integer("M");
     Value weight = weights.join({projections.begin(), projections.end()}, "qkv_proj.weight");
-    // The value projection becomes the packed product: it comes after X, which all three read.
+    // The value projection becomes the packed product, because it comes after X, which all three
+    // projections read.
     Node& packed = *projections[kValue];
     if (is_biased(&packed)) packed.inputs[kProductBias] = joined_bias(graph, projections);
     packed.inputs[kProductWeight] = std::move(weight);

@@ -28,7 +28,8 @@ void projection_bias(Graph& graph) {
           !is_bias(bias, *projection)) {
         continue;
       }
-      // The product takes the place and the output of the Add, which comes after all that it reads.
+      // The product takes the place and the output of the Add, which comes after all inputs of the
+      // product.
       Node biased = *projection;
       biased.inputs.resize(kProductBias + 1);
       biased.inputs[kProductBias] = bias;

@@ -2,7 +2,7 @@
 // GatherBlockQuantized(Reshape(codes, [M, K/2]), indices, scales[, zero_points]) -> Q4NXGather(W,
 // indices; M, K)
 //
-// The two differ for indices outside 0..M-1, which token ids never are: Q4NXGather fails, while
+// The two differ for indices outside 0..M-1, which token ids do not have: Q4NXGather fails, while
 // GatherBlockQuantized counts -M..-1 from the end and gives zeros for indices further out.
 #include <string>
 #include <utility>
@@ -30,7 +30,7 @@ QuantizedWeight weight_of(const Node& node, const Value& codes) {
   return weight;
 }
 
-// The node's codes, or the constant that a Reshape makes them of: the bytes are the same.
+// The node's codes, or the constant behind a Reshape, which has the same bytes.
 Value codes_of(Graph& graph, const Node& node) {
   const Node* reshape = graph.producer(node.inputs[kCodes].name);
   const bool through = reshape != nullptr && reshape->op_type == "Reshape" &&
@@ -57,7 +57,8 @@ constexpr Contract kGatherBlockQuantized{
 
 namespace {
 
-// Why the attributes or the scales do not fit; empty if they do. The codes are not checked.
+// The reason why the attributes or the scales do not fit; empty if they do. The codes are not
+// checked.
 std::string table_obstacle(const Node& node) {
   const std::int64_t gather_axis = node.integer("gather_axis", 0);
   const std::int64_t quantize_axis = node.integer("quantize_axis", 1);
@@ -74,7 +75,7 @@ std::string table_obstacle(const Node& node) {
 std::string q4nx_gather_obstacle(const Node& node) {
   std::string reason = table_obstacle(node);
   const QuantizedWeight weight = weight_of(node, input_or_none(node, kCodes));
-  // Codes that are no constant may come out of a Reshape: q4nx_gather() checks them.
+  // Codes that are no constant may come from a Reshape; q4nx_gather() checks them.
   if (!reason.empty() || weight.codes.constant == nullptr) return reason;
   reason = weight.obstacle();
   return reason.empty() ? weight.damage() : reason;

@@ -20,12 +20,12 @@ namespace {
 
 constexpr float kDefaultEpsilon = 1e-5F;  // SimplifiedLayerNormalization's
 
-// The nodes that query or key passes through before the attention; null for those that differ.
+// The nodes between query or key and the attention; a missing or different node is null.
 struct HeadNorm {
   const Node* apart = nullptr;
   const Node* norm = nullptr;
   const Node* joined = nullptr;
-  // Whether nothing else reads the values between these nodes.
+  // Whether no other node reads the values between these nodes.
   bool alone = false;
 
   bool found() const { return apart != nullptr; }
@@ -57,7 +57,7 @@ bool is_over_heads(const std::vector<std::int64_t>& apart, const std::vector<std
   return by_head && (joined == Dims{0, 0, -1} || joined == Dims{0, 0, heads * d});
 }
 
-// Why this is not a norm over each head that the attention can compute; empty if it is.
+// The reason why the attention cannot compute this as a norm over each head; empty if it can.
 std::string obstacle_of(const HeadNorm& head, const std::string& name, std::int64_t heads,
                         std::int64_t d) {
   for (const Node* reshape : {head.apart, head.joined}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drops the outputs present_key and present_value of FlowQKVAttention(causal = 0) where nobody
-// reads them, as in an encoder, which has no KV cache.
+// Drops unread outputs present_key and present_value of FlowQKVAttention(causal = 0). An encoder
+// has such outputs, because it has no KV cache.
 #include "ops/lowering/lowering.h"
 
 namespace flownpu::lowering {

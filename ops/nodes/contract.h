@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contract: what a device accepts of an operator: versions, inputs, outputs, attributes, element
-// types and shapes. A node with anything else is not taken, and the reason names what does not fit.
-// The tables in docs/operators.md are generated from the contracts.
+// Contract: the versions, inputs, outputs, attributes, element types and shapes of an operator that
+// a device accepts. A node with anything else is not taken, and the reason names the misfit. The
+// tables in docs/operators.md are generated from the contracts.
 //
-// The contract of an operator of FlowNPU's own is its schema, too: with what its parts mean and the
-// defaults of its attributes. Positions in C++, the signatures of the ONNX functions
-// (ops/definitions), those of the functions on arrays (ops/eager.py) with their documentation, and
-// the fuzzers' defaults come from it.
+// The contract of FlowNPU's own operator is also its schema, with the meanings of its parts and the
+// defaults of its attributes. It is the source of positions in C++, of the signatures of the ONNX
+// functions (ops/definitions), of the functions on arrays (ops/eager.py) with their documentation,
+// and of the fuzzers' defaults.
 #pragma once
 
 #include <array>
@@ -118,8 +118,8 @@ struct Port {
   bool constant = false;
   // The remedy for a node that does not fit: "export with float32 inputs".
   std::string_view advice = {};
-  // The shape in the letters of the operator's description, and what the value is; only in schemas
-  // of FlowNPU's own operators.
+  // The shape in the letters of the operator's description, and the meaning of the value. Only
+  // schemas of FlowNPU's own operators have it.
   std::string_view meaning = {};
 };
 
@@ -158,8 +158,8 @@ struct AttributeRule {
   std::string_view texts = {};
   // The remedy for a node that has another value.
   std::string_view advice = {};
-  // The value of a node without the attribute, and what the value is for; only in schemas of
-  // FlowNPU's own operators.
+  // The default of a missing attribute, and its meaning. Only schemas of FlowNPU's own operators
+  // have them.
   std::variant<std::monostate, std::int64_t, float, std::string_view> fallback = {};
   std::string_view meaning = {};
 };
@@ -251,16 +251,16 @@ std::string misfit(const Contract& contract, const Node& node);
 // The same, preceded by the node's operator and name.
 std::string violation(const Contract& contract, const Node& node);
 
-// The same for a node of which only what a model's file says is known: the version of the
-// operator's schema is not checked, and types and shapes only for constants (the type float means
-// that the file does not say the type).
+// The same for a node of which only the contents of a model's file are known. The version of the
+// operator's schema is not checked; types and shapes are checked for constants only. The type float
+// means that the file does not say the type.
 std::string violation_in_file(const Contract& contract, const Node& node);
 
 // violation() or violation_in_file().
 using ContractCheck = std::string (*)(const Contract& contract, const Node& node);
 
-// Why the node is invalid, independently of which values are accepted: a required attribute is
-// missing, or an attribute is of the wrong kind. Empty if it is valid.
+// The reason why the node is invalid whatever values are accepted: a required attribute is missing,
+// or an attribute is of the wrong kind. Empty if it is valid.
 std::string damage(const Contract& contract, const Node& node);
 
 // A message about an input, output or attribute of the node that the contract does not list, or

@@ -8,7 +8,7 @@
 
 namespace flownpu {
 
-// The most elements of a head that kernels have buffers for; the heads of known models have 64 to
+// The most elements of a head for which kernels have buffers; the heads of known models have 64 to
 // 256.
 inline constexpr std::int64_t kMaxHeadSize = 512;
 

@@ -21,8 +21,8 @@ namespace flownpu {
 // The domain of FlowNPU's operators; ONNX's own is "", ONNX Runtime's (ORT's) "com.microsoft".
 inline constexpr std::string_view kDomain = "ai.flownpu";
 
-// ONNX's If, which is supported where both branches only return constants. These become tensor
-// attributes: as many as the node has outputs for then_branch, then as many for else_branch.
+// ONNX's If, which is supported where both branches only return constants. The constants become
+// tensor attributes: one for each output in then_branch, then one for each in else_branch.
 inline constexpr std::string_view kIf = "If";
 
 // A value of the graph: a node's input or output.
@@ -32,8 +32,8 @@ struct Value {
   // Unknown dimensions are -1; without a value the rank itself is unknown.
   std::optional<Shape> shape;
   // The initializer's bytes, valid while the node is being prepared; null for a value that is
-  // computed or fed. In a run the step gets the constant among its inputs, possibly at another
-  // address: ORT maps external data again after the session is made.
+  // computed or fed. In a run the constant is one of the step's inputs, possibly at another
+  // address, because ORT maps external data again after the session is made.
   const void* constant = nullptr;
   // Owns the constant's memory if the graph does not; the constant's address then never changes.
   std::shared_ptr<const void> owner = nullptr;
@@ -42,8 +42,8 @@ struct Value {
 using Attribute =
     std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>>;
 
-// A constant of a node that a device made for itself (Device::lower): no value of the graph, but
-// data in the device's own layout. `write` writes its `bytes` bytes to the memory it is given.
+// A constant that a device makes for its own node (Device::lower). It is no value of the graph, but
+// data in the device's layout. `write` writes its `bytes` bytes to the given memory.
 struct Packed {
   std::string name;
   std::size_t bytes = 0;
@@ -70,8 +70,8 @@ struct Node {
   const Value* input(std::size_t index) const;
   bool has_output(std::size_t index) const;
 
-  // The attribute, or `otherwise` (or an empty list) if it is missing. Throw Error if it has
-  // another type.
+  // The attribute, or `otherwise` (or an empty list) if it is missing. The functions throw Error if
+  // it has another type.
   std::int64_t integer(std::string_view attribute, std::int64_t otherwise) const;
   float number(std::string_view attribute, float otherwise) const;
   std::string text(std::string_view attribute, std::string_view otherwise) const;

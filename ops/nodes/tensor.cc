@@ -64,7 +64,7 @@ void Shape::append(std::int64_t dim) {
 }
 
 std::int64_t Shape::elements() const {
-  // A 0 makes the product 0 whatever the others are.
+  // A 0 makes the product 0 whatever the other sizes are.
   if (std::find(begin(), end(), 0) != end()) return 0;
   std::int64_t product = 1;
   for (const std::int64_t dim : *this) {

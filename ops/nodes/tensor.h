@@ -59,9 +59,9 @@ class Shape {
 // "[1,2,3]"; a dimension of -1 (known only at run time) prints as "?".
 std::string to_string(const Shape& shape);
 
-// Which tokens of a prompt that is computed slice by slice (ops/nodes/slicing.h) a view holds: its
-// axis 1 begins with token `first` of `tokens` in the whole prompt. tokens = 0: the view is not a
-// slice, but holds all tokens.
+// The tokens of a view if a prompt is computed slice by slice (ops/nodes/slicing.h): its axis 1
+// begins with token `first` of the prompt's `tokens`. tokens = 0: the view is not a slice, but
+// holds all tokens.
 struct TokenSlice {
   std::int64_t first = 0;
   std::int64_t tokens = 0;

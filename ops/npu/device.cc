@@ -121,8 +121,7 @@ Lowered NpuDevice::lower(std::vector<Node> nodes, const Lowering& lowering) cons
     lower_operators(lowered, open(lowering.model_folder)->artifacts(), threshold());
   } catch (const DeviceError& error) {
     if (before) throw;
-    // If there are artifacts, what is wrong with them is a better reason than that the graph is no
-    // decoder.
+    // If there are artifacts, a fault in them is a better reason than a graph without a decoder.
     const bool known = !options().artifacts.empty() || !lowering.model_folder.empty();
     const bool there = known && Artifacts::are_in(folder(lowering.model_folder));
     leave_operators(lowered, error.what(), there);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices `npu` and `emulate`, which differ only in what stands for the array: an NPU or the
-// emulator. The array runs the layers of a decoder or of an encoder of images, and products and
-// attention outside of these; other nodes run on the host, an inner cpu device.
+// The devices `npu` and `emulate`. Their array is an NPU or the emulator; all else is the same. The
+// array runs the layers of a decoder or of an encoder of images, and products and attention outside
+// of these; other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -41,8 +41,8 @@ class NpuDevice final : public transformer::DeviceWithHost {
     return obstacle_of_layers(std::move(graph), outputs);
   }
   std::unique_ptr<Step> prepare(const Node& node) const override;
-  // Lowers layers, then operators by themselves. If the artifacts, the device or a call are
-  // missing, all that the array is for is left on the host, with the error's text as the reason.
+  // Lowers layers, then operators by themselves. If artifacts, the device or a call are missing,
+  // the host keeps all of the array's nodes, with the error's text as the reason.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::string compatibility(const Lowering& lowering) const override;
   // Throws Error for a tensor that stands for a KV cache that is gone.

@@ -14,8 +14,8 @@ std::filesystem::path own_folder();
 // The file name of a shared library: libNAME.so on Linux, NAME.dll on Windows.
 std::string library_file(std::string_view name);
 
-// Keeps the library in the process even when it is unloaded, because ORT unloads a provider that is
-// unregistered while sessions may still use it. Throws Error if the system refuses.
+// Keeps the library in the process after it is unloaded, because ORT unloads an unregistered
+// provider while sessions may still use it. Throws Error if the system refuses.
 void stay_loaded();
 
 }  // namespace flownpu

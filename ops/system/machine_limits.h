@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of this machine the process may use: processors, limited by its affinity and by the CPU
-// quota of its control groups (cgroups), and memory, limited by its control groups. Windows' limits
-// (job objects) are not read.
+// The part of this machine that the process may use. Its affinity and the CPU quota of its control
+// groups (cgroups) limit processors; its control groups limit memory. Windows' limits (job objects)
+// are not read.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +33,8 @@ std::optional<GroupLimit<std::int64_t>> memory_limit(const std::filesystem::path
 
 // How many threads can compute at once: one for each core that computing_processors() selects from
 // the allowed processors, but at most the quota, rounded down, and at least 1. With more threads
-// the quota would be used up before the end of each period (100 ms), and all threads stopped for
-// the rest of it; threads that share a step wait for the slowest.
+// the quota would end before each period (100 ms) does, and all threads would stop for the rest of
+// it.
 int usable_processors(const std::filesystem::path& root = "/",
                       const std::vector<int>& allowed = allowed_processors());
 

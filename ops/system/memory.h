@@ -13,10 +13,10 @@ namespace flownpu {
 // interleaved over all NUMA nodes (nodes.h). Throws std::bad_alloc.
 std::shared_ptr<std::byte> allocate_large_pages(std::size_t bytes);
 
-// Asks the system to use large pages for memory that somebody else has allocated and that is about
-// to be written to for the first time: at the first touch the system takes some 2 us for a page of
-// 4 KB, some 200 us for one of 2 MB. Does nothing for less than kNewEachTime bytes, because the C
-// library reuses freed memory of that size, which has its pages already.
+// Asks the system for large pages in memory that somebody else has allocated, before the first
+// write to it. At the first touch the system takes some 2 us for a page of 4 KB, some 200 us for
+// one of 2 MB. Does nothing for less than kNewEachTime bytes, because the C library reuses freed
+// memory of that size, which has its pages already.
 void ask_for_large_pages(std::span<const std::byte> memory);
 // From 32 MiB on glibc always returns freed memory to the system (mallopt(3): M_MMAP_THRESHOLD
 // grows no further).

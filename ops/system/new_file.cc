@@ -8,7 +8,7 @@
 namespace flownpu {
 namespace {
 
-// Not the process's number: containers that share a folder have the same ones.
+// Not the process's number, which may be equal in two containers that share a folder.
 std::filesystem::path unfinished_name(std::filesystem::path path) {
   path += ".";
   path += std::to_string(std::random_device()());

@@ -8,11 +8,11 @@
 
 namespace flownpu {
 
-// Several threads and processes may write the same file at once: each writes one of its own, with a
-// random name, and the last to finish replaces the others'.
+// Several threads and processes may write the same file at once. Each writes a file with a random
+// name, and the last to finish replaces the others'.
 class NewFile {
  public:
-  // Opens the file to write; finish() reports what failed. `path`: where it will be.
+  // Opens the file to write; finish() reports failures. `path`: its final place.
   explicit NewFile(const std::filesystem::path& path);
   // Removes what was written, unless finish() succeeded.
   ~NewFile();
@@ -21,7 +21,7 @@ class NewFile {
 
   // Binary; may be positioned.
   std::ofstream& content() { return content_; }
-  // Gives the file its name. Returns "" or, if that or anything before it failed, the reason.
+  // Gives the file its name. Returns "", or the reason if that or an earlier step failed.
   std::string finish();
 
  private:

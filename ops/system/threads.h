@@ -7,8 +7,8 @@
 
 namespace flownpu {
 
-// Sleeps until wake_all() is called for `word` and it holds another value than `value`; returns at
-// once if it already does. Like std::atomic's wait and notify_all, which LLVM's C++ runtime
+// Sleeps until wake_all() is called for `word` and the word differs from `value`; returns at once
+// if it already differs. Like std::atomic's wait and notify_all, which LLVM's C++ runtime
 // implements on Windows by sleeping for up to 8 ms at a time.
 void wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value);
 void wake_all(std::atomic<std::uint32_t>& word);

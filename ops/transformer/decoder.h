@@ -83,8 +83,8 @@ struct Attention {
   }
 };
 
-// The part of a layer by which a token depends on the tokens before it. A further kind, such as a
-// gated delta rule or a short convolution, is a further alternative with fields of its own.
+// The part of a layer through which a token depends on earlier ones. Another kind, such as a gated
+// delta rule or a short convolution, is another alternative with its own fields.
 using Mixer = std::variant<Attention>;
 
 struct FeedForward {
@@ -165,7 +165,8 @@ struct Decoder {
   static Decoder read(const Node& node);
   void write(Node& node) const;
 
-  // The mixer of a layer; of the first where all layers have the same sizes, as devices' have.
+  // The mixer of a layer. Without an index it is the first layer's, because devices need equal
+  // sizes in all layers.
   const Attention& attention(std::size_t layer = 0) const { return layers[layer].attention(); }
   const FeedForward& feed_forward() const { return layers.front().feed_forward; }
   bool post_norms() const { return layers.front().post_norms; }
@@ -185,8 +186,8 @@ struct Decoder {
   std::int64_t multiply_adds() const;
 };
 
-// Throws Error unless the values of a node DecoderLayers are the following, which are the same for
-// all devices. The last `extra` inputs are a device's own and not checked:
+// Throws Error unless a node DecoderLayers has the following values, which are the same for all
+// devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
 //            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers
 //   outputs  logits f32 [B, 1, V]; present key, present value of each layer

@@ -26,8 +26,8 @@ namespace flownpu::transformer {
 struct FoundDecoder {
   Decoder decoder;
   DecoderConstants constants;
-  // All nodes that the decoder consists of; then, of these, the first norm, the attentions in the
-  // order of their layers, and the LM head.
+  // All nodes of the decoder; among these the first norm, the attentions in the order of their
+  // layers, and the LM head.
   std::unordered_set<const Node*> taken;
   const Node* first_norm = nullptr;
   std::vector<const Node*> attentions;

@@ -23,7 +23,7 @@ Lowered DeviceWithHost::lower(std::vector<Node> nodes, const Lowering& lowering)
     if (!lowered.summary.empty()) lowered.summary += "; ";
     lowered.summary += describe(lowered.nodes, lowering.model_folder);
   } catch (const Error& error) {
-    if (before) throw;  // There is no other way to compute it.
+    if (before) throw;  // No other device can compute it.
     exported.on_host = left_on_host(exported.nodes, error.what());
     return exported;
   }

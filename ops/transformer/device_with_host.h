@@ -36,17 +36,17 @@ class DeviceWithHost : public Device {
 
   // Whether this device computes the node itself: layers as one node, or a single operator.
   virtual bool is_own(const Node& node) const = 0;
-  // Replaces what this device computes by nodes of its own; `outputs`: names of the values that
-  // leave the partition. If there is nothing for it, returns the nodes unchanged, with the reasons
-  // in Lowered::on_host.
+  // Replaces nodes by this device's own. `outputs`: names of the values that leave the partition.
+  // If no node is for this device, returns the nodes unchanged, with the reasons in
+  // Lowered::on_host.
   virtual Lowered lower_own(std::vector<Node> nodes,
                             const std::vector<std::string>& outputs) const = 0;
-  // How the device computes its own nodes, for the placement summary. Throws Error if it cannot
+  // The device's text about its own nodes, for the placement summary. Throws Error if it cannot
   // compute them.
   virtual std::string describe(const std::vector<Node>& nodes,
                                const std::string& model_folder) const = 0;
-  // The operators that the device would compute as a part of layers, all with the same reason why
-  // it does not.
+  // The operators that the device would compute as a part of layers, all with one reason against
+  // it.
   virtual std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                                     const std::string& reason) const = 0;
 

@@ -40,9 +40,9 @@ constexpr Field<Struct, Type> field(std::string_view name, Type Struct::* member
   return {name, member, meaning, lowest, highest};
 }
 
-// The value of an attribute for item `index` of `count`: the attribute is one value for all items,
-// or a list of theirs. Throws Error if it is missing, of another type, of another number of items,
-// or not `lowest` to `highest`; or no index of `texts`.
+// The value of an attribute for item `index` of `count`. The attribute is one value for all items,
+// or a list with one for each. Throws Error if it is missing, has another type or number of items,
+// or is outside `lowest` to `highest` or `texts`.
 std::int64_t integer_at(const Node& node, const std::string& attribute, std::size_t index,
                         std::size_t count, std::int64_t lowest, std::int64_t highest);
 float number_at(const Node& node, const std::string& attribute, std::size_t index,

@@ -243,8 +243,8 @@ bool KvCaches::restore(const Tensor& tensor) {
          cache->untouched_since(ticket->version, true),
          " on by a run that went back to there and on from there: pass that run's present");
   }
-  // A failed run may have overwritten positions that it was to compute; its repetition will write
-  // these again.
+  // A failed run may have overwritten the positions that it had to compute; its repetition writes
+  // them again.
   const std::int64_t held = std::min(length, cache->untouched_since(ticket->version, false));
   const std::size_t part = ticket->part;
   cache->memory().fetch(part, held);

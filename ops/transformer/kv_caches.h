@@ -64,7 +64,7 @@ class KvCache {
   // The versions of the last run and of the last run that succeeded; runs are counted from 1.
   std::uint64_t version_ = 0;
   std::uint64_t finished_ = 0;
-  // Both members increase along the list: a write removes earlier ones that began at the same
+  // Both members increase along the list: a write removes earlier writes that began at the same
   // position or later.
   std::vector<Write> writes_;
 };
@@ -95,9 +95,9 @@ class KvCaches {
   // tickets to `presents`.
   void finish(KvCache& cache, std::span<const Tensor> presents, std::int64_t total);
 
-  // Writes the keys or values that the ticket of a tensor of one sequence stands for into the
-  // tensor. Returns false if it has no ticket of one of these caches. Throws Error if the keys or
-  // values were overwritten since.
+  // Writes the keys or values for which the ticket of a tensor of one sequence stands into the
+  // tensor. Returns false if the tensor has no ticket of one of these caches. Throws Error if they
+  // were overwritten since.
   bool restore(const Tensor& tensor);
 
   // Whether a tensor holds a ticket, even one of another KvCaches.

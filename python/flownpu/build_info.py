@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this FlowNPU was built: what a bug report needs besides the version."""
+"""The facts of this FlowNPU's build that a bug report needs besides the version."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes this machine: the header of every measurement, and part of `flownpu doctor`."""
+"""Describes this machine, for the header of every measurement and for `flownpu doctor`."""
 
 import platform
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def describe_machine(root: Path = Path("/")) -> Machine:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """How many threads can compute at once, as the CPU kernels count them; `root` holds /proc and /sys."""
+    """The number of threads that can compute at once, as the CPU kernels count them; `root` holds /proc and /sys."""
     from flownpu import _native  # noqa: PLC0415 as in describe_machine
 
     return _native.usable_processors(root)
@@ -103,7 +103,7 @@ def module_versions(*modules: str) -> dict[str, str]:
     providers = packages_distributions()
     versions = {}
     for module in modules:
-        # An editable install provides its modules through a finder and so has no entry under the module's name.
+        # An editable install provides its modules through a finder, so it has no entry under the module's name.
         for distribution in providers.get(module, [module]):
             try:
                 versions[distribution] = version(distribution)

@@ -21,8 +21,8 @@ LIBRARY_NAME = library_file("flownpu_ep")
 MINIMUM_ONNXRUNTIME = (1, 27)
 
 _lock = threading.Lock()
-# The onnxruntime_genai modules that have the provider, since GenAI cannot be asked which libraries are registered with
-# it. The module itself is remembered, so that after it was imported anew the provider is registered again.
+# The onnxruntime_genai modules that have the provider, because GenAI does not list its registered libraries. Modules
+# are kept by identity, so that a module that is imported again gets the provider again.
 _registered_with: set[ModuleType] = set()
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How Python passes a tensor: as a pair of its type's name, because NumPy has no bfloat16, and an
+// The form in which Python passes a tensor: its type's name, because NumPy has no bfloat16, and an
 // array with its memory.
 #pragma once
 
@@ -44,8 +44,8 @@ Shape shape_of(const AnyArray& array) {
   return shape;
 }
 
-// A view of the memory of an Argument or an Input, which must not be written to if it is an
-// Input's. Throws Error if the memory has another size than the type and shape say.
+// A view of the memory of an Argument or an Input. The memory of an Input must not be written.
+// Throws Error if the memory's size does not fit the type and shape.
 template <typename Given>
 Tensor tensor_of(const Given& given) {
   if (!given) return {};

@@ -13,7 +13,7 @@ void bind_quantise(nanobind::module_& module);
 // Contract, Port and AttributeRule, and contracts(): what the CPU device takes of each operator.
 void bind_contracts(nanobind::module_& module);
 // Decoder and EncoderShape: descriptions of layers; describe_decoder(), describe_encoder(),
-// describe_operators(): what the NPU's array would compute in a graph; find_decoder().
+// describe_operators(): the NPU array's part of a graph; find_decoder().
 void bind_describe(nanobind::module_& module);
 // Device and PreparedNode: single operators on arrays.
 void bind_operators(nanobind::module_& module);
@@ -25,7 +25,7 @@ void bind_emulator(nanobind::module_& module);
 // ProgramRunner: runs programs in a folder of artifacts (aie/programs/).
 void bind_programs(nanobind::module_& module);
 // processors(), usable_processors(), processor_quota(), memory_limit(), instruction_sets() and
-// others: what the process may use of this machine.
+// others: the part of this machine that the process may use.
 void bind_limits(nanobind::module_& module);
 
 }  // namespace flownpu::native

@@ -18,8 +18,8 @@
 
 namespace flownpu::native {
 
-// The struct with these fields, and its own values for others. Throws Error for a name that is no
-// field's, and for a value that an attribute may not have either.
+// The struct with these fields, and its defaults for others. Throws Error for an unknown name, and
+// for a value that an attribute may not have.
 template <typename Struct>
 Struct from_keywords(const nanobind::kwargs& given) {
   Node node;
@@ -46,7 +46,7 @@ nanobind::dict as_dict(const Struct& value) {
   return fields;
 }
 
-// `as_dict`: all that an instance holds. Its constructor is left to the caller.
+// `as_dict`: all values of an instance. The caller binds the constructor.
 template <typename Struct, typename AsDict>
 nanobind::class_<Struct> bind_fields(nanobind::module_& module, const char* name, const char* text,
                                      const AsDict& as_dict) {
@@ -73,7 +73,7 @@ nanobind::class_<Struct> bind_fields(nanobind::module_& module, const char* name
   return bound;
 }
 
-// The same with a constructor, for structs that hold nothing else.
+// The same with a constructor, for structs without other members.
 template <typename Struct>
 nanobind::class_<Struct> bind_fields(nanobind::module_& module, const char* name,
                                      const char* text) {

@@ -34,7 +34,8 @@ using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 // Also accepts read-only arrays, such as those of a mapped file.
 using GivenBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The address of constants without elements: null would mean that the value is not a constant.
+// The address of constants without elements, because null would mean that the value is not a
+// constant.
 constexpr std::byte kNothing{};
 
 // `constant`: the constant's bytes, which the value keeps alive.
@@ -73,8 +74,7 @@ bool is_same(const Node& a, const Node& b) {
          names(a.inputs) == names(b.inputs) && names(a.outputs) == names(b.outputs);
 }
 
-// A graph rewritten by rules. The blocks of constants are made only when they are asked for, one
-// constant at a time.
+// A graph rewritten by rules. Blocks of constants are made on demand, one constant at a time.
 class Rewriting {
  public:
   Rewriting(const std::vector<Node>& nodes, const std::vector<std::string>& outputs,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds what the process may use of this machine: processors, memory, instruction sets.
+// Binds the part of this machine that the process may use: processors, memory, instruction sets.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>

@@ -130,8 +130,8 @@ void PreparedNode::run(const std::vector<Input>& inputs, const std::vector<Argum
   const std::vector<Tensor> in = tensors_of(inputs);
   const std::vector<Tensor> out = tensors_of(outputs);
   const std::size_t bytes = step_->scratch_bytes(in);
-  // Exactly as much as needed, so that a sanitizer detects accesses beyond it; reused if the size
-  // is the same, as it is in a model.
+  // Exactly as much as needed, so that a sanitizer detects accesses beyond it. Memory of the same
+  // size is reused, because a model's sizes repeat.
   Memory scratch = std::exchange(scratch_, Memory{nullptr, nullptr});
   if (!scratch || bytes != scratch_bytes_) scratch = device_->allocate(bytes);
   {

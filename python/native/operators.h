@@ -17,10 +17,10 @@ namespace flownpu::native {
 // One node on one device. Runs may overlap: each has its own working memory.
 class PreparedNode {
  public:
-  // `name`: how errors call the node; `inputs`: examples of the inputs of later runs, of which
-  // types and shapes are used, and the memory of those whose positions are in `constants`; `names`:
-  // how errors call the inputs; `outputs`: type names, "" for an unused output; `version`: the
-  // version of the operator's schema, 0 for the last one that is supported. Throws Error.
+  // `name`: the node's name in errors; `inputs`: examples of later runs' inputs, with types and
+  // shapes, and with memory for positions in `constants`; `names`: the inputs' names in errors;
+  // `outputs`: type names, "" for an unused output; `version`: the version of the operator's
+  // schema, 0 for the last one that is supported. Throws Error.
   PreparedNode(std::shared_ptr<Device> device, const std::string& name, const std::string& domain,
                const std::string& op_type, const std::map<std::string, Attribute>& attributes,
                const std::vector<Input>& inputs, const std::vector<std::string>& names,

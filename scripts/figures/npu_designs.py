@@ -11,8 +11,8 @@ from flownpu.npu.catalogue import catalogue
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
 TARGET = "npu2"
-# The model with whose shapes most designs are drawn: its 8 heads share 4 KV heads, so that the picture of attention
-# shows how heads are distributed to columns. One of the operators on rows stands for all, which look alike.
+# The model whose shapes most designs are drawn with. Its 8 heads share 4 KV heads, so that the picture of attention
+# shows the distribution of heads to columns. One operator on rows represents all of them, which look alike.
 MODEL = "gemma3-4b"
 OPERATORS = {
     "fused_dqp": MODEL,

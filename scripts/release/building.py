@@ -13,7 +13,7 @@ from pathlib import Path
 from scripts.debian_packages import UnavailableError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Versions of Python: the one with a wheel of its own, and those of which any can build the wheel for 3.12 and later.
+# Versions of Python: the one with a separate wheel, and those of which any can build the wheel for 3.12 and later.
 OWN_ABI, STABLE_ABI = "3.11", ("3.12", "3.13", "3.14")
 
 
@@ -88,7 +88,7 @@ def commit() -> tuple[str, int]:
 
 
 def reproducible() -> dict[str, str]:
-    """Environment variables of a build that keep times and this machine's settings out of the files that it writes."""
+    """Environment variables of a build that keep times and this machine's settings out of the written files."""
     return os.environ | {
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH") or str(commit()[1]),
         "LC_ALL": "C.UTF-8",
@@ -115,10 +115,10 @@ def prefix_maps(folders: dict[Path | str, str], pythons: list[Path]) -> str:
 
 
 def forget_python(build: Path) -> None:
-    """Makes CMake look for Python anew in a build folder that was another Python's, and keeps what was compiled there.
+    """Makes CMake search for Python again in a build folder of another Python, and keeps the compiled files.
 
-    Otherwise CMake would use what it has cached of the other Python. And scikit-build-core removes all that was
-    compiled if its notes name another environment than its own; without notes it does not.
+    Otherwise CMake would use cached facts of the other Python. scikit-build-core removes all compiled files if its
+    notes name another environment, but not without notes.
     """
     for name in ("CMakeCache.txt", ".skbuild-info.json"):
         (build / name).unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what is in a wheel: only symbols of old systems, no symbol tables, the licences, the size.
+"""Checks the contents of a wheel: only symbols of old systems, no symbol tables, the licences, the size.
 
 Run it as `python -m scripts.release.contents dist/*.whl`; it prints what is wrong with a wheel.
 """
@@ -23,7 +23,7 @@ from elftools.elf.sections import NoteSection, SymbolTableSection
 MIB = 2**20
 MOST_BYTES = 8 * MIB
 LIBRARIES = ("_native", "libflownpu_aie_xdna", "libflownpu_aie_xdna2", "libflownpu_ep", "libflownpu_xrt")
-# Only machines of x86-64 have an NPU that XRT drives.
+# NPUs that XRT drives exist only in x86-64 machines.
 ONLY_X86 = frozenset({"libflownpu_xrt"})
 LICENCES = ("LICENSE", "LICENSES.md", "nanobind.txt", "robin_map.txt")
 # Licences of the run-time libraries that Zig links in, by the end of the platform's name (zig.cmake, licences.cmake).
@@ -135,12 +135,12 @@ def _has_symbols(library: bytes) -> bool:
 
 
 def _paths(library: bytes) -> list[str]:
-    """Paths of home and working folders in a library, which can only be those of the machine that built it."""
+    """Paths of home and working folders in a library, which can only be those of the build machine."""
     return sorted({match.decode() for match in re.findall(rb"/(?:home|root|work|tmp|build)/[\w./+-]+", library)})
 
 
 def main() -> None:
-    """Prints what is wrong with wheels; the exit code is 1 if something is."""
+    """Prints the faults of wheels; the exit code is 1 if there are any."""
     wrong = False
     for wheel in map(Path, sys.argv[1:]):
         found = faults(wheel)

@@ -29,7 +29,7 @@ FOLDER = ROOT / "build" / "release" / "emulated"
 WHEELS = ROOT / "build" / "release" / "wheels"
 # Tests of the kernels that exist for each instruction set.
 PRODUCTS = tuple(f"tests/ops/cpu/test_{stem}.py" for stem in ("q4nx_matmul", "int8_rows", "dense_matmul"))
-# By the kernels' name: QEMU's processor that can run no better ones, Linux's names of its features for them, the tests.
+# By the kernels' name: QEMU's processor without better instructions, Linux's names of its features for them, the tests.
 PROCESSORS = {
     "i8mm": ("max", "asimddp i8mm", ("tests/ops/cpu",)),
     "dotprod": ("neoverse-n1", "asimddp", PRODUCTS),
@@ -52,7 +52,7 @@ PYTEST = ("-p", "no:cacheprovider", "-p", "no:randomly", "-q")
 
 
 def main() -> None:
-    """Tries the wheel; the exit code is 1 if something is wrong."""
+    """Tries the wheel; the exit code is 1 if it finds a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processors", default=",".join(PROCESSORS), help="kernels to try [all]")
     arguments = parser.parse_args()
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def faults(python: list[str], kernels: str, tests: tuple[str, ...], expected: str) -> list[str]:
-    """The faults on a processor; empty if nothing is.
+    """The faults on a processor; empty if there are none.
 
     Args:
         python: the command that runs Python on the emulated processor.

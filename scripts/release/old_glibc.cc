@@ -18,8 +18,8 @@
 extern "C" {
 
 // glibc 2.30: waits until a clock of choice says `deadline`, for std::condition_variable::wait_for.
-// Here that clock is the system's time, as in libstdc++ before it used this function: if the clock
-// is set back meanwhile, the wait gets as much longer.
+// Here that clock is the system's time, as in older versions of libstdc++. If the clock is set back
+// meanwhile, the wait becomes longer by the same time.
 HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex,
                                   clockid_t clock, const timespec* deadline) {
   constexpr long kSecond = 1'000'000'000;
@@ -44,15 +44,15 @@ char __libc_single_threaded = 0;
 // glibc 2.36: 32 random bits, for std::random_device.
 HIDDEN std::uint32_t arc4random() {
   std::uint32_t bits = 0;
-  // Up to 256 bytes come whole, once the kernel has gathered enough; before that a signal may come
-  // instead.
+  // Up to 256 bytes come at once when the kernel has gathered enough entropy; before that a signal
+  // may interrupt the call.
   while (getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits)))
-    if (errno != EINTR) std::abort();  // no kernel that glibc 2.28 runs on lacks it
+    if (errno != EINTR) std::abort();  // every kernel that glibc 2.28 runs on has it
   return bits;
 }
 
-// glibc 2.35, dl_find_object of <dlfcn.h>: where the unwinder finds the table (PT_GNU_EH_FRAME) of
-// the code at an address. It reads eh_frame alone. On x86-64 there are 7 reserved words behind it.
+// glibc 2.35, dl_find_object of <dlfcn.h>: finds the unwinder's table (PT_GNU_EH_FRAME) for the
+// code at an address. The unwinder reads only eh_frame. On x86-64, 7 reserved words follow.
 struct FoundObject {
   unsigned long long flags;
   void* map_start;

@@ -28,7 +28,7 @@ SUITES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "testing"}
 # The versions of Python with which a wheel is tried, by the Python tag in its name.
 TRIED = {"cp311": ("3.11",), "cp312": ("3.12", "3.13", "3.14")}
 BUILD = ("gcc", "make", "libc6-dev", "zlib1g-dev", "libffi-dev", "libssl-dev", "libbz2-dev", "liblzma-dev")
-# Names of compilers, none of which may be on the path where the wheel is installed.
+# Names of compilers, none of which may be on the path when the wheel is installed.
 COMPILERS = ("gcc", "g++", "cc", "c++", "make", "cmake")
 EXTRAS = "genai,convert"
 FIXTURE = "tests/fixtures/gemma3-topics"
@@ -131,7 +131,7 @@ def tried(root: Path, version: str, wheel: Path) -> str:
     flownpu = "/try/environment/bin/flownpu"
     inside(root, flownpu, "--version", path=path)
     inside(root, flownpu, "doctor", path=path)
-    # Exceptions of C++ must work there, too: a wrong option must become an error message.
+    # C++ exceptions must also work there: a wrong option must become an error message.
     wrong = [flownpu, "run", "/try/model", "--prompt", "x", "--option", "threads=many"]
     text = generated([*_chroot(root, path), flownpu], "/try/fixture", "/try/model")
     done = subprocess.run([*_chroot(root, path), *wrong], check=False, capture_output=True, text=True)

@@ -63,12 +63,13 @@ def build(work: Path, dist: Path) -> list[Path]:
         old.unlink()
     environments = [environment(work, python, *EXTRAS) for python in found]
     source = _source(environments[0], work, dist)
-    # All wheels of a processor are built in one folder, with the same flags: only what calls Python is compiled again.
+    # All wheels of a processor are built in one folder with the same flags, so that only code that calls Python is
+    # compiled again.
     for each in environments:
         _wheel(each, environments, work, dist)
     _debug_files(work / "cmake", dist / f"{source.name}-{PLATFORM}-debug.tar.xz", "objcopy")
     zig = Zig.of(environments[0], work, aarch64.TARGET)
-    for each in reversed(environments):  # 3.11 comes last, for emulated.py uses what its build leaves
+    for each in reversed(environments):  # 3.11 comes last, because emulated.py uses the files of its build
         aarch64.build_wheel(each, environments, source, zig, work, dist)
     _debug_files(work / aarch64.FOLDER, dist / f"{source.name}-{aarch64.PLATFORM}-debug.tar.xz", objcopy)
     made = sorted([*dist.glob("flownpu-*.tar.gz"), *dist.glob("flownpu-*.whl")])
@@ -87,7 +88,7 @@ def _source(python: Path, work: Path, dist: Path) -> Path:
     archive = dist / said.stdout.split()[-1]
     with tarfile.open(archive) as file:
         shutil.rmtree(work / "unpacked", ignore_errors=True)
-        file.extractall(work / "unpacked", filter="data")  # keeps the times of files, all those of the commit
+        file.extractall(work / "unpacked", filter="data")  # keeps the times of files, which are all the commit's
     (new,) = (work / "unpacked").iterdir()
     source = work / "source" / new.name
     _update(new, source)
@@ -109,7 +110,7 @@ def _update(new: Path, old: Path) -> None:
 def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     """Builds one wheel for x86-64."""
     (source,) = (work / "source").iterdir()
-    # g++ writes where a link to system headers leads.
+    # g++ writes the target of a link to system headers.
     xrt = (tools.folder_of("xrt-headers") / "root/usr/include").resolve()
     folders: dict[Path | str, str] = {  # if several match, g++ uses the last one
         ROOT: source.name,
@@ -119,7 +120,7 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
         source: source.name,
     }
     flags = f"--sysroot={SYSROOT} -g1 {prefix_maps(folders, pythons)}"
-    # Named by its contents, so that libraries are linked again if it changes.
+    # Named by its contents, so that libraries are linked again when it changes.
     old_glibc = work / f"old_glibc-{hashlib.sha256(SHIMS.read_bytes()).hexdigest()[:12]}.o"
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
@@ -128,12 +129,12 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     )
     defines: dict[str, object] = {
         "CMAKE_CXX_COMPILER": shutil.which(compiler),
-        # No launcher, whatever the environment says: a compiler cache may return objects compiled in another folder.
+        # No launcher, even if the environment asks for one: a compiler cache may return objects from another folder.
         "CMAKE_CXX_COMPILER_LAUNCHER": "",
         "CMAKE_CXX_FLAGS": flags,
-        # Before glibc 2.34, threads and the loader's functions are in libraries of their own.
+        # Before glibc 2.34, threads and the loader's functions are in separate libraries.
         "CMAKE_CXX_STANDARD_LIBRARIES": f"{old_glibc} -Wl,--no-as-needed -lpthread -ldl",
-        # g++ looks for libraries beside itself before it looks in the sysroot, and the machine's own are there.
+        # g++ searches libraries beside itself before the sysroot, and the machine's own are there.
         "CMAKE_MODULE_LINKER_FLAGS": LIBRARIES,
         "CMAKE_SHARED_LINKER_FLAGS": LIBRARIES,
         "FLOWNPU_COMMIT": commit()[0],

@@ -46,8 +46,8 @@ class Zig:
     def variables(self) -> dict[str, str]:
         """Environment variables for Zig, and for CMake with TOOLCHAIN."""
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(self.work / "zig"))
-        # CCC_OVERRIDE_OPTIONS adds options to every run of clang, also when Zig compiles libc++ at its first link:
-        # without them the debug information would name the folders of Zig and of that link.
+        # CCC_OVERRIDE_OPTIONS adds options to every run of clang, also when Zig compiles libc++ at its first link.
+        # Without these options the debug information would name the folders of Zig and of that link.
         names = f"# +-ffile-prefix-map={Path(self.program).parent}=zig +-fdebug-compilation-dir=build"
         mine = {"ZIG": self.program, "ZIG_AR": str(self.archiver), "ZIG_TARGET": self.target}
         return caches | mine | {"CCC_OVERRIDE_OPTIONS": names}

@@ -59,7 +59,7 @@ Signature* signature_of(flownpu::ort::Function<Table, Signature>);
     }                                                                                      \
   }(static_cast<::Table*>(nullptr))
 
-// A member of a struct: its place, its size, and its type unless it is a slot that we leave empty.
+// A member of a struct: its place, its size, and its type unless we leave the slot empty.
 #define COMPARE_MEMBER(Struct, name)                                                            \
   [&]<typename T>(T*) {                                                                         \
     using Ours = flownpu::ort::Struct;                                                          \

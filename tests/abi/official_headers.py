@@ -18,7 +18,7 @@ HEADER = "onnxruntime_c_api.h"
 
 
 class UnavailableError(Exception):
-    """The headers cannot be had on this machine; the text says why."""
+    """The headers are not available on this machine; the text says why."""
 
 
 def fetch(folder: Path) -> Path:

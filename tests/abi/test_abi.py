@@ -74,7 +74,7 @@ def headers(pytestconfig: pytest.Config) -> Path:
         pytest.skip(f"ONNX Runtime's official headers cannot be had: {reason}")
 
 
-def test_abi_is_official_one(headers: Path, tmp_path: Path) -> None:
+def test_declared_abi_equals_official_headers(headers: Path, tmp_path: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -92,5 +92,5 @@ def test_abi_is_official_one(headers: Path, tmp_path: Path) -> None:
     print(f"newer than these headers, not compared: {', '.join(newer) or 'none'}")
 
     assert [line for line in lines if line.startswith("different")] == []
-    # API 23 is the oldest that Debian's package had when this was written: what it has must have been compared.
+    # API 23 is the oldest API of Debian's package so far, so at least its declarations must have been compared.
     assert len([line for line in lines if line.startswith("same")]) >= 100

@@ -15,5 +15,5 @@ def kernels(request):
 
 @pytest.fixture
 def rng(request):
-    """A random generator whose numbers depend on the test's name alone."""
+    """A random generator whose numbers depend only on the test's name."""
     return np.random.default_rng(list(request.node.name.encode()))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flownpu.selftest.reference import case as known
 
 ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}
-# The byte that outputs hold before a call: where nothing is written, an element stays NaN in bf16 and f32.
+# The byte that outputs hold before a call. An element that is not written stays NaN in bf16 and f32.
 _NEVER_WRITTEN = 0xFF
 
 
@@ -38,7 +38,7 @@ def emulator(array: Array, functions: Mapping[str, Callable[..., None]] | None =
 
 
 def plan_of(program: Program | Plan, *, checked: bool = True) -> Plan:
-    """The plan of a design's program; unless `checked` is False, a `PlanError` if the checker finds faults."""
+    """The plan of a design's program. A `PlanError` if the checker finds faults, unless `checked` is False."""
     plan = program if isinstance(program, Plan) else program.resolve_program("design")
     return require_valid(plan) if checked else plan
 

@@ -40,8 +40,8 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", ROOT / "build" / "testing"))
-# The kernels' libraries. A sanitized build has them in a folder of their own; beside it are unsanitized ones, which
-# emulated models call (CMakeLists.txt).
+# The kernels' libraries. A sanitized build has them in a separate folder, beside unsanitized ones, which emulated
+# models call (CMakeLists.txt).
 LIBRARIES = BUILT / "kernels" if (BUILT / "kernels").is_dir() else BUILT
 ARCHITECTURES = ("xdna", "xdna2")
 
@@ -87,11 +87,11 @@ class Kernels:
         self.names: list[str] = self._library.names()
 
     def parameters(self, name: str) -> list[tuple[str, bool, bool]]:
-        """Each parameter's type, whether it is a buffer, and whether it is written."""
+        """For each parameter: its type, whether it is a buffer, and whether it is written."""
         return self._library.parameters(name)
 
     def call(self, name: str, *arguments: np.ndarray | int, offset: int = 0) -> None:
-        """Runs a kernel on copies of the arrays in aligned memory, and copies those back that it writes.
+        """Runs a kernel on copies of the arrays in aligned memory, and copies written arrays back.
 
         An array that is given twice is one buffer. Buffers begin `offset` bytes past a multiple of 64.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_aie_testing: lets Python call kernels on numpy arrays; they come from a library that
-// exports the table of aie/host/kernel_table.h.
+// flownpu_aie_testing: lets Python call kernels on numpy arrays. The kernels come from a library
+// that exports the table of aie/host/kernel_table.h.
 #include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>

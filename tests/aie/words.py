@@ -10,7 +10,7 @@ from flownpu.aie.programs.call_family import CallFamily, CallSweep, Patch, Posit
 
 
 class Reader:
-    """Takes words from the front of a file; what is not taken yet is left."""
+    """Takes words from the front of a file; the rest stays."""
 
     def __init__(self, words):
         self._words = list(map(int, words))

@@ -46,7 +46,7 @@ def model_copy(model: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def flownpu(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """Runs a command line in this process, wide enough that rich breaks no line that is looked for."""
+    """Runs a command line in this process, in a window so wide that rich breaks no expected line."""
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("NO_COLOR", "1")
 
@@ -61,7 +61,7 @@ def flownpu(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a command line in its own process, for what depends on signals or pipes."""
+    """Starts a command line in a separate process, for tests of signals or pipes."""
     started = []
 
     def run(*arguments: object) -> subprocess.Popen[str]:
@@ -85,13 +85,13 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
-    """A toolchain that records what it is told."""
+    """A toolchain that records its commands."""
     return Tools(tmp_path / "tools", monkeypatch)
 
 
 @pytest.fixture
 def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes this machine one without a toolchain, whatever it has."""
+    """Makes this machine appear to have no toolchain."""
     for variable in ("AIECC_PATH", "PEANO_INSTALL_DIR", "AIE_XCLBINUTIL"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(toolchain, "sysconfig", SimpleNamespace(get_paths=lambda: {"purelib": "/nowhere"}))

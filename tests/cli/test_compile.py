@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu compile`: a folder that runs without what it was made of, and says what it was made for."""
+"""`flownpu compile`: a folder that runs without its source, and names its device."""
 
 import json
 import shutil

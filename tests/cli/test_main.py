@@ -131,7 +131,7 @@ def test_command_imports_no_other_command(model):
     assert imported("no-such-command") == (2, "['bench', 'doctor', 'inspect']")
 
 
-def test_closed_pipe_is_no_error(model):
+def test_closed_pipe_raises_no_error(model):
     # `flownpu ... | head -1`: the pipe is closed before the program has written all.
     line = f"{sys.executable} -c 'from flownpu.cli import main; main()' inspect {model} --json | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False)
@@ -141,7 +141,7 @@ def test_closed_pipe_is_no_error(model):
 
 
 def test_closed_pipe_at_exit_is_no_error():
-    """Output that is not written yet when the command ends: Python would complain, and end with 120."""
+    """Output that is not yet written when the command ends: Python would complain, and end with 120."""
     reader, writer = os.pipe()
     os.close(reader)
     script = "import sys; from flownpu.cli import main; print('left'); sys.exit(main(['no-such-command']))"

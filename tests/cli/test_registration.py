@@ -29,7 +29,7 @@ def test_missing_library_names_folders(monkeypatch):
         flownpu.get_library_path()
 
 
-def test_registering_twice_does_no_harm():
+def test_registering_twice_offers_one_device():
     script = """
 import flownpu, onnxruntime
 flownpu.register()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest`: the stages on the emulator, stages that are made to fail, and parameters found from times."""
+"""`flownpu selftest`: the stages on the emulator, failing stages, and parameters from times."""
 
 import dataclasses
 import json
@@ -101,7 +101,7 @@ def planted(monkeypatch, name, change):
 
 
 def damaged(trial):
-    """Flips one bit of one constant, of which the reference does not know."""
+    """Flips one bit of one constant, unknown to the reference."""
     name, content = next(iter(trial.inputs.items()))
     content = content.copy()
     content.view(np.uint8).reshape(-1)[1] ^= 0x40
@@ -116,7 +116,7 @@ def with_step(trial, **changes):
 
 
 def reads_elsewhere(trial):
-    """The gate is read where the up projection is, and the other way round."""
+    """The gate and the up projection are swapped."""
     gate, up, y = trial.program.steps[0].views
     return with_step(trial, views=(up, gate, y))
 
@@ -250,7 +250,7 @@ def test_missing_toolchain_is_named(flownpu, tmp_path):
 
 @pytest.mark.usefixtures("tools")
 def test_missing_npu_fails_all_stages(flownpu, tmp_path):
-    """Compiled by stand-ins, opened by the runtime of a real NPU, which is not there."""
+    """Stand-ins compile the files, and the runtime of a missing real NPU opens them."""
     done = flownpu("selftest", "--device", "npu", "--only", "copy", "--only", "rms_norm", "--output", tmp_path)
     assert done.code == 1
     report = report_of(tmp_path, "npu")
@@ -334,12 +334,12 @@ def test_report_has_measured_parameters():
     assert set(measured) <= set(TABLE)
     assert all(isinstance(value, float) and math.isfinite(value) for value in measured.values())
     assert {each["name"] for each in report["measurements"]} == {each.name for each in MEASURES}
-    # Where the emulator ran, the same times tell nothing.
+    # On the emulator the same times mean nothing.
     assert SelftestReport("emulate", "npu2", {}, results_of(made_up)).document()["measured"] == {}
 
 
 def test_failed_or_noisy_times_give_no_parameter():
-    """Stages that failed, and times that are noise, give no parameter but the reason why not."""
+    """Failed stages and noisy times give no parameter, but a reason."""
     results = [
         dataclasses.replace(result, outcome=Outcome.WRONG) if result.name == "copy" else result
         for result in results_of(lambda _stage: 50e-6)
@@ -359,7 +359,7 @@ def test_infinite_error_is_null_in_json():
 
 
 def test_stage_inputs_do_not_depend_on_selection(tmp_path):
-    """A stage that failed can be tried again alone, with the inputs that it had."""
+    """A failed stage can be tried again alone, with the same inputs."""
     chosen = [stage for stage in stages.selftest_stages("npu2", many=False) if stage.name in {"copy", "rms_norm"}]
     list(StageRunner("npu2", tmp_path / "all").run(chosen))
     list(StageRunner("npu2", tmp_path / "one").run(chosen[-1:]))

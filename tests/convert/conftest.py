@@ -194,13 +194,13 @@ def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: An
     config.update(changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases too, which would otherwise all be alike
+        for parameter in model.parameters():  # norms and biases too, which would otherwise all be equal
             parameter.add_(torch.randn_like(parameter), alpha=0.15 if parameter.ndim == 1 else spread)
     model.bfloat16().save_pretrained(folder)
     vocabulary = {f"<{i}>": i for i in range(SIZES["vocab_size"])}
     Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GemmaTokenizer"}))
-    # Read back rather than cast back: a cast to bfloat16 rounds the rotary frequencies too.
+    # Read back, not cast back: a cast to bfloat16 also rounds the rotary frequencies.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -224,7 +224,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tin
 
 @pytest.fixture
 def checkpoint(tiny_models: Callable[[str], TinyModel], tmp_path: Path) -> Path:
-    """A copy of the tiny Gemma3 checkpoint that a test may spoil."""
+    """A copy of the tiny Gemma3 checkpoint that a test may change."""
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for path in tiny_models("gemma3_text").folder.iterdir():

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tests.convert.conftest import TinyModel
 
 IDS = random_ids(1, 40)
-# Where calls start and stop: a prompt longer than the window of 8, a second part of several tokens, then single tokens.
+# The starts and ends of calls: a prompt longer than the window of 8, a second part of several tokens, then single
+# tokens.
 CALLS = ((0, 20), (20, 33), *((i, i + 1) for i in range(33, 40)))
 LASTS = [stop - 1 for _, stop in CALLS]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever is wrong with a checkpoint is said with the name of the file or tensor, and nothing is written."""
+"""Any fault of a checkpoint is reported with the name of the file or tensor, and nothing is written."""
 
 import json
 from collections.abc import Callable
@@ -226,7 +226,7 @@ def test_invalid_setting_is_refused(settings_: dict[str, Any], message: str, che
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_bit_flips_in_header_are_errors_or_harmless(data: st.DataObject, checkpoint: Path, tmp_path: Path) -> None:
-    """No flip in the header may end in anything but a ConversionError or a model."""
+    """Every flip in the header must end in a ConversionError or a model."""
     path = checkpoint / "model.safetensors"
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")

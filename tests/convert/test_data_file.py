@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The external data file: where tensors begin, what they hold, and how they are written."""
+"""The external data file: the places and contents of tensors, and the writes."""
 
 from __future__ import annotations
 

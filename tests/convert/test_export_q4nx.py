@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's weights as a .q4nx file: each by its name, with the codes it has in the model."""
+"""A model's weights as a .q4nx file: each by its name, with the model's codes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_exported_weights_equal_fastflowlm(
     np.testing.assert_array_equal(file.pop("model.embed_tokens.weight"), scaled.astype(q4nx.BFLOAT16))
     expected.setdefault("lm_head.weight", embedding)
     if family == "llama":
-        # The file holds, in bfloat16, the factors by which the plain frequencies are divided.
+        # The file holds the divisors of the plain frequencies, in bfloat16.
         factors = file.pop("rope_freqs.weight").astype(np.float64)
         plain = 5e5 ** (-np.arange(8) / 8)
         np.testing.assert_allclose(plain / factors, tiny.reference.model.rotary_emb.inv_freq.numpy(), rtol=2.0**-8)
@@ -52,7 +52,7 @@ def test_exported_weights_equal_fastflowlm(
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
 def test_codes_of_gguf_file_reach_q4nx_file(kind: Type, tmp_path: Path) -> None:
-    """The .q4nx file's blocks are wide and have minima, whatever the model's blocks are."""
+    """The .q4nx file's blocks are wide and have minima; the model's may have another layout."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
@@ -94,7 +94,7 @@ def test_embedding_is_dequantised_after_rounding_scales(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.F16])
 def test_embedding_in_more_bits_equals_table(kind: Type, tmp_path: Path) -> None:
-    """FastFlowLM's converter keeps such an embedding as the file has it; ours writes the model's 4-bit table."""
+    """FastFlowLM's converter keeps such an embedding as it is in the file; ours writes the model's 4-bit table."""
     tiny = write_tiny("llama", tmp_path / "checkpoint")
     types = {"embed_tokens": kind}
     write_gguf(tmp_path / "model.gguf", tiny.reference, type_of=lambda name: types.get(name.split(".")[-2], Type.Q4_0))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ORT GenAI loads what conversion writes, with every type of KV cache.
 
-The models run on ORT's own CPU provider here (the provider's name is taken out of genai_config.json), so that these
-tests say whether the files are right, and nothing about FlowNPU's kernels.
+The models run on ORT's own CPU provider (its name replaces ours in genai_config.json), so these tests check the files,
+and not FlowNPU's kernels.
 """
 
 import json

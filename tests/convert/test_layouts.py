@@ -65,7 +65,7 @@ def zero_point_of_nine(tensors: dict[str, NDArray[Any]]) -> None:
 
 
 SYMMETRIC = Form(symmetric=True)
-# How a case's source is made, and which of a layer's weights and of the tables are stored without minima.
+# The source of each case, and the weights and tables of a layer that are stored without minima.
 CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
     "floats": (checkpoint, ()),
     "Q4_0": (gguf_file(Type.Q4_0), (*TABLES, *PACKED)),
@@ -99,7 +99,7 @@ def test_layouts_hold_same_values(case: str, tmp_path: Path, monkeypatch: pytest
         return output_folder(*args, size=size, **options)
 
     monkeypatch.setattr(decoder_folder, "output_folder", spy)
-    monkeypatch.setattr(data_file, "ALIGNMENT", 1)  # in whole pages, such small weights are as large in either layout
+    monkeypatch.setattr(data_file, "ALIGNMENT", 1)  # such small weights take as many whole pages in either layout
     convert(source, tmp_path / "model")
     blocks = blocks_of(tmp_path / "model")
     assert len(blocks) == 2 + 3 * len(PACKED)

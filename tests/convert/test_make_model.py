@@ -91,9 +91,9 @@ def test_random_blocks_have_promised_moments_and_empty_padding(rows: int, column
     assert blocks.shape == projection.blocks_shape(layout)
     np.testing.assert_array_equal(q4nx.pack(*q4nx.unpack(blocks, rows, columns), layout), blocks)  # the padding is zero
     weights = q4nx.dequantize(blocks, rows, columns)
-    # The mean of n values of deviation s is off by s / sqrt(n); 5 times that does not happen by chance. Uniform scales
-    # of 0.75..1.25 make the variance larger by the factor 1 + 1/48, and so the deviation by 1 %; n values estimate the
-    # deviation with an error of 1 / sqrt(2n) if they are normal, and less if they are codes.
+    # The mean of n values of deviation s is off by s / sqrt(n); 5 times as much does not happen by chance. Uniform
+    # scales of 0.75..1.25 make the variance larger by the factor 1 + 1/48, and so the deviation by 1 %; n values
+    # estimate the deviation with an error of 1 / sqrt(2n) if they are normal, and less if they are codes.
     deviation, n = columns**-0.5, weights.size
     assert abs(weights.mean()) < 5 * deviation / n**0.5
     assert abs(weights.std() / deviation - 1) < 0.01 + 5 / (2 * n) ** 0.5
@@ -107,7 +107,7 @@ def test_gated_blocks_are_drawn_for_both_halves() -> None:
     assert not np.array_equal(parts[0].blocks, parts[1].blocks)
 
 
-def test_norms_are_one() -> None:
+def test_random_model_norms_are_one() -> None:
     np.testing.assert_array_equal(RandomWeights(1).vector(NormWeight("n", "n", 5)), np.ones(5, np.float32))
 
 
@@ -147,7 +147,7 @@ def test_made_model_is_loaded_by_genai_with_its_byte_tokenizer(tmp_path: Path, m
     assert 0 <= generator.get_next_tokens()[0] < 1000
 
 
-def test_seed_decides_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_determines_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     data = []
     for i, seed in enumerate((0, 0, 1)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights are read, quantised and written in parts; only those of an export are ever whole in memory, in Q4NX."""
+"""Weights are read, quantised and written in parts. Only an export's weights are ever whole in memory, in Q4NX."""
 
 import json
 import tracemalloc

@@ -48,8 +48,8 @@ def test_narrow_caches_round_keys_and_values_and_nothing_else(
     expected = tiny.logits(ids, RoundingCache(dtype))
     # A value near the middle between two neighbours of the narrow type may be rounded either way: a float32 error of
     # some 2^-21 reaches across the middle for one value in 2^12 of bfloat16 (2^9 of float16), so for a few of the 7680
-    # in the cache. One step of one of d components moves a score by step / sqrt(d) of its size; that key is one of at
-    # least 8 that are seen, so what attention computes moves by an 8th of that.
+    # in the cache. One step of one of d components moves a score by step / sqrt(d) of its size. The key is one of at
+    # least 8 visible keys, so attention's result moves by an 8th of that.
     step = {"bf16": 2**-8, "fp16": 2**-11}[kv_dtype]
     flip = step / math.sqrt(tiny.reference.config.head_dim) * np.abs(expected).max()
     atol = tolerance(expected, tiny.reference.config) + flip / 8
@@ -98,7 +98,9 @@ def test_rows_padded_on_left_are_refused(
     tmp_path: Path,
     ep_devices: list[onnxruntime.OrtEpDevice],
 ) -> None:
-    """In a prompt, and in a step after an unpadded prompt; without FlowNPU, by ONNX Runtime's check of a position."""
+    """In a prompt, and in a step after an unpadded prompt. Without FlowNPU, ONNX Runtime's check of a position refuses
+    them.
+    """
     convert(tiny_models("llama").folder, tmp_path / "model")
     ids, mask = random_ids(2, 9), np.ones((2, 9), np.int64)
     decoder = DecoderSession(tmp_path / "model", ep_devices[:1] if ours else ())

@@ -35,7 +35,7 @@ def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
     return np.array([tiny.logits(IDS[:, start:stop], cache)[0, -1] for start, stop in CALLS])
 
 
-# Traits that the readers behind `export-q4nx` and `verify` have no place for: they refuse such models.
+# Traits that the readers behind `export-q4nx` and `verify` do not support: they refuse such models.
 NOT_READ_BACK = {
     "granitemoe": "a mixture of experts",
     "llama with biases": "QKV projection has a bias",

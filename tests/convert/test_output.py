@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An output is whole or not there, and never replaces anything unasked."""
+"""An output is complete or missing, and never replaces anything without --force."""
 
 import errno
 import hashlib
@@ -105,7 +105,7 @@ def test_failed_replacement_keeps_model(checkpoint: Path, tmp_path: Path, monkey
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
+def test_empty_output_folder_is_accepted(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     convert(checkpoint, tmp_path / "model")
     assert (tmp_path / "model" / "model.onnx").exists()
@@ -115,7 +115,7 @@ def test_empty_folder_is_no_obstacle(checkpoint: Path, tmp_path: Path) -> None:
 def test_folder_that_cannot_be_renamed_gets_files(
     existing: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mount point cannot be renamed, and has its own free space. The files of an earlier model in it are replaced."""
+    """A mount point cannot be renamed, and has separate free space. Files of an earlier model in it are replaced."""
     output, rename, asked = tmp_path / "model", Path.rename, []
     convert(checkpoint, output) if existing else output.mkdir()
     before = output.stat().st_ino

@@ -78,7 +78,7 @@ def test_frequencies_changing_with_length_are_refused(
 def test_sequence_has_same_bits_alone_and_beside_others(
     kv_dtype: str, tiny_models: Callable[[str], Any], ep_devices: list[Any], tmp_path: Path
 ) -> None:
-    """A sequence's logits depend neither on other sequences nor on how its prompt is cut into calls."""
+    """A sequence's logits depend neither on other sequences nor on the split of its prompt into calls."""
     convert(tiny_models("gemma3_text").folder, tmp_path / "model", kv_dtype=kv_dtype, paged=True)
     devices = [device for device in ep_devices if device.device.type.name == "CPU"][:1]
     options = {"activations": "bf16"}

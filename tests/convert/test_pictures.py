@@ -51,7 +51,7 @@ def converted(checkpoint: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def spoilt(checkpoint: Path, tmp_path: Path) -> Path:
-    """A copy of the checkpoint that a test may spoil."""
+    """A copy of the checkpoint that a test may change."""
     return shutil.copytree(checkpoint, tmp_path / "checkpoint")
 
 

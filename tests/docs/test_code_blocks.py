@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code that the documentation tells readers to type works."""
+"""The code blocks in the documentation work."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from flownpu.convert import convert
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 
-def test_blocks_of_code_are_marked_as_tested_except_builds():
+def test_code_blocks_except_builds_are_marked_as_tested():
     texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
     fenced = {name: text.count("```") // 2 for name, text in texts.items() if "```" in text}
     for block in blocks():
@@ -26,7 +26,7 @@ def test_blocks_of_code_are_marked_as_tested_except_builds():
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: f"{block.page}-{block.language}")
-def test_block_runs(block: Block, tmp_path: Path):
+def test_marked_code_block_succeeds(block: Block, tmp_path: Path):
     for folder in ("tests", "docs", ".git", "ops"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     model = "out/gemma3-topics"

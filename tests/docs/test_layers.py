@@ -36,7 +36,7 @@ def name_of(path):
 
 
 def code(path):
-    """The file without its comments and docstrings, which may say where a technique comes from."""
+    """The file without its comments and docstrings, which may name the source of a technique."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return re.sub(r"//.*", "", text)
@@ -48,7 +48,7 @@ def code(path):
 
 
 def installed(path):
-    """Where a Python file is in the package: the folders of the tree are flownpu's."""
+    """The place of a Python file in the package: the tree's folders belong to flownpu."""
     name = name_of(path)
     return name.removeprefix("python/") if name.startswith("python/") else f"flownpu/{name}"
 
@@ -66,7 +66,7 @@ def imports(path):
 
 
 def offenders(found):
-    """One line for each file and what is wrong with it."""
+    """One line for each file with its fault."""
     return [f"{file}: {', '.join(sorted(wrong))}" for file, wrong in found if wrong]
 
 
@@ -92,7 +92,7 @@ def test_lower_layers_name_no_model():
 
 
 def circles(uses):
-    """Folders that use themselves by way of others, at each level of the tree.
+    """Folders that use themselves through other folders, at each level of the tree.
 
     A folder counts with all that is in it; a file beside folders counts by itself. Two files of one folder may use each
     other.
@@ -100,7 +100,7 @@ def circles(uses):
     Args:
         uses: for each file, the files that it uses.
     """
-    beside = defaultdict(lambda: defaultdict(set))  # for each folder: what in it uses what in it
+    beside = defaultdict(lambda: defaultdict(set))  # for each folder: the uses within it
     for file, used in uses.items():
         for other in used:
             parts, others = PurePosixPath(file).parts, PurePosixPath(other).parts
@@ -123,9 +123,8 @@ def circles(uses):
 
 @cache
 def uses_of_python():
-    """For each file, as it is installed, the files that it imports.
-
-    Imports for types alone count as well: a reader needs the types that a file names.
+    """For each installed file, the files that it imports. Imports for types count as well, because a reader needs the
+    types of a file.
     """
     files = {
         installed(path): path for path in sources("aie", "ops", "graph_rewrites", "python/flownpu", suffixes=(".py",))
@@ -154,7 +153,7 @@ def test_packages_import_without_circles():
 
 
 def test_cxx_folders_include_without_circles():
-    """Headers count with their folder: files that include one are compiled anew when it changes."""
+    """Headers count with their folder, because a changed header recompiles the files that include it."""
     assert circles(uses_of_cxx()) == []
 
 
@@ -171,7 +170,7 @@ def upward(rooms, uses):
     """The files that use a higher room of their chain."""
 
     def place(file):
-        """Chain and level of the file itself, or of the innermost room that it is in; None if neither is named."""
+        """Chain and level of the file, or of the innermost room that contains it; None if neither is named."""
         path = PurePosixPath(file)
         return next(
             (rooms[str(name)] for name in (path, path.with_suffix(""), *path.parents) if str(name) in rooms), None
@@ -206,7 +205,7 @@ def test_rooms_use_only_lower_rooms():
         assert upward(rooms, inside(layer, uses_of_cxx())) == [], layer
 
 
-def test_upward_finds_uses_of_higher_rooms():
+def test_uses_of_higher_rooms_are_found():
     rooms = levels("`f.h` – `a`, `b` – `a/c`; `d` – `e`")
     assert upward(rooms, {"a/x.cc": {"f.h", "b/y.h"}, "a/c/z.h": {"a/x.h"}, "f.cc": {"d/w.h"}}) == []
     assert upward(rooms, {"f.cc": {"a/x.h"}, "a/y.h": {"a/c/z.h"}, "d/w.h": {"e/v.h"}}) == [
@@ -229,7 +228,7 @@ def test_file_names_do_not_repeat_their_folders():
 
 
 def test_folders_have_at_most_20_files():
-    """A reader takes in the names of some 20 files; of more, some belong together in a room of their own."""
+    """A reader grasps some 20 file names at once. If there are more, some of them belong in a separate room."""
     files = defaultdict(int)
     folders = ("aie", "benchmarks", "docs", "ep", "graph_rewrites", "ops", "python", "scripts", "tests")
     for path in sources(*folders, suffixes=(".h", ".cc", ".py", ".md")):

@@ -9,7 +9,7 @@ from scripts import write_model_page
 
 TEXT = write_model_page.PAGE.read_text(encoding="utf-8")
 RUN = "run: python -m scripts.write_model_page"
-# The rows of one model are compared below: those of the others take a minute, and change with them.
+# The rows of one model are compared below; the other models' rows take a minute, and change together with them.
 SLOW = {"decoding", "prompts", "sensitivity"}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/operators.md are what the device takes."""
+"""The tables of docs/operators.md list the operators that the device takes."""
 
 import re
 

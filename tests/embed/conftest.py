@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models that embed texts, made and converted once, and what transformers computes with the same weights."""
+"""Small models that embed texts, made and converted once, with transformers' results for the same weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs sentence-transformers in an environment of its own, for its ONNX backend needs optimum (`optimum_export.py`).
+"""Runs sentence-transformers in a separate environment, because its ONNX backend needs optimum (`optimum_export.py`).
 
 This file is also the script that runs in that environment.
 """
@@ -44,7 +44,7 @@ def encode(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         RuntimeError: it failed; with the end of what it printed.
     """
-    # -P: Python is not to put this file's folder on its path.
+    # -P keeps Python from putting this file's folder on its path.
     command = [str(python), "-P", __file__, json.dumps(runs, default=str)]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:

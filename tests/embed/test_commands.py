@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu embed` and `flownpu rerank` as they are typed."""
+"""`flownpu embed` and `flownpu rerank` as commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_embed_writes_vectors(
 
 
 def test_lines_of_stdin_end_at_line_ends_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other characters at which Python's splitlines splits are part of a text, so that results keep their line."""
+    """Other characters at which Python's splitlines splits belong to a text, so that results keep their line."""
     given = ["one\x0cone", "two\N{LINE SEPARATOR}two", "", "four\x85\x1c"]
     for end in ("\n", "\r\n"):
         for last in ("", end):

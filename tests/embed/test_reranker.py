@@ -34,8 +34,8 @@ DOCUMENTS = [*SENTENCES, "", "word " * 200]
 def test_scores_equal_transformers(name: str, model: Callable[[str], Model]) -> None:
     made = model(name)
     expected = np.array([made.hidden((QUERY, document), "logits")[0, 0] for document in DOCUMENTS])
-    # A logit is the product of the classifier's weights and a vector whose elements are below 1; errors are relative to
-    # the largest that such a product can be.
+    # A logit is the product of the classifier's weights and a vector with elements below 1. Errors are relative to the
+    # largest possible product.
     weights = dict(made.reference.named_parameters())
     last = next(value for place, value in weights.items() if value.ndim == 2 and len(value) == 1)
     largest = float(last.detach().norm()) * last.shape[1] ** 0.5
@@ -107,7 +107,7 @@ def test_long_documents_are_cut_and_question_is_not(generating: tuple[Path, Path
     opened = open_reranker(generating[1], provider="cpu")
     found = opened.score(QUERY, ["short", "word " * 300, "word " * 400])
     assert (found.cut, max(found.tokens)) == ([1, 2], 512)
-    assert found.logits[1] == found.logits[2]  # they are alike up to where they are cut
+    assert found.logits[1] == found.logits[2]  # the documents are alike up to the cut
 
 
 def test_rerank_command_takes_both_kinds(

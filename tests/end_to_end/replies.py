@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations in GenAI, and when two replies count as the same."""
+"""Conversations in GenAI, and the rule by which two replies count as the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reply:
 
 
 def generator_of(model: Any, capacity: int, **options: Any) -> Any:
-    """A greedy generator that goes on until there are `capacity` tokens."""
+    """A greedy generator that continues up to `capacity` tokens."""
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(do_sample=False, max_length=capacity, min_length=capacity, **options)
     return og.Generator(model, parameters)
@@ -63,7 +63,7 @@ def rewound_and_fresh(model: Any, before: Tokens, kept: int, prompt: Tokens, cap
 
 
 def batch(model: Any, sequences: list[Tokens], count: int, **options: Any) -> list[Tokens]:
-    """The `count` tokens that each of some sequences goes on with, in one batch, padded on the right."""
+    """The `count` next tokens of each of some sequences, in one batch, padded on the right."""
     longest = max(map(len, sequences))
     generator = generator_of(model, longest + count, batch_size=len(sequences), **options)
     generator.append_tokens(np.array([s + [0] * (longest - len(s)) for s in sequences], np.int32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode step allocates no memory, and makes no system calls but those by which its threads wait for each other.
+"""A decode step allocates no memory, and makes only those system calls by which its threads wait for each other.
 
 `watch.cc`, preloaded into a process of its own, counts the calls that our library makes. Calls of ONNX Runtime and
 GenAI do not count, even where our library calls into them.
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
-# x86-64's numbers. A thread of the pool waits for others by spinning, then by yielding or on a futex; and when the
-# system has moved the caller to the core of a worker, that worker gets the core that the caller left.
+# x86-64's numbers. A thread of the pool waits for others by spinning, then by yielding or on a futex. If the system has
+# moved the caller to a worker's core, the worker gets the caller's former core.
 FUTEX, SCHED_YIELD, SCHED_SETAFFINITY = 202, 24, 203
 STEPS = 1100
 
@@ -95,7 +95,7 @@ def watched(
     return count
 
 
-# After the short prompts, all growth is left to the steps, whose context passes several of attention's chunks.
+# After the short prompts all growth happens in the steps, whose context passes several of attention's chunks.
 @pytest.mark.parametrize(("prompt", "threads"), [(3, "2"), (900, "2"), (3, "1"), (40, "4")])
 def test_decode_step_allocates_nothing_and_calls_only_waits(
     watched: Callable[..., Any], prompt: int, threads: str

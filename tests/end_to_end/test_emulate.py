@@ -89,7 +89,7 @@ def test_conversation_equals_cpu(
 
 
 def test_window_sized_cache_gives_same_tokens(emulated: Callable[..., Any], long_prompt: Tokens) -> None:
-    """The same tokens as with a cache of all positions: on the array they are the same caches."""
+    """The tokens equal those with a cache of all positions, because the array has the same caches."""
     (plain,), (windowed,) = (turns_of(emulated(sliding_window_cache=w), long_prompt) for w in (False, True))
     assert windowed.tokens == plain.tokens
     assert np.array(windowed.logits).tobytes() == np.array(plain.logits).tobytes()
@@ -98,9 +98,9 @@ def test_window_sized_cache_gives_same_tokens(emulated: Callable[..., Any], long
 def test_rewound_sequence_equals_fresh(
     emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
-    """Tokens that were taken back change nothing."""
+    """Withdrawn tokens change nothing."""
     again, fresh = rewound_and_fresh(emulated(), long_prompt, 20, prompts[1], CONTEXT)
-    # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
+    # Only the cut of the prompt into chunks differs, which does not change rows.
     assert again.tokens == fresh.tokens
 
 
@@ -117,7 +117,7 @@ def test_batch_is_refused_or_runs_on_cpu(
 def test_context_beyond_artifacts_is_refused_or_continues_on_cpu(
     emulated: Callable[..., Any], open_model: Callable[..., Any], held_out: Tokens, reference: Any
 ) -> None:
-    """The CPU uses the keys and values that the array made."""
+    """The CPU uses the array's keys and values."""
     prompt = held_out[: CONTEXT - 4]
 
     def run(model: Any) -> Reply:

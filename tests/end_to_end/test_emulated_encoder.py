@@ -27,7 +27,7 @@ def features(file: Path, pixels: np.ndarray, devices: list[Any], **options: str)
     return np.asarray(session.run(["image_features"], {"pixel_values": pixels})[0])
 
 
-def test_encoder_runs_whole_on_array(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_encoder_runs_entirely_on_array(ep_devices: list[Any], tmp_path: Path) -> None:
     """The CPU device, with which it is compared, rounds to bf16 as well; twice the estimated error is allowed."""
     checkpoint, model = tmp_path / "checkpoint", tmp_path / "model"
     write_pictures_checkpoint(checkpoint)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of decoders that other families bring, on the emulated array: multipliers, windows, other kinds of RoPE."""
+"""Forms of decoders from other families on the emulated array: multipliers, windows, other kinds of RoPE."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", FORMS)
 def test_logits_are_near_transformers(family: str, tmp_path: Path, ep_devices: list[Any]) -> None:
-    """Off from transformers by at most twice what roundings to bf16 do, as in tests/npu/run/test_decoder_layers.py."""
+    """Off from transformers by at most twice the effect of roundings to bf16, as in
+    tests/npu/run/test_decoder_layers.py.
+    """
     tiny = write_tiny(family, tmp_path / "checkpoint", **{**SIZES, "num_hidden_layers": 2, **FORMS[family]})
     convert(tiny.folder, tmp_path / "model")
     build_artifacts(tmp_path / "model", context=64, output=tmp_path / "artifacts")

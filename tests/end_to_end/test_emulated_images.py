@@ -108,7 +108,7 @@ def pictures_of(seed: int, count: int) -> list[Image.Image]:
 
 @pytest.mark.parametrize(("question", "count"), QUESTIONS)
 def test_image_answers_equal_cpu(question: str, count: int, emulated: Opened, on_cpu: Opened) -> None:
-    """With tower and decoder on the array: the model is sure of its answers, so that roundings do not change them."""
+    """With tower and decoder on the array, the model is so sure of its answers that roundings do not change them."""
     shown = pictures_of(0, count)
     assert emulated.reply(question, shown).tokens == on_cpu.reply(question, shown).tokens
 
@@ -121,7 +121,7 @@ def test_image_logits_are_near_cpu(genai: Any, folder: Path, on_cpu: Opened, tmp
     """
     model = reference(CHECKPOINT, folder)
     emulated = Opened(genai, folder, tmp_path / "model", {"device": "emulate"}, tower=CPU)
-    squares = np.zeros(3)  # of the errors, of what is explained, and of what causal attention would change
+    squares = np.zeros(3)  # the errors, the explained errors, and the effect of causal attention
     for number, (question, count) in enumerate(QUESTIONS):
         shown = pictures_of(number, count)
         ours, theirs = (opened.reply(question, shown) for opened in (emulated, on_cpu))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small vision model answers questions about pictures it was not trained on, through ORT GenAI."""
+"""The small vision model answers questions about pictures outside its training data, through ORT GenAI."""
 
 import io
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trained small model on our provider says what transformers says with the same weights."""
+"""The trained small model on our provider gives transformers' results with the same weights."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def logit_error(activations: str, layers: int, logits: np.ndarray) -> float:
 def test_greedy_tokens_differ_within_expectation(
     activations: str, open_model: Callable[..., Any], prompts: list[Tokens], reference: Any
 ) -> None:
-    """256 tokens after each of 5 prompts are the reference's likeliest, unless its two likeliest are too close to tell.
+    """256 tokens after each of 5 prompts are the reference's likeliest, unless its two likeliest are too close.
 
     The gap of two logits has sqrt(2) times the error of one; of 1280 gaps the largest error is within 4 sigma.
     """

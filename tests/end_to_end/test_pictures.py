@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures in GenAI's multimodal loop: what is answered is what transformers answers with the same weights."""
+"""Pictures in GenAI's multimodal loop: the answers are those of transformers with the same weights."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def theirs(folder: Path) -> "Reference":
 
 @dataclass
 class Opened:
-    """A model in GenAI, and what makes its inputs."""
+    """A model in GenAI, and the processor of its inputs."""
 
     model: og.Model
     processor: og.MultiModalProcessor
@@ -210,7 +210,7 @@ def test_second_turn_continues_from_cache(
 
 
 def test_pictures_of_later_turn_are_error(open_model: Callable[[str], Opened], paths: list[Path]) -> None:
-    """GenAI 0.18 takes the pictures of the first inputs only; without features their tokens would mean nothing."""
+    """GenAI 0.18 takes the pictures of the first inputs only; later tokens without features would mean nothing."""
     opened = open_model("stock")
     generator = opened.generator(700)
     generator.set_inputs(opened.inputs(TEXTS[0], paths[:1]))

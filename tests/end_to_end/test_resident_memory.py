@@ -68,7 +68,7 @@ def test_resident_memory_is_file_cache_and_little_more(library: Path, folder: Pa
 
 def test_second_session_shares_weights(library: Path, folder: Path) -> None:
     first, second = generate(library, folder, 64, 2)["resident"]
-    # Its KV cache, as far as it is filled, and its workspace, which is small after a prompt of 64 tokens.
+    # The filled part of its KV cache, and its workspace, which is small after a prompt of 64 tokens.
     file = (folder / "model.onnx.data").stat().st_size
     more = second - first
     print(f"file {file / 1e6:.0f} MB, the first session {first / 1e6:.0f} MB, the second {more / 1e6:.0f} MB more")

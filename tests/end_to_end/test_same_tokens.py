@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever GenAI does to a conversation and its cache, the tokens are those of ONNX Runtime's CPU provider."""
+"""Under every operation of GenAI on a conversation and its cache, the tokens are those of ORT's CPU provider."""
 
 import math
 from collections.abc import Callable
@@ -137,7 +137,7 @@ def test_beams_equal_reference(kv_dtype: str, open_model: Callable[..., Any], pr
 
 
 def test_concurrent_runs_equal_sequential_ones(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
-    """The same bits as one after another: runs share nothing but weights."""
+    """The same bits as in sequential runs: runs share nothing but weights."""
     model = open_model()
     alone = [generate(model, prompt).tokens for prompt in prompts[:4]]
     with ThreadPoolExecutor(4) as threads:

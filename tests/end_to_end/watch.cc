@@ -138,9 +138,9 @@ int find_ranges(dl_phdr_info* info, std::size_t /*size*/, void* library) {
   return 0;
 }
 
-// Turns system calls into SIGSYS, except calls from watch_syscall, the return from a handler, and
-// what a handler cannot do in the caller's place (new threads and processes, and calls of a thread
-// while it blocks signals). Returns 0 or the error number.
+// Turns system calls into SIGSYS. Exceptions are calls from watch_syscall, the return from a
+// handler, and calls that a handler cannot make for its caller (new threads and processes, and
+// calls of a thread that blocks signals). Returns 0 or the error number.
 int install_filter() {
   const auto end = reinterpret_cast<std::uintptr_t>(watch_syscall_end);
   const auto low = static_cast<std::uint32_t>(end);
@@ -223,5 +223,5 @@ WATCH_EXPORT int watch_start(const char* library) {
 
 WATCH_EXPORT void watch_stop() { watching = false; }
 WATCH_EXPORT std::int64_t watch_allocations() { return allocations; }
-// How often the library made the system call of this number.
+// The number of times that the library made the system call `number`.
 WATCH_EXPORT std::int64_t watch_calls(int number) { return calls[number]; }

@@ -35,7 +35,7 @@ def both(x: Any) -> list[dict[str, Any]]:
     return [{"x": x, "n": np.array(n)} for n in (3, 2, 4)]
 
 
-def test_run_chooses_branch(placed: Placed) -> None:
+def test_run_takes_branch_of_its_condition(placed: Placed) -> None:
     session, placement = placed(CHOICE)
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (4, 4, 1)
     for feeds in both(np.array([0.5, 1], np.float32)):
@@ -70,7 +70,7 @@ def test_compiled_model_has_both_branches(ep_devices: list[Any], make_session: M
 
 
 @pytest.mark.parametrize("computes", ["then_branch", "else_branch"])
-def test_computing_branch_is_refused(make_session: MakeSession, computes: str) -> None:
+def test_branch_that_computes_is_refused(make_session: MakeSession, computes: str) -> None:
     body = dict.fromkeys(("then_branch", "else_branch"), "Constant <value = float[2] {1, 2}> ()") | {
         computes: "Neg (x)"
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are forked after a session was made, as gunicorn's and torch's DataLoader's workers are."""
+"""Processes that are forked after a session was made, like the workers of gunicorn and of torch's DataLoader."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_fork_new_session_computes_with_all_threads(make_session: MakeSession) -
 
 
 def test_fork_while_another_thread_computes_child_runs(make_session: MakeSession) -> None:
-    """Its caller and its workers are in the middle of a job, which the child must not wait for."""
+    """The pool's caller and workers are in the middle of a job, for which the child must not wait."""
     session = make_session(MODEL, {"threads": str(THREADS)})
     stop = threading.Event()
 
@@ -105,8 +105,8 @@ def test_fork_of_fork_computes_with_all_threads(make_session: MakeSession) -> No
     assert in_child(lambda: in_child(work)) == THREADS
 
 
-def test_fork_child_may_release_parents_session(make_session: MakeSession) -> None:
-    """It has no workers to join. (ORT would join its own, and wait for ever.)"""
+def test_fork_child_releases_parents_session(make_session: MakeSession) -> None:
+    """The child has no workers to join. (ORT would join its own, and wait forever.)"""
     sessions = [make_session(MODEL, {"threads": str(THREADS)}, configure={"intra_op_num_threads": 1})]
     check(sessions[0])
     assert in_child(lambda: release(sessions)) == "released"
@@ -114,7 +114,7 @@ def test_fork_child_may_release_parents_session(make_session: MakeSession) -> No
 
 
 def test_fork_functions_on_arrays_compute_same() -> None:
-    """flownpu._native has the same pool of its own."""
+    """flownpu._native has a separate pool of the same kind."""
     x, w = product()
     expected = ops.q4nx_matmul(x, w)
     np.testing.assert_array_equal(in_child(lambda: ops.q4nx_matmul(x, w)), expected)
@@ -123,7 +123,7 @@ def test_fork_functions_on_arrays_compute_same() -> None:
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
 def test_device_opened_before_fork_is_refused_in_child() -> None:
-    """Its driver's threads are missing in the child: the first wait would not end."""
+    """The child lacks its driver's threads, so the first wait would not end."""
     x, w = product()
     expected = ops.q4nx_matmul(x, w, device="gpu")
     assert "[FlowNPU] device 'gpu' was opened before this process was forked" in in_child(
@@ -134,7 +134,7 @@ def test_device_opened_before_fork_is_refused_in_child() -> None:
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_fork_child_may_release_parents_session_on_device(make_session: MakeSession) -> None:
+def test_fork_child_releases_parents_device_session(make_session: MakeSession) -> None:
     options = {"device": "gpu", "on_unsupported": "cpu"}
     sessions = [make_session(MODEL, options, configure={"intra_op_num_threads": 1})]
     check(sessions[0])

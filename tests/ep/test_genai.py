@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ORT GenAI, which brings a copy of ONNX Runtime of its own, drives the same library."""
+"""ORT GenAI, which has its own copy of ONNX Runtime, uses the same library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END = 0
 
 @pytest.fixture
 def scores() -> Any:
-    """A bigram model: row i scores what follows token i. The end never wins."""
+    """A bigram model: row i scores the tokens after token i. The end never wins."""
     scores = np.random.default_rng(0).standard_normal((VOCABULARY, VOCABULARY)).astype(np.float32)
     scores[:, END] = -9
     return scores

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GroupQueryAttention in a session: what is refused, what computes it then, and how positions are read."""
+"""GroupQueryAttention in a session: refusals, fallback, and the reading of positions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants of a model: those in a file of external data are used where the file is mapped, once for all sessions."""
+"""Constants of a model: those in a file of external data are used in its mapping, once for all sessions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_sessions_share_one_mapping_of_file(make_session: MakeSession, tmp_path:
 
 
 def test_data_between_two_elements_is_copied(make_session: MakeSession, tmp_path: Path) -> None:
-    """ONNX does not align tensors, but reads of whole elements need it (UndefinedBehaviorSanitizer reports others)."""
+    """ONNX does not align tensors, but reads of whole elements need aligned ones (UndefinedBehaviorSanitizer reports
+    others).
+    """
     a, b = integers(1), integers(2)
     model = save(tmp_path / "model.onnx", a, b)
     data = tmp_path / "model.onnx.data"

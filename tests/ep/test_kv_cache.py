@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KV cache that is appended to in place, as GenAI binds it, and one that is copied: the same results, bit by bit."""
+"""A KV cache that is appended to in place, as GenAI binds it, and a copied one give the same results, bit by bit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MODEL = "g (float[N] x, float[N] y) => (float[N] z) { a = Add(x, y)  b = Mul(a, x)  c = Add(b, a)  z = Mul(c, c) }"
 
 
-def test_runs_of_one_session_may_overlap(make_session: MakeSession) -> None:
+def test_overlapping_runs_of_session_compute_same(make_session: MakeSession) -> None:
     session = make_session(MODEL, strict=True)
 
     def work(thread: int) -> None:
@@ -41,7 +41,7 @@ def test_runs_of_one_session_may_overlap(make_session: MakeSession) -> None:
             done.result()
 
 
-def test_library_may_be_unregistered_before_sessions_end(library: Path, tmp_path: Path) -> None:
+def test_unregistered_library_keeps_sessions_running(library: Path, tmp_path: Path) -> None:
     # A copy, so that no other registration keeps the library loaded.
     copy = shutil.copy(library, tmp_path)
     name = "unregistered while sessions live"
@@ -77,7 +77,7 @@ def test_repeated_sessions_compute_same(make_session: MakeSession) -> None:
             np.testing.assert_array_equal(session.run(None, {"x": x, "y": x})[0], expected)
 
 
-def test_process_may_end_with_session_alive(library: Path) -> None:
+def test_process_ends_cleanly_with_session_alive(library: Path) -> None:
     # In a process of its own, which ends with the session, the threads and the registration alive.
     script = f"""
 import numpy, onnxruntime
@@ -100,7 +100,7 @@ def test_library_exports_two_entry_points(library: Path) -> None:
 
 
 def threads_of_process() -> set[int]:
-    gc.collect()  # Sessions that a caught exception's frames hold keep their threads until then.
+    gc.collect()  # Sessions in the frames of a caught exception keep their threads until then.
     return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
@@ -136,7 +136,7 @@ def test_sessions_on_pools_of_all_sizes_compute_at_once(make_session: MakeSessio
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no other for a worker")
 def test_workers_stay_off_core_of_their_caller(make_session: MakeSession) -> None:
-    # Left to itself, Linux wakes a worker on the caller's core, where the two would take turns.
+    # Without this, Linux wakes a worker on the caller's core, where the two would take turns.
     cores = os.sched_getaffinity(0)
     x = np.ones(300_000, np.float32)
     before = threads_of_process()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A long prompt computed slice by slice (ep/partition/schedule.h) gives what it gives when computed at once."""
+"""A long prompt gives the same results slice by slice (ep/partition/schedule.h) as at once."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_sliced_prompt_equals_whole_one(make_session: MakeSession, tmp_path: Pat
     held = case.capacity - 100 if "sliding" in case.attributes else None
     for row, length in enumerate(case.lengths):
         np.testing.assert_allclose(sliced[0][row, :length], whole[0][row, :length], rtol=0, atol=TOLERANCE * largest)
-        # Keys and values are inputs: they are stored as they come.
+        # Keys and values are inputs, and are stored unchanged.
         for ours, theirs in zip(sliced[2:], whole[2:], strict=True):
             assert ours.shape == theirs.shape
             rows = held or case.past + length

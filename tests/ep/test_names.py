@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are not UTF-8, which protobuf lets through: messages show them escaped, and they cause no fallback."""
+"""Names that are not UTF-8, which protobuf accepts: messages show them escaped, and they cause no fallback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes that only a run shows: errors before anything is written, or ONNX Runtime's CPU provider for that run."""
+"""Shapes that are known only in a run: errors before anything is written, or ORT's CPU provider for that run."""
 
 from __future__ import annotations
 

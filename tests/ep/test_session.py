@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph that the device takes whole: one partition, the same numbers, every kind of input and output."""
+"""A graph that the device takes as a whole: one partition, the same numbers, every kind of input and output."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_values_live_as_long_as_they_are_read(make_session: MakeSession) -> None
         check(session, graph, {"x": integers(size)})
 
 
-def test_run_shapes_may_change(make_session: MakeSession) -> None:
+def test_changed_run_shapes_compute_right_outputs(make_session: MakeSession) -> None:
     session = make_session(CHAIN)
     for size in (1, 100, 3, 1000, 0, 7):
         check(session, CHAIN, {"x": integers(size), "y": integers(size)})
@@ -135,7 +135,7 @@ def test_session_lists_inputs_and_outputs(make_session: MakeSession, graph: str)
     check(make_session(graph, strict=True), graph, {name: integers(*shape) for name, shape in shapes.items()})
 
 
-def test_initializer_may_be_overridden(make_session: MakeSession) -> None:
+def test_overridden_initializer_changes_output(make_session: MakeSession) -> None:
     graph = "g (float[3] x, float[3] w) => (float[3] z) <float[3] w = {1, 2, 3}> { z = Mul(x, w) }"
     check(make_session(graph, strict=True), graph, {"x": integers(3), "w": integers(3) + 1})
 
@@ -190,7 +190,7 @@ def bind(session: onnxruntime.InferenceSession, values: dict[str, Any], outputs:
     return binding
 
 
-def test_output_may_be_bound_to_input_read_before(make_session: MakeSession) -> None:
+def test_output_bound_to_input_read_before_is_right(make_session: MakeSession) -> None:
     session = make_session("g (float[3] x, float[3] y) => (float[3] z) { a = Add(x, y)  z = Mul(a, y) }")
     x, y = integers(3), integers(3) + 1
     # An OrtValue uses the memory of its array.

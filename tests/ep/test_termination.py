@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
     from tests.ep.conftest import MakeSession
 
-# A run of seconds, of which the test waits for DELAY and one of the steps.
+# A run of seconds. The test waits for DELAY and one step of it.
 STEPS, WIDTH, ROWS = 400, 256, 4000
 DELAY = 0.2
-# ORT's message for a node's error, then its own words for a run that was terminated: those of a run that it ends itself
-# come alone.
+# ORT's message for a node's error, then its text for a terminated run. A run that ORT ends itself has only the text.
 ENDED = "while running FlowNPU.*terminate flag"
 
 
@@ -38,7 +37,7 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture
 def terminated() -> Iterator[onnxruntime.RunOptions]:
-    """Options of a run that is told to end DELAY after it began."""
+    """Options of a run that is told to end DELAY after its start."""
     options = onnxruntime.RunOptions()
     timer = threading.Timer(DELAY, lambda: setattr(options, "terminate", True))
     timer.start()

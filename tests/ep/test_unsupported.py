@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that the device does not take: an error, or left to ORT's CPU provider, but never silently."""
+"""Nodes that the device does not take cause an error, or run on ORT's CPU provider, but never silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ep.conftest import HEADER, parse, reference
 if TYPE_CHECKING:
     from tests.ep.conftest import MakeSession, Placed
 
-# No language model has a Det, so no device will ever take it.
+# No language model has a Det, so no device will ever take this operator.
 IN_THE_MIDDLE = """g (float[2,2] x) => (float[2,2] z) {
     a = Add(x, x)  b = Mul(a, x)  [odd] d = Det(b)  c = Add(b, x)  e = Mul(c, d)  z = Add(e, a)
 }"""
@@ -31,7 +31,7 @@ def test_error_lists_nodes_and_reasons(make_session: MakeSession, by_name: bool,
 
 
 @pytest.mark.parametrize("choice", ["warn", "cpu"])
-def test_fallback_splits_around_node(placed: Placed, choice: str) -> None:
+def test_fallback_splits_partition_around_node(placed: Placed, choice: str) -> None:
     session, placement = placed(IN_THE_MIDDLE, {"on_unsupported": choice})
     # Add, Mul, Add before (c does not need d) and Mul, Add after.
     assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (6, 5, 2)
@@ -106,7 +106,7 @@ def test_tensor_attribute_of_unsupported_type_is_named(make_session: MakeSession
     assert "ConstantOfShape 'c': value 'c' has type double, which no device takes" in str(raised.value)
 
 
-# `a` is read inside the branches only: an edge of the graph that no input list shows.
+# Only the branches read `a`: an edge of the graph that no input list shows.
 CONTROL_FLOW = """g (float[2] x, bool c) => (float[2] z) {
     a = Add(x, x)
     b = If (c) <then_branch = t () => (float[2] p) { p = Mul(a, x) },
@@ -217,7 +217,7 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
 def test_lowered_node_is_taken_with_its_parts(
     make_session: MakeSession, placed: Placed, graph: str, feeds: Any, reason: str
 ) -> None:
-    """An operator that is lowered is taken only if the operators that it becomes are."""
+    """A lowered operator is taken only if its replacements are taken."""
     with pytest.raises(Exception, match=reason):
         make_session(graph)
     session, placement = placed(graph, {"on_unsupported": "cpu"})

@@ -45,7 +45,7 @@ def test_virtual_device_comes_beside_processor(library: Path) -> None:
 
 
 def test_session_on_virtual_device_is_emulated(library: Path) -> None:
-    """Without artifacts beside the model it fails, but with an error of the emulator's."""
+    """Without artifacts beside the model the session fails, but with an error of the emulator."""
     body = """
         import onnx, onnx.parser
         onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)

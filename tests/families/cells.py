@@ -88,7 +88,7 @@ def run_form(
 
 
 def _checked(cell: Cell, tiny: TinyModel, export: Path | None, calls: Calls) -> Cell:
-    """The cell; if it is beyond its bound because the export itself computes something else, one that says so."""
+    """The cell. If it is beyond its bound because the export itself is wrong, a cell that says so."""
     if export is None or cell.error <= cell.bound:
         return cell
     try:
@@ -128,7 +128,7 @@ def _run(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], fold
 
 
 def _check_decoder(model: Path) -> None:
-    """Raises FlowNPUError if the array has no place for the layers; without it, single operators would be built."""
+    """Raises FlowNPUError if the array does not support the layers; without this, single operators would be built."""
     if (model / "genai_config.json").is_file():
         read_decoder(model)
         return
@@ -139,7 +139,7 @@ def _check_decoder(model: Path) -> None:
 
 
 def array_refusal(error: FlowNPUError) -> str:
-    """Why the NPU's designs have no place for a model's layers, without the node's name."""
+    """The reason why the NPU's designs do not support a model's layers, without the node's name."""
     reason = told(str(error)).rpartition(NO_PLACE)[2]
     return re.sub(r"^\w+ '[^']*': ", "", reason)
 

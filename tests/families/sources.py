@@ -36,7 +36,7 @@ _NOT_READ = "`flownpu convert` reads no GGUF files of this family"
 
 
 class RefusedError(Exception):
-    """There is no model to run; the text says who refuses it and why."""
+    """There is no model to run; the text says which tool refuses it and why."""
 
 
 def checkpoint(_form: str, tiny: TinyModel, folder: Path) -> Made:
@@ -110,8 +110,8 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-# The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes something
-# else than the checkpoint with longer texts.
+# The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes other
+# results than the checkpoint with longer texts.
 WITHIN = {
     ("mistral", "GGUF"): "its window",
     ("mistral", "GenAI, as it is"): "its window",

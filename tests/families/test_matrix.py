@@ -59,7 +59,7 @@ def test_families_page_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("form", sorted(ALL_CONFIGS))
 def test_array_refusals_are_as_recorded(form: str, tmp_path: Path) -> None:
-    """The reason why the array does not take a form, if it does not; for all forms, because nothing has to run."""
+    """The reason why the array does not take a form, for all forms, because nothing has to run."""
     decoder = read_decoder(configuration(form).to_dict())
     write_model(tmp_path, decoder, RandomWeights(0), ModelOptions())
     refused = ""

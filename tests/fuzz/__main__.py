@@ -149,7 +149,7 @@ def replay(
 
 
 def _limit_memory() -> None:
-    """Limits this process, where the reference computes: a case may hold gigabytes between its nodes."""
+    """Limits the memory of this process, which computes the reference: a case may hold gigabytes between its nodes."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (REFERENCE_BYTES, hard))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of random numbers, ordinary and extreme, of every element type; they are stored as a kind and a seed."""
+"""Arrays of random numbers, ordinary and extreme, of every element type, stored as a kind and a seed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def limits(dtype: np.dtype[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Source:
-    """Where an array comes from: `kind` and `seed` of its numbers, or the numbers themselves (`given`)."""
+    """The source of an array: `kind` and `seed` of its numbers, or the numbers themselves (`given`)."""
 
     type: int
     shape: tuple[int, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures by which findings of the same cause are recognised, and whether a refusal gives a reason."""
+"""Signatures that are equal for findings of the same cause, and a test whether a refusal gives a reason."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def has_a_reason(model: bytes, text: str) -> bool:
         return True
     if any(node.op_type in message for node in onnx.load_from_string(model).graph.node):
         return True
-    # ONNX Runtime's own errors: those that it finds in a graph or a feed before it asks a provider, and those of its
-    # kernels, whose nodes may have no name after its optimiser: these begin with a line of its sources.
+    # ONNX Runtime's own errors. It finds some in a graph or a feed before it asks a provider. Others come from its
+    # kernels: their nodes may have no name after the optimiser, and the errors begin with a line of its sources.
     its_own = r"/onnxruntime_src/|Status Message: \w+\.(?:h|cc):\d+ |INVALID_GRAPH|Load model|INVALID_ARGUMENT"
     return bool(re.search(its_own, message))
 
@@ -50,7 +50,7 @@ def first_stack(report: str) -> str:
 
 
 def is_elsewhere(ended: Ended) -> bool:
-    """Whether a sanitizer's error is in code that is not FlowNPU's, or in a run that FlowNPU left to ONNX Runtime."""
+    """Whether a sanitizer's error is outside FlowNPU's code, or in a run that FlowNPU left to ONNX Runtime."""
     if "SUMMARY: " not in ended.report:
         return False
     ours = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choices that are read from bytes which hypothesis draws.
+"""Choices from bytes that hypothesis draws.
 
-A draw of hypothesis costs 0.15 ms, and a graph takes a hundred choices: so hypothesis draws one string of bytes for
-each node, and choices are read from it. Smaller bytes mean earlier options, which are the simpler ones, and when the
-bytes have run out, the first option is chosen: so when hypothesis shrinks bytes, it shrinks graphs.
+A draw of hypothesis costs 0.15 ms, and a graph takes a hundred choices. So hypothesis draws one string of bytes for
+each node, and choices are read from it. Smaller bytes mean earlier, simpler options. When the bytes have run out, the
+first option is chosen. So hypothesis shrinks graphs when it shrinks bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Choices:
         return options[self.below(len(options))]
 
     def chance(self, percent: float) -> bool:
-        """Whether a rare event happens, which does in `percent` of all cases."""
+        """Whether a rare event happens, in `percent` of all cases."""
         # Large bytes mean that it happens, so that in shrunk cases it does not.
         return self._byte() >= 256 - 2.56 * percent
 

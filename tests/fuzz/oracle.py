@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells right outcomes of a case from findings.
+"""Distinguishes right outcomes of a case from findings.
 
 ONNX Runtime's CPU provider runs the model as it is, unoptimised; FlowNPU runs it with the case's options. Then
 
@@ -59,7 +59,7 @@ STATED = (
 
 @dataclass
 class Finding:
-    """Something wrong. Findings that seem to have one cause share a `signature`; `text` says all that is known."""
+    """A wrong outcome. Findings that seem to have one cause share a `signature`; `text` has all known facts."""
 
     signature: str
     text: str
@@ -252,7 +252,7 @@ def _with_all_outputs(model: onnx.ModelProto, known: dict[str, Bounds | None]) -
 
 
 def _is_named(finding: Finding, refusal: str) -> bool:
-    """Whether wrong numbers come from an operator that the refusal names: it ran on ONNX Runtime's CPU provider."""
+    """Whether wrong numbers come from an operator in the refusal, which ran on ONNX Runtime's CPU provider."""
     operator = re.match(r"numbers of (\w+)", finding.signature)
     return operator is not None and re.search(rf"\b{operator[1]} '", refusal) is not None
 

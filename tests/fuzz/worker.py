@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process in which cases are run, so that a crash, a sanitizer's report or a hang is a finding and does not end all.
+"""A process that runs cases, so that a crash, a sanitizer's report or a hang is a finding and does not end the
+campaign.
 
 Importing ONNX Runtime, above all under AddressSanitizer, takes longer than thousands of cases. So a *server* does it
 once; a fork of it, the *runner*, answers calls until a case ends it, and then the server says so and forks the next

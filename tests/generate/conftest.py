@@ -24,7 +24,7 @@ CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 
 
 class Steady(CandidateBudget):
-    """Always asks for as many candidates as there may be, so that what a test computes does not depend on the clock."""
+    """Always asks for the most candidates, so that a test's results do not depend on the clock."""
 
     def count(self) -> int:
         return self.most
@@ -112,7 +112,7 @@ def drafted(topics: Path, noisy: Path) -> LanguageModel:
 
 @pytest.fixture(scope="session")
 def generate() -> Callable[..., list[int]]:
-    """Gives a generator a prompt, and returns the tokens that it writes."""
+    """Gives a generator a prompt, and returns the generated tokens."""
 
     def tokens(generator: Any, prompt: Any, count: int) -> list[int]:
         generator.append_tokens(prompt)

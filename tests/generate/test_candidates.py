@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where candidates come from, how many there are, and which models cannot have them."""
+"""The source and number of candidates, and the models that cannot have them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def play(budget: CandidateBudget, steps: int, kept: float, row_cost: float) -> t
 
 @pytest.mark.parametrize("row_cost", [0.05, 0.3, 1.0])
 def test_wrong_candidates_cost_little(row_cost: float) -> None:
-    """They take a hundredth of the time; and at the start a step and a half and a few tries, until costs are known."""
+    """Candidates take a hundredth of the time. At the start, costs are unknown, and a step and a half and a few tries
+    are lost.
+    """
     seconds, tokens = play(CandidateBudget(StepTimes(), 3, 0.01), 1000, 0.0, row_cost)
     assert seconds <= 1.01 * tokens + 1.5 + 2 * 3 * row_cost
     # Candidates are still tried now and then.

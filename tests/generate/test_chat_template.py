@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates rendered here and by transformers: what templates use, the files they are in, what they may take."""
+"""Chat templates rendered here and by transformers: their features, files and limits."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def test_public_templates_equal_transformers():
 
 
 def test_tool_call_without_content_is_rendered():
-    """Where transformers refuses: DeepSeek's templates compare content with none, others join it to a text."""
+    """In cases that transformers refuse: DeepSeek's templates compare content with none, others join it to a text."""
     messages = [ASK, called(None, weather={"city": "Köln"}), result("weather", "3 °C")]
     own = template(WRITTEN_BY_US["call texts"])
     assert own.render(messages, TOOLS) == 'user  How is it?\n{"city": "Köln"}!tool3 °C'

@@ -67,7 +67,7 @@ def test_control_tokens_in_text_are_plain_text(kind: str, folder: Path, referenc
     tools = [{"type": "function", "function": {"name": "<s>", "parameters": {"properties": {"<|turn|>": {}}}}}]
     expected = reference.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
     got = tokens_of(Tokenizer(folder), folder, messages, tools)
-    if kind == "Unigram":  # the vocabulary's other names are pieces of their own; that none is used shows below
+    if kind == "Unigram":  # other names of the vocabulary are separate pieces; the test below shows that none is used
         control = {Tokenizer(folder).token(name) for name in CONTROL if name != "<unk>"}
         assert [t for t in got if t in control] == [t for t in expected if t in control]
         return
@@ -116,7 +116,7 @@ def test_json_of_template_leaves_no_marks(folder: Path) -> None:
 
 
 def test_repeated_control_tokens_take_linear_time(folder: Path) -> None:
-    """A bound that tells a search of each name at each place from one of all: seconds here, against minutes."""
+    """A time limit that distinguishes one search from a search of each name at each place: seconds against minutes."""
     tokenizer = Tokenizer(folder)
     began = time.monotonic()
     text = tokenizer.mark("<|tur<|turn|><" * 50_000)

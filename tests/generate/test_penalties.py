@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penalties, biases and min-p: transformers' processors and formulas in float64 say what they must be."""
+"""Penalties, biases and min-p against transformers' processors and formulas in float64."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ WANTED = [
     Penalties(((7, 2.5),), 1.2, 0.5, -0.5, 0.05),
     Penalties(((7, 2.5),), 1.2, 0.5, -0.5, 0.05, window=10**6),
 ]
-# The model is so sure of its tokens that weaker penalties change no answer.
+# The model is so sure of its tokens that only strong penalties change an answer.
 STRONG = [
     Penalties(bias=((506, 3.0), (379, -100.0))),
     Penalties(repetition=3.0),
@@ -168,14 +168,14 @@ def test_bias_of_100_decides_and_guidance_still_holds(plain, answer):
     (token,) = plain.tokens_of_text(" the")[1:]
     bias = Penalties(bias=((int(token), 100.0),))
     assert answer(plain, bias, count=4)[0] == [token] * 4
-    # Nothing that the grammar allows passes min-p or has the bias: the likeliest of the allowed tokens are taken.
+    # No allowed token passes min-p or has the bias, so the likeliest of the allowed tokens are taken.
     both = dataclasses.replace(bias, min_p=1.0, frequency=2.0)
     guided = answer(plain, both, count=6, temperature=1, seed=1, guidance=Guidance("start: /[0-9]{6,9}/"))[1]
     assert re.fullmatch("[0-9]+", guided)
 
 
 def test_slot_goes_on_with_other_penalties(plain, answer):
-    """Penalties are no part of GenAI's generator, so that what it holds is used by requests with others."""
+    """Penalties are no part of GenAI's generator, so requests with other penalties use its cache."""
     answer(plain, Penalties(frequency=9.0))
     tokens, _, end = answer(plain, Penalties(presence=12.0))
     assert end.cached_tokens > 0

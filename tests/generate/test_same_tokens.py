@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are the same with candidates, right or wrong, as without: greedy or sampled, with guidance or penalties."""
+"""Candidates, right or wrong, do not change tokens: greedy or sampled, with guidance or penalties."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_right_and_wrong_candidates_keep_text(
 def test_end_of_text_among_candidates_ends_answer(
     plain: LanguageModel, looking: LanguageModel, held_out: str, generate: Callable[..., list[int]]
 ) -> None:
-    """Candidates after the token that ends a text are not taken, and the next turn goes on after that token."""
+    """Candidates after the end-of-text token are dropped, and the next turn continues after that token."""
     (end, *_) = sorted(plain.ending_tokens)
     prompt, more = plain.tokens_of_text(held_out[:300]), plain.tokens_of_text(held_out[300:400])
     # A constraint that has the text end after four letters.

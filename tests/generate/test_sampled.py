@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampled with candidates, a token comes as often as its probability says, whatever was proposed."""
+"""With sampling and candidates, a token's frequency equals its probability, whatever was proposed."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_token_text_and_bytes_follow_openai(small: Tokenizer, byte: Callable[[in
     ],
 )
 def test_token_special_by_configuration_is_special(more: dict[str, Any], tmp_path: Path) -> None:
-    """As in transformers; but a token that the model has no number for stays text."""
+    """As in transformers, except that a token without a number stays text."""
     write_tokenizer(tmp_path, KINDS[0])
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | more))

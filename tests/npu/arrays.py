@@ -42,7 +42,7 @@ class Bench:
         return buffer
 
     def buffers(self, plan: Plan, **contents: np.ndarray) -> dict[str, Any]:
-        """The call's buffers by name; those without given content are full of NaN."""
+        """The call's buffers by name; buffers without given content are full of NaN."""
         return {
             record.name: self.buffer(contents.get(record.name, np.full(record.type.bytes, 0xFF, np.uint8)))
             for record in plan.sequence.buffers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of Linux's driver amdxdna and an NPU's firmware: whether it starts the NPU, and what it logs if it does not.
+"""A model of Linux's driver amdxdna and an NPU's firmware: whether the driver starts the NPU, and its log if not.
 
 From drivers/accel/amdxdna, for the NPUs of XDNA2 (17f0): aie2_pci.c and npu4_regs.c of Linux 6.19 and 7. The firmware
 tells the version of its mailbox's protocol. A driver of Linux 6.19 takes protocol 6 from 6.12 on; one of Linux 7 takes

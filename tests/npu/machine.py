@@ -32,7 +32,7 @@ TIME_LIMIT, BUSY = "FLOWNPU_NPU_TIMEOUT", "120"
 
 
 def require() -> None:
-    """Skips the test where there is no XRT to build the plugin with or to run."""
+    """Skips the test if XRT is missing, which building or running the plugin needs."""
     for name in ("xrt-headers", "xrt"):
         if tools.find(name) is None:
             pytest.skip(tools.reason(name))

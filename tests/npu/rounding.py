@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import transformers
 
 # The matrix unit reads 8 neighbours with one shared exponent (aie/kernels/README.md). A mantissa's unit is 2^-6 of the
-# largest neighbour's power of two. For normally distributed numbers the rms of that power is 1.38 times their own, and
-# errors are evenly spread over a unit.
+# largest neighbour's power of two. For normally distributed numbers the rms of that power is 1.38 times the numbers'
+# rms, and errors are evenly spread over a unit.
 BLOCK_ROUNDING = 1.38 * 2.0**-6 / math.sqrt(12)
 # Runs with independent errors. By chance the rms of two runs' errors in some hundred logits varies less than a tenth.
 COPIES = 2
@@ -53,7 +53,7 @@ def array_error(
 
 
 def decoder_error(model: Any, run: Callable[[], torch.Tensor], *, prompt: bool, seed: int = 0) -> float:
-    """Like `array_error`, for whatever `run` computes with the model, which may take images."""
+    """Like `array_error`, for any computation `run` with the model, which may take images."""
     return _error(run, lambda noise: _decoder_hooks(model, noise, prompt), seed)
 
 

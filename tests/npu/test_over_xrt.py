@@ -80,7 +80,7 @@ NOT_STARTED = (
             r"version .*XRT has not loaded libxrt_driver_xdna.so.2 \(libxrt_driver_xdna.so.2: cannot open shared .*"
             rf"{INSTALL}",
         ),
-        # Without this library nobody knows whether there is an NPU.
+        # Without this library the presence of an NPU is unknown.
         ({"devices": 0}, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
         (NO_DRIVER, ["libxrt_driver_xdna"], rf"version .*XRT has not loaded libxrt_driver_xdna.so.2 .*{INSTALL}"),
         ({}, ["libxrt_core.so"], rf"version .*No such library .*/libxrt_core\.so\.2.*{INSTALL}"),

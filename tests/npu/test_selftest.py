@@ -59,7 +59,7 @@ def test_stages_run_and_are_timed(tmp_path, capfd):
     assert {stage["outcome"] for stage in report["rungs"]} == {"passed"}
     assert "NPU Strix, firmware 255.0.5.35, XRT 2.25" in report["runtime"]
     assert all(len(stage["run"]["seconds"]) == 20 for stage in report["rungs"])
-    # The values that a double measures mean nothing; the test asks only that they are there.
+    # A double measures meaningless values; the test only asks whether they exist.
     found = {each["name"]: each for each in report["measurements"]}
     assert set(found) == {each.name for each in MEASURES}
     assert {"dispatch", "own_host_per_logit"} <= set(report["measured"])

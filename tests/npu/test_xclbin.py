@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""xclbins that XRT's own xclbinutil makes of what `flownpu build` gives it, read with the same tool.
+"""xclbins that XRT's own xclbinutil makes from `flownpu build`'s files, read with the same tool.
 
 `make test` gets Debian's (scripts/tools.py). It takes a PDI for plain bytes, so stand-ins replace the compilers.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artifacts as for a real NPU, for the double of its driver: the emulator's words in place of what aiecc makes."""
+"""Artifacts as for a real NPU, for the double of its driver: the emulator's words replace aiecc's output."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Driver:
         self._library.xdna_driver_end_hung_calls()
 
     def settle(self) -> None:
-        """Waits until the driver has done with commands that have ended, or fails where one does not end."""
+        """Waits until the driver has finished with ended commands, or fails if one does not end."""
         # Far more than it takes on a busy machine.
         assert self._library.xdna_driver_settle(ctypes.c_int64(60_000)), "a command has not ended within a minute"
 
@@ -76,7 +76,7 @@ class Driver:
         return int(self._library.xdna_driver_alive(kind.encode()))
 
     def violations(self) -> list[str]:
-        """Descriptions of what XRT or the plugin did and must not do."""
+        """Descriptions of forbidden actions of XRT or the plugin."""
         text = ctypes.create_string_buffer(1 << 16)
         self._library.xdna_driver_violations(text, ctypes.c_size_t(len(text)))
         return text.value.decode().splitlines()

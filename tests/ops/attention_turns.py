@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of attention's cases that every engine is tried on: calls, outputs by softmax over all keys, and bounds."""
+"""The table of attention's cases for every engine: calls, outputs by softmax over all keys, and bounds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing: lets Python look at what no user sees: plans, the pool of threads, the NPU's
+// flownpu_testing: lets Python test parts that no user sees: plans, the pool of threads, the NPU's
 // path.
 #include "tests/ops/bindings.h"
 

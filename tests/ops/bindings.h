@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing: what bindings.cc leaves to other files of this folder.
+// flownpu_testing: the parts of bindings.cc that are in other files of this folder.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
-// ThreadPool, which tells which thread did which task.
+// ThreadPool, which reports the thread of each task.
 void bind_thread_pool(nanobind::module_& module);
 
 // interleave(), interleave_file() and ask_for_large_pages(), of arrays.
@@ -12,5 +12,5 @@ void bind_pages(nanobind::module_& module);
 
 // flownpu_testing.gpu: the kernel language, and kernels on an OpenCL device.
 void bind_gpu(nanobind::module_& module);
-// The device of a session; after what the NPU binds of nodes and steps.
+// The device of a session; bound after the NPU's nodes and steps.
 void bind_gpu_session(nanobind::module_& module);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares and runs one node on the CPU device, on numpy arrays, through `flownpu._native`.
 
-`testing` is the C++ module `flownpu_testing`: what users do not see.
+`testing` is the C++ module `flownpu_testing`, with parts that users do not see.
 """
 
 import importlib.util
@@ -107,7 +107,7 @@ class Node:
         outputs: list[np.ndarray | None] = []
         for i, shape in enumerate(self._node.infer(given)):
             name = self._outputs[i]
-            # NaN where a kernel forgets to write.
+            # NaN shows elements that a kernel forgets to write.
             fresh = None if not name else np.full(shape, 0xFF, np.uint8).astype(DTYPES[name])
             if fresh is not None and fresh.dtype.kind == "f":
                 fresh.fill(np.nan)
@@ -116,7 +116,7 @@ class Node:
         return outputs
 
     def bound(self, inputs: list[np.ndarray | None], outputs: list[np.ndarray | None]) -> Callable[[], None]:
-        """A function that runs the node on this memory, with nothing to do before the kernel; for benchmarks."""
+        """A function that runs the node on this memory, without any work before the kernel; for benchmarks."""
         given, into = ([_argument(array) for array in arrays] for arrays in (inputs, outputs))
         return lambda: self._node.run(given, into)
 

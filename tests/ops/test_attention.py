@@ -79,7 +79,8 @@ def test_gpu_attention_equals_definition(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["first prompt", "prompt in parts", "one token, growing"])
 def test_growing_cache_of_unoptimised_graph_equals_definition(name: str) -> None:
-    # ONNX Runtime may take past's capacity for present's, and put the second node's present into the first one's past.
+    # ONNX Runtime may confuse past's capacity with present's, and put the second node's present into the first one's
+    # past.
     TURNS[name].check(attend(TURNS[name], layers=2, optimised=False))
 
 

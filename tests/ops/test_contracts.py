@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts of operators against the operators' schemas: nothing that a schema has may be unknown to us."""
+"""The contracts of operators against the operators' schemas: we know every part of a schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTRACTS = _native.contracts()
 NAMES = [f"{contract.domain}::{contract.op_type}" for contract in CONTRACTS]
 OURS = [contract for contract in CONTRACTS if contract.domain == "ai.flownpu"]
 OTHERS = [contract for contract in CONTRACTS if contract.domain != "ai.flownpu"]
-# Before version 6 an attribute said which inputs an operator overwrites; no model uses it.
+# Before version 6 an attribute listed the inputs that an operator overwrites; no model uses it.
 HISTORICAL = {"consumed_inputs"}
 
 
@@ -70,7 +70,7 @@ def test_schema_ports_and_attributes_are_known_to_contract(contract: Any) -> Non
 def test_input_names_equal_last_schema(contract: Any) -> None:
     last = next(s for s in versions(contract) if s.since_version == contract.last_version)
     inputs = [port.name for port in contract.inputs if port.presence != _native.Presence.ATTRIBUTE]
-    # Where there is only one input, or all are alike, names may differ.
+    # If there is only one input, or all are alike, names may differ.
     if len(inputs) > 1 and len(last.inputs) > 1:
         assert inputs == [port.name for port in last.inputs][: len(inputs)]
 
@@ -88,7 +88,7 @@ def test_contract_types_are_in_schema(contract: Any) -> None:
 
 @pytest.mark.parametrize("contract", OURS, ids=lambda c: c.op_type)
 def test_flownpu_contracts_equal_definitions(contract: Any) -> None:
-    """Documentation, functions and definitions are made from it."""
+    """The contract is the source of documentation, functions and definitions."""
     assert contract.op_type in OPERATORS
     parts = [*contract.inputs, *contract.outputs, *contract.attributes]
     assert not [part.name for part in parts if not part.meaning]
@@ -119,7 +119,7 @@ def test_call_outside_contract_is_refused(op_type: str, inputs: int, keywords: d
 
 
 def test_shape_letter_is_same_length_in_all_inputs() -> None:
-    """In a shape that is known, and in one that comes at run time."""
+    """In a known shape, and in a shape at run time."""
     inputs = [np.ones((1, 1, 4), np.float32), np.zeros(1, np.int64), np.ones((4, 2), np.float32)]
     wrong = np.ones((5, 2), np.float32)
     with pytest.raises(ValueError, match=r"input 3 \(sin_cache\): expected shape \[4,2\], got \[5,2\]"):

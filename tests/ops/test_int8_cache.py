@@ -121,6 +121,6 @@ def test_stock_onnxruntime_attention_equals_cpu(name: str) -> None:
         assert cache.shape == wanted.shape
         assert cache.dtype == np.int8
         difference = np.abs(dequantise_rows(cache) - dequantise_rows(wanted))[:, :, :kept]
-        # No more than a tie that fell to the other side.
+        # At most a tie that was rounded the other way.
         assert difference.max() <= np.abs(dequantise_rows(wanted)).max() / 126
         assert (difference > 0).mean() < 0.01

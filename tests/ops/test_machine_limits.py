@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a machine the process may use, by made-up control groups of both versions."""
+"""The process's share of a machine, by made-up control groups of both versions."""
 
 import os
 import subprocess
@@ -121,13 +121,13 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 def test_thread_pool_keeps_to_quota(tmp_path):
-    """In a mount namespace of its own the process finds a made-up quota where it looks for it."""
+    """In a separate mount namespace the process finds a made-up quota in the usual place."""
     file = tmp_path / "group/cpu.max"
     mount = f"30 23 0:26 / {file.parent} rw - cgroup2 cgroup2 rw"
     for name, text in {"mountinfo": mount, "cgroup": "0::/", "group/cpu.max": "100000 100000"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    # Exit code 77 tells a mount that fails from a program that does.
+    # Exit code 77 distinguishes a failed mount from a failed program.
     shown = " && ".join(f'mount --bind "{tmp_path}/{name}" /proc/$$/{name}' for name in ("mountinfo", "cgroup"))
     script = f'({shown}) || exit 77; exec "$0" -c "$1"'
     command = ["unshare", "--mount", "sh", "-c", script, sys.executable, STARTED]

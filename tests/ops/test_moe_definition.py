@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NXMoE's function in stock ONNX Runtime, against the equation, and the nodes that are refused one."""
+"""Q4NXMoE's function in stock ONNX Runtime, against the equation, and the refused nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The projections' and the gather's functions in stock ONNX Runtime, and which functions a model is given."""
+"""The projections' and the gather's functions in stock ONNX Runtime, and the functions that a model gets."""
 
 from __future__ import annotations
 

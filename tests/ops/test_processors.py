@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores, their speeds and nodes of memory, from made-up trees of /sys: which processors compute, and why."""
+"""Cores, their speeds and nodes of memory, from made-up trees of /sys: the computing processors, with reasons."""
 
 import mmap
 import re

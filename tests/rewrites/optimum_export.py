@@ -92,7 +92,7 @@ def environment(name: str = "optimum", more: tuple[str, ...] = ()) -> Path:
         if folder is not None:
             run([sys.executable, "-m", "venv", "--without-pip", folder], root / "venv.log")
             pip = [sys.executable, "-m", "pip", "--python", folder, "install", "--disable-pip-version-check"]
-            # Python compiles a module when it imports it; most of these are never imported.
+            # Python compiles a module at its import, and most of these are never imported.
             run([*pip, "--no-compile", "--no-deps", *requirements], root / "pip.log")
             # Last on the path, so that what was installed above hides the newer versions of the tests' environment.
             site = next((folder / "lib").glob("python*")) / "site-packages"

@@ -99,7 +99,7 @@ def feeds_of(session: ort.InferenceSession, *, past: int = 0, new: int = 11, pad
 
 
 def _end(ids: Array, mask: Array) -> Array:
-    """Ends each text: CLIP's embedding is that of the end token, or of the first token, maybe padding, without one."""
+    """Ends each text: CLIP's embedding is that of the end token or, without one, of the first token, maybe padding."""
     last = mask.shape[1] - 1 - np.argmax(mask[:, ::-1], axis=1)
     ids[np.arange(len(ids)), last] = DECODER["eos_token_id"]
     return ids

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entries of the matrix of families and sources: each a decoder, and what it has to compute.
+"""The entries of the matrix of families and sources: each a decoder with its reference.
 
 An entry is a folder that FlowNPU runs, and its reference in float32 with the same dequantised weights: transformers'
 model for checkpoints and GGUF files, the export itself in ONNX Runtime's CPU provider for exports.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu explain` and `flownpu verify` of what real exporters write."""
+"""`flownpu explain` and `flownpu verify` of real exporters' models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_optimum_export_names_left_nodes(optimum_exports: dict[str, Path], capfd
     code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
     assert (code, found["source"]) == (0, "plain")
     left = [node for node in found["placement"]["nodes"] if node["place"] == "cpu"]
-    assert left == []  # though it is not converted: the device computes GELU's Erf too
+    assert left == []  # although it is not converted: the device also computes GELU's Erf
     assert {attention["kind"] for attention in found["attentions"]} == {"MHA"}
     assert any("less than 32" in miss["reason"] for miss in found["misses"])  # the token types' table has 2 rows
 

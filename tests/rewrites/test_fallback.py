@@ -25,7 +25,7 @@ PROVIDER = "FlowNPUExecutionProvider"
 PROMPT = [2, 17, 5, 9]
 WINDOW = 16  # the export's; its cache has at least as many tokens
 PATHS = ["unconverted GenAI", "converted GenAI", "checkpoint", "GGUF", "optimum"]
-# No device has Round, and what it makes of logits is easily computed from them.
+# No device has Round, and its effect on logits is easily computed.
 FOREIGN = "Round 'foreign': the cpu device has no ai.onnx::Round"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu convert` of a GenAI model folder: what it writes, what it refuses, and that GenAI runs it."""
+"""`flownpu convert` of a GenAI model folder: its output, its refusals, and runs in GenAI."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_optimum_generates_same_tokens(name: str, pad: str, generated: Any) -> N
             error = BFLOAT16_TOLERANCE * np.linalg.norm(expected)
             assert np.linalg.norm(logits - expected) <= error
             ours, theirs = found["tokens"][row, step], reference["tokens"][row, step]
-            if ours != theirs:  # only where rounding may swap the logits; from there on the texts differ
+            if ours != theirs:  # only if rounding may swap the logits; from there on the texts differ
                 assert expected[theirs] - expected[ours] <= 2 * np.max(np.abs(logits - expected))
                 break
             same += 1

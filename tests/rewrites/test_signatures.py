@@ -167,7 +167,7 @@ def test_unknown_attribute_is_reported(model: ir.Model, rewrite_all: Callable[[i
     ],
 )
 def test_attention_keeps_all_inputs(rule: str, model: ir.Model) -> None:
-    """Inputs that a rule has nothing to do with stay in their places, up to the last."""
+    """Inputs that a rule does not need stay in their places, up to the last."""
     count = len(input_names("FlowQKVAttention"))
     node = next(node for node in model.graph if node.op_type == "FlowQKVAttention")
     node.resize_inputs(count)
@@ -194,7 +194,7 @@ def test_nodes_without_inputs_or_outputs_are_left(name: str) -> None:
         for count in range(len(node.inputs)):
             model = make()
             list(model.graph)[place].resize_inputs(count)
-            with contextlib.suppress(ValueError):  # a rule may say that it is damaged
+            with contextlib.suppress(ValueError):  # a rule may report the damage
                 apply(model, [])
     model = make()
     model.graph.append(ir.node("Nothing", [], num_outputs=0))

@@ -60,7 +60,7 @@ def run(entry: Entry, decoders: list[Any]) -> list[Array]:
     steps = [entry.reference, *decoders]
     found: list[list[Array]] = [[] for _ in steps]
     for start, stop in (*PARTS, *((i, i + 1) for i in range(PROMPT, PROMPT + NEW))):
-        # Every decoder goes on with the reference's token, so that one near tie does not make the texts differ.
+        # Every decoder continues with the reference's token, so that one near tie does not make the texts differ.
         ids = IDS[:, start:stop] if stop <= PROMPT else found[0][-1].argmax()[None, None]
         for step, logits in zip(steps, found, strict=True):
             logits.append(step(ids)[0, -1])

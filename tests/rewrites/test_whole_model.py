@@ -108,7 +108,8 @@ def test_rewriting_again_changes_nothing(exports: dict[str, Path]) -> None:
     first = rewrite(model)
     functions = set(model.functions)
     again = rewrite(model)
-    assert again.applied == {**dict.fromkeys(again.applied, 0), "kv_dtype": 3}  # it counts types that it sets again
+    # the report counts types that were set again
+    assert again.applied == {**dict.fromkeys(again.applied, 0), "kv_dtype": 3}
     assert again.after == first.after
     assert set(model.functions) == functions
 

@@ -47,8 +47,11 @@ def test_tests_of_several_files_are_named_once() -> None:
 
 
 def test_selection_has_the_code_blocks_of_changed_pages_only() -> None:
-    assert check.selection([Path("docs/q4nx.md"), Path("ep/ep.cc")]) == ["-k", "not test_block_runs or docs/q4nx.md"]
-    assert check.selection([Path("ep/ep.cc")]) == ["-k", "not test_block_runs"]
+    assert check.selection([Path("docs/q4nx.md"), Path("ep/ep.cc")]) == [
+        "-k",
+        "not test_marked_code_block_succeeds or docs/q4nx.md",
+    ]
+    assert check.selection([Path("ep/ep.cc")]) == ["-k", "not test_marked_code_block_succeeds"]
 
 
 def test_branched_from_is_the_common_ancestor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ KEYS = "/usr/share/keyrings/some-archive.gpg"
 
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
-    """A machine with only the programs that are added to its path; each records its arguments."""
+    """A machine with only the programs on its path that a test adds; each records its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -128,7 +128,7 @@ def test_machine_without_debian_is_unavailable(apt):
 
 @pytest.fixture
 def build(tmp_path, monkeypatch):
-    """A folder of its own for what is fetched."""
+    """A separate folder for fetched packages."""
     monkeypatch.setattr(tools, "BUILD", tmp_path / "build")
     return tmp_path / "build"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments and models in the cache folder: made once, made anew when their key changes, whole or not there."""
+"""Environments and models in the cache folder: made once, made again when their key changes, complete or missing."""
 
 import sys
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def test_make_environment_installs_once_for_its_requirements(monkeypatch: pytest
 
 
 def test_make_environment_shows_the_error_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Uses this environment's pip: to give the made environment its own takes seconds."""
+    """Uses this environment's pip, because installing pip into the made environment takes seconds."""
 
     def without_own_pip(command: Sequence[str | Path], *others: Any) -> None:
         run([*command, "--without-pip"] if "venv" in command else command, *others)

@@ -39,10 +39,10 @@ def compiled(folder, source, *flags, name="library.so"):
 
 
 def test_libraries_need_no_newer_symbols_than_old_systems_have(tmp_path):
-    """Otherwise a wheel could not be loaded on an old system.
+    """Otherwise an old system could not load a wheel.
 
-    All symbols newer than glibc 2.28 must be moved ones or be defined in old_glibc.cc. (The build that is tested here
-    is linked to this machine's newer glibc.)
+    All symbols newer than glibc 2.28 must be moved ones or be defined in old_glibc.cc. (The tested build is linked to
+    this machine's newer glibc.)
     """
     subprocess.run(["g++", "-std=c++20", "-fPIC", "-c", OLD_GLIBC, "-o", tmp_path / "shims.o"], check=True)
     said = subprocess.run(
@@ -134,7 +134,7 @@ def test_functions_for_older_glibc_wait_and_wake(shims):
     assert SHIMS & set(taken) == set()
     assert [loaded.caught(x) for x in (1, 3)] == [0, 3]  # the unwinder finds its table through old_glibc.cc's function
     assert len({loaded.random_bits() for _ in range(4)}) > 1  # fails by chance once in 2**96 runs
-    # Eight waits of an eighth of a second: some carry a second and some do not.
+    # Eight waits of an eighth of a second: some pass a full second and some do not.
     assert {loaded.expired() for _ in range(8)} == {errno.ETIMEDOUT}
     assert loaded.woken()
 
@@ -224,7 +224,7 @@ def test_source_folder_is_updated_where_sources_changed(tmp_path):
 
 
 def test_compiled_objects_are_kept_for_next_python(tmp_path):
-    """Otherwise scikit-build-core would remove all that was compiled: the next Python has another environment."""
+    """Otherwise scikit-build-core would remove all compiled files, because the next Python has another environment."""
     from scikit_build_core.cmake import CMake, CMaker
 
     build = tmp_path / "build"

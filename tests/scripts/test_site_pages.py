@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site: links of pages that have another place there, and links to sources."""
+"""The documentation site: links to pages with another place there, and links to sources."""
 
 import pytest
 

@@ -92,7 +92,7 @@ def test_partly_enforced_schema_sets_header(run, tmp_path):
 
 
 def test_interrupted_batch_goes_on(source, run, topics, tmp_path):
-    """Killed in the middle, with half a line at the end: nothing is lost, and nothing is done twice."""
+    """Killed in the middle, with half a line at the end: no answer is lost, and none is computed twice."""
     target = tmp_path / "out.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "batch", source, target, "--model", topics, "--slots", "1"]
@@ -210,7 +210,7 @@ def test_target_equal_to_source_is_refused(run, tmp_path, link):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such devices and pipes")
 @pytest.mark.parametrize("kind", ["/dev/full", "/dev/zero", "pipe", "folder"])
 def test_devices_and_pipes_are_refused(run, source, tmp_path, kind):
-    """A device without an end was read for ever, and a pipe is empty when it is read once more."""
+    """A device without an end was read forever, and a pipe is empty at the second reading."""
     place = pathlib.Path(kind)
     if kind == "pipe":
         place = tmp_path / "pipe"
@@ -313,7 +313,7 @@ def test_batch_whose_model_cannot_be_loaded_ends_without_answers(source, tmp_pat
 
 
 def test_batch_ends_on_signal(topics, tmp_path):
-    """SIGTERM while answers are computed: the exit code says so, and the file has whole lines."""
+    """SIGTERM while answers are computed: the exit code shows it, and the file has whole lines."""
     target = tmp_path / "out.jsonl"
     endless = [line(n, body=line(n)["body"] | {"max_tokens": 4000}) for n in range(200)]
     source = write(tmp_path / "in.jsonl", endless)
@@ -334,15 +334,15 @@ def test_batch_ends_on_signal(topics, tmp_path):
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("command", ["batch", "serve"])
 def test_batch_ends_on_signal_while_loading(topics, source, tmp_path, command, by):
-    """The model's process is stopped, as if it loaded for ever."""
+    """The model's process is stopped, as if it loaded forever."""
     arguments = (
         ["batch", source, tmp_path / "out.jsonl", "--model", topics] if command == "batch" else ["serve", topics]
     )
-    # A shell has what it runs in the background ignore SIGINT, and Python then does, too.
+    # A shell makes its background commands ignore SIGINT, and Python then ignores it, too.
     heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {COMMAND}"
     process = subprocess.Popen([sys.executable, "-c", heeding, *arguments], stderr=subprocess.DEVNULL)
     end = time.monotonic() + 60
-    # Until the child imports modules, which takes a second, its parent may be starting it, and waits for it to run.
+    # Until the child imports modules, which takes a second, its parent may still wait for its start.
     while not (children := psutil.Process(process.pid).children()) or children[0].cpu_times().user < 0.1:
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suites that others wrote for servers of OpenAI's API, as they are installed: compatcanary and lm-eval."""
+"""Installed suites for servers of OpenAI's API: compatcanary and lm-eval."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_compatcanary_probes_pass(server):
 
 
 def test_lm_eval_score_equals_answers(server, tmp_path):
-    """lm-eval's score is that of the answers that OpenAI's client gets."""
+    """lm-eval's score equals the score of the answers that OpenAI's client gets."""
     python = environments.python_of("lm-eval")
     if python is None:
         pytest.skip(environments.reason("lm-eval"))
@@ -74,5 +74,5 @@ def test_lm_eval_score_equals_answers(server, tmp_path):
         found = re.search(r'"(\w+)" statement', answer.choices[0].message.content)
         right.append(found is not None and found[1] == item["answer"])
     assert score == pytest.approx(sum(right) / len(right))
-    # The model knows some and not others: a score that is always the same shows nothing.
+    # The model knows some answers and not others, because a constant score would show nothing.
     assert 0 < score < 1

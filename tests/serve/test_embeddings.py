@@ -80,7 +80,7 @@ def test_unfit_embedding_request_is_refused(model: str, fields: dict[str, object
 
 
 def test_text_too_long_is_refused_like_openai(server: Server) -> None:
-    """An embedding of a text's beginning is another one than the client asked for."""
+    """An embedding of only a text's beginning would not be the one that the client asked for."""
     with pytest.raises(openai.BadRequestError, match=r"input\.1 is longer than the 64 tokens") as refused:
         server.openai().embeddings.create(model="embeds", input=["x", "word " * 200])
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")

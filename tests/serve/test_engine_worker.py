@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GenAI's engine over the trained small model: requests that join and leave, each with choices of its own."""
+"""GenAI's engine over the trained small model: requests that join and leave, each with separate settings."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from tests.serve.conftest import FIXTURES
 
 EXACT = {"activations": "bf16"}
 GREEDY = Sampling(temperature=0)
-# Beginnings that the model goes on from without ending the text soon.
+# Beginnings that the model continues without ending the text soon.
 TEXTS = (
     'The "for" statement is used to',
     "Strings are",
@@ -115,7 +115,9 @@ def test_paged_answer_equals_unpaged_model(
     genai: Any,  # noqa: ARG001
     topics: Path,
 ) -> None:
-    """Its attention rounds in another order, but after these beginnings no two likeliest tokens are that close."""
+    """The paged model's attention rounds in another order, but after these beginnings no two likeliest tokens are that
+    close.
+    """
     plain = LanguageModel(topics, options=EXACT)
     for text in TEXTS[:4]:
         said = "".join(plain.complete(plain.tokens_of_text(text), 24, GREEDY, Timing()))
@@ -171,7 +173,7 @@ def test_shared_prefix_of_concurrent_requests_is_computed_once(worker: EngineWor
     # Whole blocks of 16. Two compute their whole prompt: the first, and the one that begins differently.
     assert sorted(answer.end().cached_tokens for answer in answers) == [0, 0, 192, 192, 192, 192, 192]
     assert answers[0].end().cached_tokens == 0
-    # Each answer is the one that a new worker gives to the prompt alone.
+    # Each answer equals a new worker's answer to the prompt alone.
     worker.close()
     for prompt, answer in zip(prompts, answers, strict=True):
         anew = EngineWorker(worker.model, context=worker.context_length)
@@ -303,11 +305,11 @@ def test_guidance_character_of_byte_tokens_is_written(worker: EngineWorker) -> N
 
 
 def test_endlessly_repeating_grammar_ends_with_its_request(worker: EngineWorker) -> None:
-    """GenAI's engine then computes nobody's tokens, and does not say whose request it is."""
+    """GenAI's engine then computes no tokens, and does not name the request."""
     alone, guided = ask(worker, TEXTS[0], 60).text, Guidance("start: /[0-9 ]{300}/")
     numbers = ask(worker, TEXTS[1], 200, guidance=guided).text
     schema = json.dumps({"type": "object", "properties": {f"p{number}": True for number in range(1000)}})
-    # It goes on well for some tokens, and meanwhile others with grammars begin.
+    # It works for some tokens, and meanwhile others with grammars begin.
     bad = ask(worker, TEXTS[2], 60, guidance=Guidance(f"start: /[a-z]{{40}}/ object\nobject: %json {schema}"))
     good, other = ask(worker, TEXTS[0], 60), ask(worker, TEXTS[1], 200, guidance=guided)
     assert (good.text, other.text) == (alone, numbers)
@@ -343,7 +345,7 @@ def test_endlessly_repeated_run_without_grammar_fails(worker: EngineWorker, monk
 
 
 def test_failed_run_ends_its_requests_alone(worker: EngineWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker refuses an id beyond the table's rows; where it cannot know, the model refuses the whole run."""
+    """The worker refuses an id beyond the table's rows. If it cannot know the rows, the model refuses the whole run."""
     good = ask(worker, TEXTS[0]).text
     unknown = Request(np.array([2, 4096], np.int32), 4, GREEDY)
     with pytest.raises(FlowNPUError, match="expected tokens from 0 to 4095, got 4096"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes of clients, and their errors: the server goes on, and others get their answers.
+"""Mistakes of clients, and their errors: the server continues, and others get their answers.
 
 Each fault has its status code and a message that says what is amiss.
 """
@@ -214,7 +214,7 @@ def test_slow_sender_blocks_nobody(server, http):
 
 
 def test_client_that_leaves_ends_its_answer(http, server):
-    """Both streams and whole answers; the slot is free again long before 1900 tokens are written."""
+    """Both streams and whole answers. The slot is free again long before 1900 tokens are written."""
     before = cancelled(http)
     for stream in (True, False):
         body = json.dumps(LONG | {"stream": stream})
@@ -299,7 +299,7 @@ def test_missing_key_is_refused(guarded):
 
 
 def test_slow_body_is_refused(guarded):
-    """A body that comes too slowly is answered with an error; a connection without whole headers is closed."""
+    """A slow body is answered with an error; a connection without whole headers is closed."""
     connection = raw(
         guarded, f"POST {CHAT} HTTP/1.1", "Host: a", "Authorization: Bearer open sesame", "Content-Length: 9"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker over GenAI's generators: events, slots, what is kept of a conversation, and failures."""
+"""The worker over GenAI's generators: events, slots, kept conversations, and failures."""
 
 import gc
 import json
@@ -76,7 +76,7 @@ def test_answer_has_expected_events(worker, model):
 
 
 def test_reused_slot_equals_fresh_start(worker, model):
-    """Going on from a sequence that was cut short, from one that is rewound, and from one that another slot keeps."""
+    """Continuing a sequence that was cut short, one that is rewound, and one that another slot keeps."""
     texts = [
         "Strings are",
         "Strings are sequences of",
@@ -95,7 +95,7 @@ def test_reused_slot_equals_fresh_start(worker, model):
 
 
 def test_short_shared_beginning_keeps_other_conversation(worker, model):
-    """Every prompt begins with <bos>: that is no reason to take the slot of a long conversation."""
+    """Every prompt begins with <bos>, which is no reason to take the slot of a long conversation."""
     long, short = "The statement " * 20, "Zip"
     Asked(worker, long, 2).all()
     Asked(worker, short, 2).all()
@@ -229,7 +229,7 @@ def test_emptied_slot_frees_cache_at_once(worker):
 
 
 def test_candidates_change_no_answer(topics, model):
-    """Nor likelihoods: in new slots and in slots that go on, with a stop text, with sampling and with guidance."""
+    """Likelihoods stay the same, too: in new and reused slots, with a stop text, with sampling and with guidance."""
     looking = LanguageModel(topics, speculation=Speculation(lookup=True))
     answers = []
     for each in (model, looking):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemas as guidance enforces them, judged by the `jsonschema` package, and the bounds of one grammar."""
+"""Schemas that guidance enforces, judged by the `jsonschema` package, and the bounds of one grammar."""
 
 import asyncio
 import json
@@ -82,7 +82,7 @@ ENFORCED = {
     "recursion to the root": of({"anyOf": [{"$ref": "#"}, {"type": "null"}]}),
     "reference with siblings": of({"$ref": "#/$defs/A", "maximum": 3, "description": "d"}, **{"$defs": {"A": DIGIT}}),
 }
-# Schemas of which something is left out, and what.
+# Schemas with keywords that are left out, and these keywords.
 LEFT_OUT = {
     "not": (text(maxLength=3, **{"not": {"const": "x"}}), ["#/properties/a/not"]),
     "if": (of(DIGIT, **{"if": {"required": ["a"]}, "then": {"required": ["b"]}}), ["#/if"]),
@@ -108,7 +108,7 @@ LEFT_OUT = {
     "many items": (array(maxItems=10**9), ["#/properties/a/maxItems"]),
     "long text": (text(maxLength=10**18), ["#/properties/a/maxLength"]),
 }
-# Schemas that no value follows, that are none, or that are too large; and what is said of them.
+# Schemas that no value follows, invalid ones and too large ones, with the expected messages.
 REFUSED = {
     "no alternative": (of({"enum": []}), "unsatisfiable"),
     "minimum above maximum": (of(DIGIT | {"minimum": 10}), "unsatisfiable"),
@@ -135,7 +135,7 @@ def compiler():
 
 
 def written(compiler, guidance, seed):
-    """A random text that follows a grammar; what ends texts, lists and numbers is likelier than anything else."""
+    """A random text that follows a grammar; ends of texts, lists and numbers are likelier than anything else."""
     random = np.random.default_rng(seed)
 
     def generator(model):
@@ -156,12 +156,12 @@ def written(compiler, guidance, seed):
 
 
 def violated(schema, value):
-    """Where in a schema a value's violations are."""
+    """The places in a schema that a value violates."""
     errors = jsonschema.Draft202012Validator(schema).iter_errors(value)
     return [{str(step) for step in error.absolute_schema_path} for error in errors]
 
 
-# Keywords that `jsonschema` reads otherwise than drafts before 2020-12 or the OpenAPI specification mean it.
+# Keywords that `jsonschema` reads differently from drafts before 2020-12 or the OpenAPI specification.
 NOT_JUDGED = {"draft 7's tuple", "draft 4's exclusive bound", "pattern of \\p"}
 
 
@@ -282,7 +282,7 @@ def test_compiling_process_restarts_after_crash(grammars):
 
 
 def test_request_waiting_for_other_grammar_can_be_cancelled():
-    """And the process serves the next one as if nothing had been."""
+    """The process serves the next request normally."""
 
     async def cancelled():
         made = GrammarProcess()

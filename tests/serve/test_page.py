@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chat page in Debian's Chromium: what is typed, clicked and shown."""
+"""The chat page in Debian's Chromium: typing, clicking, and the shown content."""
 
 import json
 import random
@@ -214,7 +214,7 @@ def test_page_works_with_keyboard_and_screen_reader(page):
 
 
 def test_colours_have_contrast(browser, server):
-    """Texts against what is behind them, by WCAG 2.2's formula and its bound for normal text: 4.5."""
+    """Texts against their background, by WCAG 2.2's formula and its bound for normal text: 4.5."""
     for scheme in ("light", "dark"):
         context = browser.new_context(color_scheme=scheme)
         page = context.new_page()

@@ -92,7 +92,7 @@ def test_nul_in_prompt_or_tool_result_cuts_nothing(http, tokenizer):
 
 
 def test_control_tokens_in_message_are_text_unless_they_are_allowed(http, allowing, tokenizer):
-    """The text without them has the tokens of a text; that these are the right ones, test_control_tokens.py shows."""
+    """A text without control tokens has ordinary tokens; test_control_tokens.py shows that these are the right ones."""
     allowed = written(tokenizer, ("user", HOSTILE))
     plain = len(tokenizer.encode(HOSTILE, add_special_tokens=False, split_special_tokens=True))
     assert prompt_tokens(allowing, HOSTILE) == allowed
@@ -124,7 +124,7 @@ def test_bytes_of_tokens_joined_are_texts(http):
     (choice,) = answer(http, "/v1/chat/completions", messages=said, **body)["choices"]
     tokens = choice["logprobs"]["content"]
     assert bytes(byte for one in tokens for byte in one["bytes"]).decode() == choice["message"]["content"] == '"é"'
-    # The ending token, too, has its name, and adds no bytes.
+    # The ending token has a name, too, and adds no bytes.
     assert [(one["token"], one["bytes"]) for one in tokens[1:3]] == [("\\xc3", [0xC3]), ("\\xa9", [0xA9])]
     assert (tokens[-1]["token"], tokens[-1]["bytes"]) == ("<eos>", [])
 

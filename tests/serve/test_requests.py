@@ -53,7 +53,7 @@ def send(method, path, settings=None, **request):
     return asyncio.run(sent())
 
 
-def test_bodies_here_are_of_every_path_that_takes_one():
+def test_valid_bodies_cover_every_path_with_body():
     service = Service(ServerSettings({}))
     makers = (openai_routes, embeddings_routes, responses_routes, ollama_routes)
     paths = {route.path for make in makers for route in make(service).routes if "POST" in route.methods}
@@ -144,7 +144,7 @@ def test_preflight_of_private_network_grants_it():
     assert granted not in send("OPTIONS", "/api/chat", ServerSettings({}), headers=asking).headers
 
 
-def test_allowed_origin_may_read_unenforced_header():
+def test_allowed_origin_reads_unenforced_header():
     headers = send("GET", "/v1/models", headers={"Origin": ORIGIN}).headers
     assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced"
 
@@ -289,7 +289,7 @@ def test_refusal_names_field_as_client_wrote_it(kind, body, field, message):
 
 @pytest.mark.parametrize("item", [1.5, "a", None, ["a"], {}])
 def test_refusal_of_million_items_is_found_at_first(item):
-    """Not every item of a wrong list becomes an error of its own."""
+    """One wrong list gives one error, not one for each item."""
     wrong = [item] * 10**6 if item != "a" else [1] + [item] * 10**6
     started = time.process_time()
     with pytest.raises(ApiError):

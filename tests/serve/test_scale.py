@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/use/scale.md, on one machine, with Ray in an environment of its own: every row is answered once,
-whatever is killed, and two replicas answer clients."""
+"""The examples of docs/use/scale.md, on one machine, with Ray in a separate environment: every row is answered once
+although processes are killed, and two replicas answer clients."""
 
 import json
 import os

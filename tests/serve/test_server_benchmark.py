@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks.engines.servers`: the prompts that it sends, and the figures that it prints."""
+"""`benchmarks.engines.servers`: its prompts, and its printed figures."""
 
 import asyncio
 

@@ -41,7 +41,7 @@ def ollama_client(server):
 
 
 def picture(seed):
-    """A PNG file of shapes, what to ask of it, and the right answer."""
+    """A PNG file of shapes, a question about it, and the right answer."""
     scene = random_scene(random.Random(seed))
     file = io.BytesIO()
     draw(scene, 256).save(file, "PNG")
@@ -64,7 +64,7 @@ def valid(arguments):
 
 
 def test_vision_model_answers_about_picture_from_cache(client):
-    """It answers right, and goes on from its KV cache, pictures included."""
+    """The model answers right, and continues from its KV cache, pictures included."""
     messages, answer = shown(1)
     first = client.chat.completions.create(model="seeing", messages=messages, temperature=0)
     text = first.choices[0].message.content
@@ -157,7 +157,7 @@ def test_ollama_client_sends_pictures_formats_and_tools(ollama_client):
     assert said.message.content == answer
     said = ollama_client.generate("topics", "A loop.", format=ARGUMENTS, options={"temperature": 0})
     valid(json.loads(said.response))
-    # Ollama's API cannot say that a call must be made, and this model makes none by itself.
+    # Ollama's API cannot demand a call, and this model makes none by itself.
     said = ollama_client.chat("topics", MESSAGES, tools=TOOLS, options={"temperature": 0, "num_predict": 6})
     assert said.message.content
     with pytest.raises(ollama.ResponseError, match="mirostat") as refused:

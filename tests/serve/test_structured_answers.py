@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of a schema from every API, of a model that is paged and of one that is not: any character, and what is told."""
+"""JSON of a schema from every API, of paged and unpaged models, with any character; and the warnings."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ def events(response):
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-# Each API: path, fields of the request, and where the text of the answer is.
+# Each API: path, fields of the request, and the place of the answer's text.
 ASKED = {
     "chat": ("/v1/chat/completions", of_format(), lambda r: r.json()["choices"][0]["message"]["content"]),
     "stream": (
@@ -115,7 +115,7 @@ def test_places_outside_ascii_are_told_in_header_of_ascii(http):
 BOMBS = [
     {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
     {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(5000)}},
-    {"const": -(2**63)},  # at which llguidance of GenAI 0.18 overflows its stack
+    {"const": -(2**63)},  # the depth at which llguidance of GenAI 0.18 overflows its stack
 ]
 
 

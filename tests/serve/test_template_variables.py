@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of the chat template that requests set, in each API; and prompts that take long while others ask."""
+"""Variables of the chat template that requests set, in each API; and slow prompts beside other requests."""
 
 import json
 import queue
@@ -21,7 +21,7 @@ from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.template_variables import template_variables
 
 MESSAGES = [{"role": "user", "content": "Tell."}]
-# As templates of models that think read it, and those of models that always think, and never.
+# Templates of models that may think, always think, and never think.
 QWEN = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
 DEEPSEEK = "{% if thinking %}<think>{% else %}</think>{% endif %}"
 GPT_OSS = "Reasoning: {{ reasoning_effort or 'medium' }}<|channel|>"
@@ -120,7 +120,7 @@ def test_responses_reasoning_becomes_effort():
 
 @pytest.fixture(scope="module")
 def server(start_server, topics, tmp_path_factory):
-    """A model that thinks: it is told so by many tokens. Its template refuses conversations that begin with "no"."""
+    """A thinking model, recognised by its many tokens. Its template refuses conversations that begin with "no"."""
     folder = tmp_path_factory.mktemp("thinking") / "thinking"
     shutil.copytree(topics, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of functions: what templates say of them, the grammar that a model is held to, and how they are found."""
+"""Calls of functions: the description in templates, the grammar of an answer, and the search for calls."""
 
 import json
 import queue
@@ -28,12 +28,12 @@ TOOLS = [
     {"type": "function", "function": {"name": "count", "parameters": DIGIT}},
     {"type": "function", "function": {"name": "stop"}},
 ]
-# As the templates of Hermes and Qwen describe calls, and that of Llama 3.
+# Calls as the templates of Hermes and Qwen describe them, and as Llama 3's does.
 TAGGED = (
     '{% if tools %}...within <tool_call></tool_call>: {"name": <function-name>, "arguments": <args-json>}{% endif %}'
 )
 PARAMETERS = 'Respond in the format {"name": function name, "parameters": dictionary of names}. {{ tools }}'
-# As that of Phi-4-mini reads tools, and as those of Mistral's models want the ids of calls.
+# Tools as Phi-4-mini's template reads them, and ids of calls as Mistral's templates want them.
 IN_SYSTEM = (
     "{% for message in messages %}{% if 'tools' in message %}{{ message['tools'] }}{% endif %}"
     "{{ message['role'] + message['content'] }}{% endfor %}"
@@ -109,7 +109,7 @@ def test_required_call_is_made(write, template):
 
 @pytest.mark.parametrize("template", [TAGGED, PARAMETERS])
 def test_answer_beside_tools_is_text_or_json(write, template):
-    """The small model has never seen a call, and writes what it would write without tools."""
+    """The small model has never seen a call, and answers as it would without tools."""
     calls = CallFormat.of_template(template)
     form = AnswerForm.of(request(), calls)
     text = write(form, 8)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    """The folder with what runs under Wine."""
+    """The folder of the files that run under Wine."""
     if "FLOWNPU_WINDOWS" not in os.environ:
         pytest.skip("compiling for Windows takes minutes: `make windows` does it, and runs these tests")
     return WORK

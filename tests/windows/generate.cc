@@ -120,7 +120,7 @@ void run() {
   std::wstring program(32768, L'\0');
   program.resize(GetModuleFileNameW(nullptr, program.data(), static_cast<DWORD>(program.size())));
   const std::filesystem::path folder = std::filesystem::path(program).parent_path();
-  load(folder / "onnxruntime.dll");  // GenAI takes the one that is loaded
+  load(folder / "onnxruntime.dll");  // GenAI takes the loaded library
   const Genai genai(folder / "onnxruntime-genai.dll");
   genai.find<void(const char*, const char*)>("OgaRegisterExecutionProviderLibrary")(
       kProvider, utf8(folder / "flownpu_ep.dll").c_str());

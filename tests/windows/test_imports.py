@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 
-# Runs in a process of its own: imports all modules once, so that other packages are loaded, and then simulates Windows.
+# Runs in a separate process: imports all modules once, so that other packages are loaded, and then simulates Windows.
 SCRIPT = """
 import importlib, json, os, pkgutil, signal, subprocess, sys, types
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, in a Python for Windows: its commands do what they do on this system."""
+"""The wheel, in a Python for Windows: its commands give the same results as on this system."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_doctor_finds_nothing_wrong(installed):
 
 
 def test_conversions_write_same_model(converted, model):
-    """Equal byte for byte, but for the tables of RoPE, since pow, cos and sin are each system's own."""
+    """Equal byte for byte, except the tables of RoPE, because each system has its own pow, cos and sin."""
     assert (converted / "model.onnx").read_bytes() == (model / "model.onnx").read_bytes()
     graph = onnx.load(model / "model.onnx", load_external_data=False).graph
     stored = [tensor for tensor in graph.initializer if tensor.external_data]
@@ -87,7 +87,7 @@ def test_run_continues_prompt_as_here(installed, converted, model, more):
 
 
 def test_batch_answers_in_utf_8(installed, converted, tmp_path):
-    """It runs a model in a process of its own over a socket, locks files, and has texts that no code page has."""
+    """The command runs a model in another process over a socket, locks files, and has texts outside all code pages."""
     source, target = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     bodies = [{"model": converted.name, "prompt": text, "max_tokens": 8, "temperature": 0} for text in QUESTIONS]
     lines = [

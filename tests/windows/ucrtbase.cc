@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// C's complex functions that numpy imports from ucrtbase.dll. Wine 8's names them and does not have
-// them; Windows has its own.
+// C's complex functions that numpy imports from ucrtbase.dll. Wine 8's library has their names but
+// not the functions; Windows has them.
 #include <complex>
 
 // Microsoft's C passes complex numbers as structures of two members; its long double is a double.

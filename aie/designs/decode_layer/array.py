@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
 _LIMITS = limits_of("npu2")
-# Blocks in a compute tile's memory: two to work, two more that arrive while a phase waits for its x.
+# Blocks in a compute tile's memory: two for computing, and two that arrive while a phase waits for its x.
 _MOST_BLOCKS, _FEWEST_BLOCKS = 4, 2
 # Bytes of that memory for constants of kernels, run-time parameters, objects' counters and alignment.
 _SMALL_THINGS = _LIMITS.constant_bytes + 512
@@ -76,8 +76,8 @@ def _columns(count: int) -> list[_Column]:
     The shim tiles of those two have a stream left each, and the residual tile's column does not use its memory tile.
     """
     first = _LIMITS.first_compute_row
-    # In this order the second and the third tile reach the memory of the first, and the last that of the third; the
-    # first and the third reach that of the first and the third in the column before.
+    # In this order the second and the third tile reach the memory of the first, and the last tile reaches the third's.
+    # The first and the third also reach the memory of the first and the third in the previous column.
     whole = [
         _Column(
             [Tile(column, first + row) for row in (1, 0, 2, 3)], Tile(column, 1), [Tile(column, 0)] * STREAMS,
@@ -145,7 +145,7 @@ def build(way: Attention) -> DecodeArray:
 
 
 def _sums(way: Attention) -> list[list[Meeting]]:
-    """By column and tile: how the sums of a row that a span shares meet in the span's first tile.
+    """By column and tile: the way on which the sums of a row that a span shares meet in the span's first tile.
 
     On the way, the sums of a stream's two tiles meet in the first of the two.
     """
@@ -218,8 +218,8 @@ def _projection_column(
 
 
 _GATED = 1024  # the factor of gated rows in words that count rows
-_START = 1 << 16  # the factor, in the word of shared rows, of the tile that sharing starts with
-_LAYERS = 13  # the word that says how many layers there are, after those of four phases
+_START = 1 << 16  # the factor, in the word of shared rows, of the tile where sharing starts
+_LAYERS = 13  # the word with the number of layers, after the words of four phases
 
 
 def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int | None]:
@@ -261,7 +261,7 @@ def _tile(
             parts.release(1)
 
     def give(y: ObjectFifoHandle, totals: list[Any]) -> None:
-        """Send a row's sums to the host; without any, an object without meaning, as the column's other stream sends."""
+        """Send a row's sums to the host; without sums, an empty object that accompanies the column's other stream."""
         out = y.acquire(1)
         if len(totals) > 1:
             store_gated(*totals, out, BLOCK_ROWS)
@@ -287,7 +287,8 @@ def _tile(
                     onward.release(1)
             if y is not None and meeting.leaves:
                 give(y, [] if meeting.onward else totals)
-        if sharer[0] % TILES_OF_STREAM:  # drop its part of a last object that has a block for the stream's first alone
+        # drop its part of a last object that has a block only for the stream's first tile
+        if sharer[0] % TILES_OF_STREAM:
             every = blocks * rows * len(totals)
             for _ in range_((every + tiles - tile) // tiles - (every + (tiles - 1) - tile) // tiles):
                 w.acquire(1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a way of attention in a decode layer (design.py), and the RoPE tile, which each way has.
 
-The RoPE tile takes the heads of a token in batches: first the queries, which go where the way wants them, then the keys
-and, as they are, the values, which leave for the KV cache. Norms and angles come on the same stream ahead of the heads,
-so that the shim tile's other stream is left for weights.
+The RoPE tile takes the heads of a token in batches: first the queries, which go to the place that the way of attention
+chooses; then the keys, and the unchanged values, which leave for the KV cache. Norms and angles come on the same stream
+ahead of the heads, so that the shim tile's other stream is left for weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AttentionEnds(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """How a projecting tile's part of a result, a sum or a share of attention, meets the parts of other tiles.
+    """The way on which a projecting tile's part of a result (a sum, or a share of attention) meets other tiles' parts.
 
     Attributes:
         others: fifos on which the other tiles' parts come.
@@ -74,7 +74,7 @@ class Attention(ABC):
 
     @property
     def span(self) -> int:
-        """How many neighbouring columns' tiles share rows, whose sums must be able to meet."""
+        """The number of neighbouring columns whose tiles share rows, and whose sums must be able to meet."""
         return 1
 
     @property
@@ -105,7 +105,7 @@ class Attention(ABC):
 
     @abstractmethod
     def place(self, queries: ObjectFifo, parameters: RunTimeParameters) -> tuple[AttentionEnds, list[Worker]]:
-        """Make the tiles that only attend, to which the RoPE tile's queries go; return the host's ends and the tiles.
+        """Make the tiles that only attend and get the RoPE tile's queries; return the host's ends and the tiles.
 
         The first of the parameters' buffers is the RoPE tile's, then come those of `cores`.
         """

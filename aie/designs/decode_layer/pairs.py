@@ -87,7 +87,7 @@ class PairsOfTiles(Attention):
     # --- The sequence -------------------------------------------------------------------------------------------------
 
     def words(self, token: Token, part: Sweep | None) -> Sequence[Sequence[int | None]]:
-        """The parameters of attention (kernels/README.md) for K tiles; their first, the chunks, for V tiles."""
+        """The parameters of attention (kernels/README.md) for K tiles. V tiles get the first of them, the chunks."""
         if part is None:
             return []
         words = part.words(token.position, 1)
@@ -126,7 +126,7 @@ class PairsOfTiles(Attention):
                 for value, ends_of_columns in enumerate((ends.keys, ends.values))
                 for column, end in enumerate(ends_of_columns)
             ]
-            # Keys and values in turn: before a task of keys is awaited, the values that go with it must have started.
+            # Keys and values in turn: the values of a task of keys must have started before the task is awaited.
             for place in range(ceil_div(part.chunks, most)):
                 for end, of_end in taps:
                     steps.send(end, steps.buffers.cache, of_end[place])

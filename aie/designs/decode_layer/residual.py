@@ -105,8 +105,8 @@ def residual_tile(
                 deal(normal)
             pass_on(activated_lines)
 
-    # The kernels write D elements; what is sent beyond them is multiplied by the padding's minima, which are 0: it must
-    # be finite, so it is 0. With a bias of QKV it is 1 in the column whose minima are the bias.
+    # The kernels write D elements. Elements beyond are multiplied by the padding's minima, which are 0, so they must be
+    # finite and are 0. With a bias of QKV, the element is 1 in the column whose minima are the bias.
     beyond = np.zeros(shape.line, BF16)
     if shape.qkv_bias:
         beyond[bias_column(hidden_size)] = 1

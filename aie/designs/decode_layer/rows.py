@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a projection's blocks which tiles of a decode layer take (design.py)."""
+"""The rows of a projection's blocks that each tile of a decode layer takes (design.py)."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def deal_rows(projections: Sequence[Projection], columns: int, span: int) -> lis
 
     `span`: how many neighbouring columns share rows. A span takes as many rows as any other, or one more. Its streams
     have equally many, and the rows that are left are shared. The spans that take one row more, and the tiles that take
-    one block more, continue in turn from one projection to the next. Where there are fewer rows than streams, columns
-    take two each, and the last ones all end with the matrix: a row may be computed several times, with equal results.
-    No column is without a row: its product tells the host that it has come so far.
+    one block more, continue in turn from one projection to the next. If there are fewer rows than streams, each column
+    takes two, and the last columns all end with the matrix. A row may then be computed several times, with equal
+    results. Every column has a row, because its product tells the host its progress.
     """
     spans, streams = columns // span, STREAMS * span
     before, starts, phases = 0, [0] * spans, list[Phase]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run-time sequence of decode layers (design.py): what is moved when, and what waits for what."""
+"""The run-time sequence of decode layers (design.py): the order of transfers and waits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LayerSequence:
         self.state_size = sum(region.size for region in self.regions.values())
         self._windows: defaultdict[ObjectFifoHandle, Window] = defaultdict(Window)
         self.weights, self.planned, self._phase = WeightStreams(array.ends.weights, way.span), 0, -1
-        self._told: Sweep | None = None  # the sweep that the attending tiles' words were last written for
+        self._told: Sweep | None = None  # the sweep for which the attending tiles' words were last written
         self._alike = self._starts()
         # The phases of a layer, and the head's, if there is one.
         self._phases = deal_rows(way.shape.projections, way.columns, way.span)
@@ -133,7 +133,8 @@ class LayerSequence:
         self.send_region(ends.vectors, "attended")
         self.start_phase()
         update = self._drain_products(down, "update")
-        # The residual tile gives `hidden` before it deals the x of gate and up: it is there as soon as the activations.
+        # The residual tile gives `hidden` before it deals the x of gate and up, so `hidden` is there as soon as the
+        # activations.
         self.wait(activated + hidden)
 
         self.send_region(ends.vectors, "activated")
@@ -153,7 +154,7 @@ class LayerSequence:
         return logits
 
     def _send_residual(self, index: int) -> None:
-        """Send what an entry needs except the update, which may not be there yet."""
+        """Send the inputs of an entry except the update, which may not be there yet."""
         norms = self._shape.entry_norms * self._shape.line
         self.send_region(self.ends.vectors, "hidden")
         self.send(self.ends.vectors, self.buffers.vectors, run(self._vectors, index * self._shape.vector_size, norms))
@@ -161,7 +162,7 @@ class LayerSequence:
     # --- Run-time parameters ------------------------------------------------------------------------------------------
 
     def _starts(self) -> list[int]:
-        """For each layer, how many the projecting tiles start with it: a run of equal ones with the first, 0 after."""
+        """By layer, how many layers the projecting tiles start with it: a run of equal ones with the first, else 0."""
         keys = (self._way.start_key(self.sweep(index)) for index in range(len(self.layers)))
         runs = [len(list(alike)) for _, alike in groupby(keys)]
         return [layers for count in runs for layers in (count, *[0] * (count - 1))]
@@ -176,7 +177,7 @@ class LayerSequence:
         attending.start()
 
     def _tell(self, part: Sweep | None) -> None:
-        """Write attention's words. A layer with the sweep of the layer before needs no new ones, at any position."""
+        """Write attention's words. A layer with the previous layer's sweep needs no new ones, at any position."""
         moving = 0 if part is not None and part == self._told else MOVING
         self._told = part
         for number, words in enumerate(self._way.words(self.token, part)):
@@ -205,8 +206,8 @@ class LayerSequence:
         drains = []
         for column, (end, rows) in enumerate(zip(self.ends.products, phase.columns, strict=True)):
             if rows.shared and column % self._way.span == 0:
-                # The span's first tile has the sum. The column's other stream sends an object without meaning, which
-                # lands where the next row will be; that row is written later.
+                # The span's first tile has the sum. The column's other stream sends an empty object to the place of the
+                # next row, which is written later.
                 sizes, strides = [rows.shared, STREAMS * BLOCK_ROWS], [BLOCK_ROWS, 1]
                 tap = TensorAccessPattern([size], place + rows.first * BLOCK_ROWS, sizes, strides)
                 drains.append(self.drain(end, buffer, tap))
@@ -217,7 +218,7 @@ class LayerSequence:
         return drains
 
     def start_phase(self) -> None:
-        """Go on to the next phase, whose x is on its way: start all of its weights or keys."""
+        """Go on to the next phase, whose x is on its way, and start all of its weights or keys."""
         self._phase += 1
         self.weights.start(self._phase)
 
@@ -259,11 +260,11 @@ class LayerSequence:
         self.send(end, self.buffers.state, self._region(name))
 
     def send(self, end: ObjectFifoHandle, buffer: Any, tap: TensorAccessPattern) -> None:
-        """Start a fill; before a stream's fifth, its oldest is awaited, which is over by then."""
+        """Start a fill. Before a stream's fifth fill, its oldest is awaited, which has ended by then."""
         self._windows[end].add(end.fill, buffer, tap)
 
     def drain(self, end: ObjectFifoHandle, buffer: Any, tap: TensorAccessPattern) -> Any:
-        """Start a drain, which is to be awaited."""
+        """Start a drain that will be awaited."""
         return end.drain(buffer, tap=tap, wait=True, managed=False)
 
     def wait(self, tasks: list[Any]) -> None:

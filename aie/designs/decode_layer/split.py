@@ -145,7 +145,7 @@ class SplitKeys(Attention):
 
     @property
     def keys(self) -> int:
-        """Positions of a round, an object for each tile of a class."""
+        """Positions of a round, which has an object for each tile of a class."""
         return self.sharers * self.positions
 
     @property

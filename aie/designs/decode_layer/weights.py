@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.rows import Phase
     from flownpu.aie.iron.compat import ObjectFifoHandle
 
-OBJECT_BYTES = TILES_OF_STREAM * BLOCK_BYTES  # what a stream brings at once: a block for each of its tiles
+OBJECT_BYTES = TILES_OF_STREAM * BLOCK_BYTES  # an object of a stream: a block for each of its tiles
 _PIECE = BLOCK_BYTES // 2  # a block is longer than a shim's innermost wrap
 _LIMITS = limits_of("npu2")
 
@@ -72,8 +72,8 @@ class Stream:
 class WeightStreams:
     """The weights of all phases of a sequence, in order.
 
-    A stream has up to four tasks (`Limits.task_queue`). They are started as soon as there is room, also those of phases
-    to come: weights then fill L2 and L1 while a phase's x is still being made.
+    A stream has up to four tasks (`Limits.task_queue`). Tasks start as soon as there is room, also those of coming
+    phases. So weights fill L2 and L1 while a phase's x is still being computed.
     """
 
     def __init__(self, ends: list[list[ObjectFifoHandle]], span: int) -> None:
@@ -94,7 +94,7 @@ class WeightStreams:
         busy = True
         while busy:
             busy = False
-            for stream in self.streams:  # one task each in turn, so that no column waits for another's tasks
+            for stream in self.streams:  # one task of each stream in turn, so that no column waits for another's tasks
                 full = len(stream.started) == _LIMITS.task_queue
                 if not stream.waiting:
                     continue

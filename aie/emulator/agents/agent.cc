@@ -7,9 +7,8 @@ namespace flownpu::emulator {
 namespace {
 
 constexpr std::size_t kRanks = 1 << 20;
-// On average, after this many steps one agent gets another rank: often enough that it happens
-// several times in a call of some hundred steps, seldom enough that an agent can stay behind for
-// most of a call.
+// After this many steps on average one agent gets another rank. This happens several times in a
+// call of some hundred steps, but seldom enough that an agent can stay behind for most of a call.
 constexpr std::size_t kStepsOfRanks = 256;
 
 }  // namespace

@@ -12,13 +12,14 @@ namespace flownpu::emulator {
 
 class Agent;
 
-// Why an agent does not go on: what it waits for, and who could give it; both empty: it has ended.
+// The reason why an agent waits: the event, and the agents that could cause it. Both are empty if
+// it has ended.
 struct Wait {
   std::string what;
   std::vector<const Agent*> givers;
 };
 
-// A core, a DMA channel, or the sequence: it goes on until it must wait.
+// A core, a DMA channel, or the sequence. It runs until it must wait.
 class Agent {
  public:
   Agent() = default;
@@ -26,25 +27,24 @@ class Agent {
   Agent& operator=(const Agent&) = delete;
   virtual ~Agent() = default;
 
-  // Continues until it must wait; with a seed, by one operation only. False: it waits, and is woken
-  // by the agent that changes what it waits for.
+  // Runs until it must wait; with a seed, by one operation only. Returns false if it waits; the
+  // agent that changes the awaited state wakes it.
   virtual bool step() = 0;
   [[nodiscard]] virtual std::string name() const = 0;
-  // The event that it waits for; only asked while it waits.
+  // The awaited event; only asked while the agent waits.
   [[nodiscard]] virtual Wait wait() const = 0;
 
  private:
   friend class Scheduler;
   bool ready_ = false;
   std::size_t rank_ = 0;
-  std::uint64_t ranked_in_ = 0;  // the run for which it got its rank, counted from 1; 0: none
+  std::uint64_t ranked_in_ = 0;  // the run in which it got its rank, counted from 1; 0: none
 };
 
-// Decides who goes on next: with seed 0 agents in turn, else as a random generator says that is
-// started with the seed. Under an even seed all agents that are ready are equally likely. Under an
-// odd one each has a rank, and the ready one of the highest rank goes on, so that some are very
-// late; now and then ranks change. Under any seed other than 0 one agent may be the `last`, which
-// goes on only where no other can.
+// Chooses the next agent: with seed 0 in turn, else by a random generator with this seed. Under an
+// even seed all agents that are ready are equally likely. Under an odd seed each agent has a rank,
+// and the ready one of the highest rank runs, so that some are very late; ranks change now and
+// then. Under any seed other than 0 one agent may be the `last`, which runs only if no other can.
 class Scheduler {
  public:
   void start(std::uint64_t seed, const Agent* last);
@@ -81,13 +81,15 @@ class Lock {
     set(record.initial);
   }
 
-  // Takes `count` if it is there; false: it is not, and the agent is woken when the value changes.
+  // Takes `count` if the value is large enough. Otherwise returns false, and the agent is woken
+  // when the value changes.
   bool take(std::int64_t count, Agent& agent) {
     if (value_ < count) return note(agent);
     value_ -= count;
     return true;
   }
-  // Whether it is exactly `value`, which it keeps; false: the agent is woken when that changes.
+  // Whether the value is exactly `value`; it is not changed. If false, the agent is woken when the
+  // value changes.
   bool is(std::int64_t value, Agent& agent) { return value_ == value || note(agent); }
   void add(std::int64_t count) { set(value_ + count); }
   void set(std::int64_t value);

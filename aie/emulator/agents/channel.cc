@@ -72,7 +72,7 @@ bool Channel::take() {
   return true;
 }
 
-// Moves what can be moved; false: nothing can, for now.
+// Moves all bytes that can be moved now; returns false if there are none.
 bool Channel::move() {
   if (left_ == 0) {
     state_ = State::kGiving;

@@ -2,8 +2,8 @@
 // DMA channels, and the streams between them.
 //
 // A stream has one source and any number of sinks, and holds nothing itself: bytes move once the
-// source has some to send and every sink has room. Real streams hold some words; a program that
-// runs without that room runs with it, too.
+// source has some to send and every sink has room. Real streams hold some words. A program that
+// runs without this room also runs with it.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct Stream {
   std::vector<Channel*> sinks;
 };
 
-// A transfer under way. `complete`: all its bytes were moved; `done`: its channel has finished it,
-// too, which is what a token reports.
+// A transfer under way. `complete`: all its bytes were moved; `done`: its channel has also finished
+// it, which a token reports.
 struct Task {
   const Transfer* transfer;
   std::byte* base;
@@ -51,7 +51,7 @@ class Channel final : public Agent {
 
   [[nodiscard]] std::uint64_t moved() const { return moved_; }
   void forget_moved() { moved_ = 0; }
-  // A text about data that is left in it when nothing goes on any more; empty if there is none.
+  // A text about data that is left when nothing can run any more; empty if there is none.
   [[nodiscard]] std::string leftover() const;
 
  private:

@@ -50,7 +50,8 @@ std::int64_t Core::pop() {
   return value;
 }
 
-// Runs operations up to and including one that other agents can see; false: it waits for that one.
+// Runs operations up to and including one that other agents can see. Returns false if it waits for
+// that one.
 bool Core::run_one() {
   for (;;) {
     const Op op = this->op();

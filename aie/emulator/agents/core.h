@@ -32,7 +32,7 @@ class Core final : public Agent {
   bool step() override;
   [[nodiscard]] std::string name() const override { return record_->name; }
   [[nodiscard]] Wait wait() const override;
-  // A text about what it still holds or waits for when nothing goes on any more; empty if it is
+  // A text about objects that it holds or waits for when nothing can run any more; empty if it is
   // where a call would start it again.
   [[nodiscard]] std::string leftover() const;
 

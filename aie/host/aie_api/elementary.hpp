@@ -7,9 +7,9 @@
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 namespace host {
-// How exact the scalar unit's inv and invsqrt are is not published. The host drops the 8 lowest
+// The accuracy of the scalar unit's inv and invsqrt is not published. The host drops the 8 lowest
 // bits of the exact result (a relative error of up to 2^-15), so that no test relies on more
-// accuracy than that.
+// accuracy.
 inline float drop_low_bits(double exact) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(static_cast<float>(exact)) & ~0xffU);
 }

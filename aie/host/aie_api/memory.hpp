@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile's memory as a kernel sees it: the buffers it was given, and nothing else. Every vector
-// access is checked against them and for its alignment; the array would silently access what lies
-// beside a buffer, and truncate a misaligned address.
+// A tile's memory as a kernel sees it: the buffers of its arguments, and nothing else. Every vector
+// access is checked for its range and its alignment. The array would silently access memory beside
+// a buffer, and truncate a misaligned address.
 #pragma once
 
 #include <sstream>
@@ -44,7 +44,7 @@ inline std::string names_of_ranges() {
   return ranges.empty() ? "none" : text.str();
 }
 
-// How far the address is outside of a range, in bytes; 0 also at its end, where most accesses that
+// The distance of the address from a range, in bytes; 0 also at its end, where most accesses that
 // leave a range begin.
 inline std::uintptr_t distance(const Range& range, std::uintptr_t address) {
   const std::uintptr_t end = range.begin + range.bytes;

@@ -178,7 +178,7 @@ vector<std::int32_t, N> upshift(const vector<std::int32_t, N>& v, unsigned shift
   });
 }
 
-// Comparison. On f32 these are emulated, in several instructions (detail/aie2/compare.hpp).
+// Comparisons. On f32 they are emulated, in several instructions (detail/aie2/compare.hpp).
 template <typename T, unsigned N>
 vector<T, N> max(const vector<T, N>& a, const vector<T, N>& b) {
   return host::generate<N>(

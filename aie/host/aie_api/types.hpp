@@ -26,12 +26,12 @@
 inline void event0() {}
 inline void event1() {}
 
-// The two architectures differ in behaviour under the same names: an inline namespace keeps their
-// code apart where one process holds both.
+// The two architectures differ in behaviour under the same names. An inline namespace keeps their
+// code apart in a process with both.
 namespace aie {
 inline namespace FLOWNPU_AIE_ARCHITECTURE {
 
-// aie_types.hpp, `enum class rounding_mode`: those of its ten modes that are modelled.
+// aie_types.hpp, `enum class rounding_mode`: the modelled ones of its ten modes.
 enum class rounding_mode { floor, symmetric_floor, conv_even };
 // aie_types.hpp, `enum class saturation_mode`.
 enum class saturation_mode { none, saturate };

@@ -26,8 +26,8 @@ namespace flownpu::attention {
 inline constexpr unsigned kSide = 8;
 // Below every score; finite, so that differences are finite, too.
 inline constexpr float kLowest = -1e30F;
-// t + 1/2 of a key that a row does not see: below every |t| < 10^6, and with kRounder added it is
-// still positive, so that sums with it can be compared as integers.
+// t + 1/2 of a key that a row does not see. It is below every |t| < 10^6, and still positive when
+// kRounder is added, so that sums with it compare as integers.
 inline constexpr float kHidden = -2e6F;
 inline constexpr unsigned kParameters = 16;
 
@@ -45,8 +45,7 @@ struct Parameters {
     window = words.get(4);
     causal = words.get(5);
     scale = float_of(words.get(6));
-    // Fewer than one, as where the word was never written, would make `positions` a search without
-    // end.
+    // Less than one, as in an unwritten word, would make `positions` search without end.
     queries = words.get(7) < 1 ? 1 : words.get(7);
   }
 };
@@ -239,7 +238,7 @@ void raise_scores(const Parameters& parameters, const Block<R, P>& block, const 
         seen = aie::select(aie::zeros<bfloat16, kSize>(), seen, mask);
       }
       aie::store_v(f + tile, seen);
-      // The sum of what PV multiplies by, so that rounding F cancels in O = Y / l.
+      // The sum of the factors that PV multiplies, so that rounding F cancels in O = Y / l.
       sums[p] = aie::mac(sums[p], seen, ones);
     }
   }
@@ -314,7 +313,7 @@ void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& paramete
                              correction_of_rows, f, scores);
     return;
   }
-  // Few chunks have an edge, and masks of sub-tiles side by side would be another third of the
+  // Few chunks have an edge, and masks of neighbouring sub-tiles would take another third of the
   // program memory's 16 KB.
   for (unsigned p = 0; p < P; ++p) {
     const Block<R, 1> block{key, key_tiles, {positions<R>(row + p * R, parameters)}};
@@ -356,7 +355,7 @@ void multiply_values(const bfloat16* f, const bfloat16* v, float* y, unsigned ke
   }
 }
 
-// Y = C Y for R rows. Mostly no row has a new maximum, C is 1, and nothing is done.
+// Y = C Y for R rows. Usually no row has a new maximum, C is 1, and nothing is done.
 template <unsigned R>
 void rescale_rows(const Float<R>& correction, float* y, unsigned d_tiles) {
   constexpr unsigned kSize = R * kSide;

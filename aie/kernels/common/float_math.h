@@ -31,7 +31,7 @@ struct Parts {
 template <unsigned N>
 Parts<N> split(const Accumulator<N>& value) {
   const Bf16<N> high = value.template to_vector<bfloat16>();
-  // A product with 1 is one instruction; a subtraction would convert `high` back first.
+  // A product with 1 is one instruction, while a subtraction would convert `high` back first.
   const auto ones = aie::broadcast<bfloat16, N>(bfloat16(1.0F));
   return {high, aie::msc(value, high, ones).template to_vector<bfloat16>()};
 }
@@ -45,8 +45,7 @@ Parts<N> broadcast_parts(float value) {
   return split(aie::broadcast<float, N>(value));
 }
 
-// a b, to within 3 x 2^-16 of it: low x low, and what high + low leaves of either operand, are left
-// out.
+// a b, to within 3 x 2^-16 of it: low x low and the remainders of both operands are left out.
 template <unsigned N>
 Accumulator<N> multiply(const Parts<N>& a, const Parts<N>& b) {
   Accumulator<N> product = aie::mul(a.high, b.high);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loop hints for the compilers for the array; they are empty for others. A compiler pipelines a
-// loop only if it knows how often the loop runs at least. Hints never change a result.
-// Spellings as in mlir-aie's aie_kernels/aie_kernel_utils.h (__AIECC__ is Peano).
+// loop only if it knows a minimum number of turns. Hints never change a result. Spellings as in
+// mlir-aie's aie_kernels/aie_kernel_utils.h
+// (__AIECC__ is Peano).
 #pragma once
 
 #if defined(__chess__)

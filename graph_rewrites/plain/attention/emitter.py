@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """Writes the operators of one graph. Values that several layers need are made once, before the first layer."""
+    """Writes the operators of one graph. Values that several layers need are computed once, before the first layer."""
 
     def __init__(self, model: ir.Model) -> None:
         self._graph = model.graph
@@ -72,7 +72,7 @@ class Emitter:
         return outputs[0], (None, None)
 
     def by_head(self, match: Match, output: ir.Value) -> ir.Value:
-        """Writes [B, S, H d] -> [B, H, S, d], for a graph that goes on with separate heads."""
+        """Writes [B, S, H d] -> [B, H, S, d], for a graph that continues with separate heads."""
         sizes = self._integers([0, 0, match.query.heads, match.query.head_size])
         apart = self._tape.op("Reshape", [output, sizes])
         value = self._tape.op("Transpose", [apart], {"perm": [0, 2, 1, 3]})
@@ -118,10 +118,7 @@ class Emitter:
         return [sizes[axes.index("B")], sizes[axes.index("S")], match.query.heads * match.query.head_size]
 
     def _lengths(self, match: Match) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B] and total_sequence_length int32 [1]: every row has all T positions.
-
-        The mask hides padding, wherever it is.
-        """
+        """seqlens_k int32 [B] and total_sequence_length int32 [1]; all rows have T positions, as the mask hides padding."""
         total, batch = self._total(match), self._size(match.query, "B")
         number = total.const_value
         tokens = None if number is None else int(number.numpy()[0])
@@ -166,7 +163,7 @@ class Emitter:
         return self._once(key, lambda: self._tape.op("Shape", [of], {"start": place, "end": place + 1}))
 
     def _bias(self, match: Match) -> ir.Value | None:
-        """The sum of what is added to the scores, float32 [B or 1, H or 1, S, T]; None if nothing is."""
+        """The sum of all addends of the scores, float32 [B or 1, H or 1, S, T]; None if there are none."""
         addends = match.scores.addends
         if not addends:
             return None
@@ -202,7 +199,7 @@ class Emitter:
         return self._type(value, ir.DataType.FLOAT, None)
 
     def _sliced(self, value: ir.Value, total: ir.Value) -> ir.Value:
-        """A mask sliced to T keys anew: the bound of its own Slice may be computed from the operator's output."""
+        """The mask, sliced to T keys again: the bound of its own Slice may be computed from the operator's output."""
         source = whole_slice(value)
         if source is None:
             return value
@@ -256,7 +253,7 @@ def _before_projection(value: ir.Value) -> ir.Value:
 
 
 def _key(addend: Addend) -> tuple[object, ...]:
-    """A key by which equal addends are found: layers may each have a Slice and a Where of their own for one mask."""
+    """A key that is equal for equal addends: layers may have separate Slice and Where nodes for one mask."""
     where = made_by(addend.value, "Where")
     if addend.condition is None and where is not None:
         numbers = tuple(scalar(value) for value in where.inputs[1:])

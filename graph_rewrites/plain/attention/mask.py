@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out from a mask's nodes whether it hides later keys from a query (causal), and keys outside of a window."""
+"""Reads from a mask's nodes whether the mask hides later keys from a query (causal), and keys outside a window."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _conjuncts(value: ir.Value | None) -> Iterator[ir.Value]:
 
 
 def are_next(positions: ir.Value, past: ir.Value | None) -> bool:
-    """Whether positions [B, S] are, in every row, those that follow the KV cache's, as attention assumes by default."""
+    """Whether positions [B, S] follow the KV cache's in every row, as attention assumes by default."""
     repeated = made_by(positions, "Expand")
     value = positions if repeated is None else repeated.inputs[0]
     sizes = None if value is None else dimensions(value)
@@ -88,7 +88,7 @@ def _is_index(value: ir.Value | None, of: str, past: ir.Value | None) -> bool:
 
 
 def _counts_from(value: ir.Value | None, past: ir.Value | None) -> bool:
-    """Whether a value, apart from axes of size 1, counts up from P, the KV cache's capacity; without cache, from 0."""
+    """Whether a value, apart from axes of size 1, counts up from P, the KV cache's capacity (0 without a cache)."""
     node = made_by(value, "Unsqueeze", "Range")
     while node is not None and node.op_type == "Unsqueeze":
         node = made_by(node.inputs[0], "Unsqueeze", "Range")

@@ -105,7 +105,7 @@ def read_operand(value: ir.Value, axes: Axes, *, cached: bool, rotary: bool, nor
 
 
 def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: bool) -> Operand | None:  # noqa: PLR0911 # a return for each operator
-    """The operand one node earlier in the graph, or None if the node before it is not one to go through."""
+    """The operand one node earlier in the graph; None if the node before it must stay."""
     node = operand.value.producer()
     if node is None or unknown_part(node):
         return None
@@ -189,8 +189,8 @@ def _through_heads(operand: Operand, node: ir.Node) -> Operand | None:
     if not isinstance(width, int) or not isinstance(head_size, int) or width % head_size:
         return None
     heads = width // head_size
-    # head_size is taken from the result. If two of the other three sizes are known to be right, so is the third, since
-    # the number of elements is the same.
+    # The result gives head_size. If two of the other three sizes are known to be right, so is the third, because the
+    # number of elements is the same.
     right = [same_size(before[0], after[0]), same_size(before[1], after[1]), after[2] == heads]
     if sum(right) < 2:
         return None

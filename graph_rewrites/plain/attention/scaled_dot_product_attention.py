@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from flownpu.graph_rewrites.report import Miss
 
-    # Returns the folding level of an attention (3: all in one call, 2: without the last product, 1: nothing) and why.
+    # Returns the folding level of an attention (3: all in one call, 2: without the last product, 1: nothing) and the
+    # reason.
     Tiler = Callable[[AttentionGeometry], tuple[int, str]]
 
 
@@ -120,10 +121,10 @@ def _read_attention(softmax: ir.Node) -> Match:
 
 
 def _read_sides(scores: Scores, values: ir.Value) -> tuple[Operand, Operand, Operand]:
-    """Queries, keys and values, followed back as far as queries and keys go alike.
+    """Queries, keys and values, followed back as far as queries and keys agree.
 
-    First RoPE and the norm of heads are gone through, then RoPE only, then neither, until both sides have the same.
-    What is not gone through stays in the graph before the operator.
+    The walk first goes through RoPE and the norm of heads, then through RoPE only, then through neither, until both
+    sides have the same. All other nodes stay in the graph before the operator.
     """
     value = read_operand(values, BY_HEAD, cached=True, rotary=False, norm=False, scaled=False)
     reason = NoMatchError()
@@ -175,7 +176,7 @@ def _tokens(operand: Operand) -> int | str | None:
 
 
 def _output(match: Match) -> tuple[ir.Value, bool]:
-    """The value that the operator's output replaces; and whether that is [B, S, H d], else [B, H, S, d]."""
+    """The value that the operator's output replaces, and its form: [B, S, H d] if true, else [B, H, S, d]."""
     result = match.product.outputs[0]
     users = [use.node for use in result.uses()]
     if len(users) == 1 and is_operator(users[0], "Transpose") and not result.is_graph_output():

@@ -129,7 +129,7 @@ def _check_same(original: Any, **attributes: Any) -> Any:
     bound = testing.attention_bound(
         largest, largest, head_size=node.attributes["head_size"].as_int(), scale=scale, total=5
     )
-    valid = ~np.isnan(expected_output)  # rows that see nothing are NaN in a graph without a guard
+    valid = ~np.isnan(expected_output)  # rows without visible keys are NaN in a graph without a guard
     assert valid.any()
     assert np.max(np.abs(found - expected_output)[valid]) <= bound
     assert np.isfinite(found).all()
@@ -182,7 +182,7 @@ BOTH_SCALED = """
         ({"scores": "s = Div (product, four)"}, 0.25),
         ({"scores": "a = Mul (product, half) s = Div (a, four)"}, 0.125),
         ({"scores": "s = Mul (product, half)", "k": BOTH_SCALED, "operands": "qh, k_last"}, 0.125),
-        # The same number for all scores, which softmax does not see.
+        # The same number for all scores, which does not change softmax.
         ({"scores": "a = Mul (product, half) s = Add (a, four)"}, 0.5),
     ],
 )
@@ -220,7 +220,7 @@ def test_masks_and_biases_are_folded(scores: str, guarded: bool) -> None:
     largest = testing.largest(*(feeds[name] for name in ("q", "k", "v"))) + testing.largest(feeds["bias"])
     bound = testing.attention_bound(largest, largest, head_size=16, scale=0.25, total=5)
     assert np.max(np.abs(found - expected)[rows]) <= bound
-    assert np.isfinite(found).all()  # also rows that see nothing: the next layer makes keys and values of them
+    assert np.isfinite(found).all()  # also rows without visible keys: the next layer computes keys and values from them
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ CAUSAL = "causal = LessOrEqual (key_index, query_index)"
             1,
             3,
         ),
-        # Not shown to be causal: a window alone, keys that are compared strictly, no comparison of positions at all.
+        # Not proven causal: a window alone, keys that are compared strictly, no comparison of positions at all.
         (
             "oldest = Sub (query_index, window) near = Greater (key_index, oldest) seen = And (near, padding)",
             0,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# The key of a Q4NX initializer's metadata with the FloatWeight that it was made of.
+# The key of a Q4NX initializer's metadata with its source, a FloatWeight.
 _SOURCE = "flownpu.float_source"
 # How many weights are compared at a time: 2^20 take 4 MB, and a few copies of that.
 _WEIGHTS_AT_ONCE = 1 << 20
@@ -74,7 +74,7 @@ class FloatWeight:
         return value
 
     def _constant(self) -> _native.Q4NXConstant:
-        # C++ gets the tensor only: if it kept the graph alive, Python's garbage collector could not free the graph.
+        # C++ gets only the tensor. If C++ kept the graph alive, Python's garbage collector could not free it.
         stored = self._stored()
         return _native.Q4NXConstant.of_floats(
             partial(_numbers, stored), partial(_release, stored), self.rows, self.columns, self.transposed
@@ -106,7 +106,7 @@ class FloatWeight:
 
 
 def float_weight(value: ir.Value | None, *, transposed: bool) -> FloatWeight | None:
-    """The constant matrix that a value is, or is the Transpose of; None if it is not one.
+    """The constant matrix that a value equals or transposes; None if there is none.
 
     Args:
         value: a node's input.
@@ -142,6 +142,6 @@ def _numbers(stored: ir.TensorProtocol) -> NDArray[np.float32]:
 
 
 def _release(stored: ir.TensorProtocol) -> None:
-    """Releases the mapping of a weight in an external file, since pages that were read count as memory in use."""
+    """Releases the mapping of a weight in an external file, because pages that were read count as used memory."""
     if isinstance(stored, ir.ExternalTensor):
         stored.release()

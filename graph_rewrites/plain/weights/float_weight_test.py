@@ -40,7 +40,7 @@ def test_weight_in_external_file_is_packed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_model_is_freed_after_conversion() -> None:
-    """If this fails, the graph is kept alive by what C++ keeps of its weights, and converting leaks the model."""
+    """If this fails, C++ keeps the graph alive through the weights that it holds, and converting leaks the model."""
     weight = np.zeros((64, 64), np.float32)
     model = testing.parse("product (float[1, 64] x) => (float y) { y = MatMul (x, w) }", w=weight)
     quantise_projections(model)

@@ -277,7 +277,7 @@ def _source(rows: ir.Value, nonzero: ir.Node) -> ir.Value:
 
 
 def _weights(value: ir.Value | None, nonzero: ir.Node) -> ir.Value:
-    """The weights [rows, choices] from which those that belong to the NonZero's rows and choices are taken.
+    """The weights [rows, choices] from which those of the NonZero's rows and choices are taken.
 
     They are taken from the flattened weights, at row * choices + choice.
     """

@@ -139,7 +139,7 @@ def test_experts_become_one_operator(numbers: tuple[int, ...], addition: str, no
         expert_size=INNER,
         normalize_routing_weights=int(normalized),
     )
-    # Three products of some 50 terms in float32, of which each is off by 2^-24 a term at most; softmax by less.
+    # Three products of some 50 terms in float32, each off by at most 2^-24 a term; softmax is off by less.
     assert np.abs(found - expected).max() < 4 * D * testing.FLOAT32_ROUNDING * np.abs(expected).max()
     testing.check(model)
 

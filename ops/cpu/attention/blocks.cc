@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bidirectional blocks of attention on the CPU: the tokens of a picture see one another in both
-// directions. A block is a run of tokens, so that what a token sees is still one range of keys: to
-// the kernels it only ends later, and inside a block nothing is masked.
+// directions. A block is a run of tokens, so each token still sees one range of keys. A block only
+// moves the end of that range, and needs no mask.
 #include "ops/cpu/attention/step.h"
 #include "ops/nodes/flow_qkv_attention.h"
 

@@ -52,7 +52,7 @@ AttentionRow FlowQKVAttention::prompt_row_of(const AttentionCall& call, std::int
 
 AttentionRow FlowQKVAttention::row_of(const AttentionCall& call, std::int64_t batch) const {
   AttentionRow row = prompt_row_of(call, batch);
-  // A shorter row may have had all its tokens in earlier slices.
+  // An earlier slice may have had all the tokens of a shorter row.
   const std::int64_t earlier = std::min(call.first_token, row.tokens);
   row.past += earlier;
   row.tokens = std::min(row.tokens - earlier, call.tokens);
@@ -66,8 +66,8 @@ AttentionRow FlowQKVAttention::row_of(const AttentionCall& call, std::int64_t ba
 }
 
 void FlowQKVAttention::take_staged(Scratch& scratch, AttentionCall& call) const {
-  // K and V are staged where there is no present to write to, or where a window-sized cache evicts
-  // tokens that this call still reads.
+  // K and V are staged if there is no present to write to, or if a window-sized cache evicts tokens
+  // that this call still reads.
   bool evicts = false;
   if (attributes_.window_sized_cache && call.tokens > 1) {
     for (std::int64_t b = 0; b < call.batch; ++b) {
@@ -116,8 +116,8 @@ PastMove FlowQKVAttention::past_move(const AttentionCall& call, std::int64_t bat
 // Past and present are the same memory with shared buffers: then nothing moves, or rows move to the
 // front.
 void FlowQKVAttention::keep_past(const AttentionCall& call) const {
-  // The distance to move grows evenly from head to head: if it is 0 for the first and the last, it
-  // is for all.
+  // The distance to move grows evenly from head to head. If it is 0 for the first and the last
+  // head, it is 0 for all.
   const auto stays = [&](std::int64_t batch) {
     return !past_move(call, batch, 0).needed() &&
            !past_move(call, batch, attributes_.kv_heads - 1).needed();
@@ -218,8 +218,8 @@ void FlowQKVAttention::prepare_queries(const AttentionCall& call, std::int64_t b
   const auto query = [&](std::int64_t of) {
     return heads_of(call, attributes_, batch, of).query + group * elements;
   };
-  // The queries of a long prompt are in memory, and those of one group lie a row apart, so that
-  // reading one does not make the processor fetch the next.
+  // The queries of one group lie a row apart, so the processor does not fetch the next query by
+  // itself.
   const float* later = query(std::min(token + kTokensAhead, call.tokens - 1));
   constexpr std::int64_t kLine = 64 / sizeof(float);
   for (std::int64_t i = 0; i < elements; i += kLine) __builtin_prefetch(later + i);

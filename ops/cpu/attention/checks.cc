@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of attention on the CPU. They refuse nodes when these are prepared, and calls before
-// anything is written, and before anything but lengths and positions is read.
+// The checks of attention on the CPU. Nodes are checked when they are prepared. A call is checked
+// before anything is written, and before anything but lengths and positions is read.
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -15,7 +15,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// Inputs that come together or not at all.
+// These inputs are all present or all absent.
 constexpr std::array<std::pair<AttentionInput, AttentionInput>, 5> kPairs{{
     {kKey, kValue},
     {kPastKey, kPastValue},
@@ -156,8 +156,7 @@ void check_bias(const AttentionAttributes& attributes, const AttentionCall& call
        to_string(shape));
 }
 
-// T, of a cache that is not window-sized, is at most what the past has room for plus the new
-// tokens.
+// T of a cache that is not window-sized is at most the past's capacity plus the new tokens.
 void check_total(const AttentionAttributes& attributes, const AttentionCall& call) {
   const std::int64_t most =
       attributes.window_sized_cache ? kMostPositions : call.past_capacity + call.prompt_tokens;

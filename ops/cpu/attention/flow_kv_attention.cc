@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowKVAttention on the CPU (Gemma3 paper, section 3.2.2): FlowQKVAttention for one token, whose
-// time goes into reading the KV cache once.
+// FlowKVAttention on the CPU (Gemma3 paper, section 3.2.2): FlowQKVAttention for one token. Reading
+// the KV cache once takes most of its time.
 //
-// One token makes few tiles of queries, fewer than there are threads: so the keys are cut into
-// parts, a task each, and the parts' states (m, l, Y) are merged by eq. 9-12. A few tokens after a
-// long context are computed the same way; plan.h decides what is cut.
+// One token makes fewer tiles of queries than there are threads. So the keys are cut into parts,
+// with a task for each, and eq. 9-12 merge the parts' states (m, l, Y). A few tokens after a long
+// context are computed the same way; plan.h decides what is cut.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -39,8 +39,7 @@ void FlowQKVAttention::take_states(Scratch& scratch, AttentionCall& call) const 
   call.parts_left = scratch.take<std::int32_t>(call.plan.tasks / call.plan.parts);
 }
 
-// Acquires and releases, so that the thread of the last part sees what the other threads have
-// written.
+// Acquires and releases, so that the thread of the last part sees the writes of all other threads.
 bool FlowQKVAttention::was_last_part(const AttentionCall& call, std::int64_t tile) {
   return std::atomic_ref(call.parts_left[tile]).fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
@@ -54,8 +53,7 @@ PartState FlowQKVAttention::part_state(const AttentionCall& call, std::int64_t b
   return {state, state + 1, state + 2};
 }
 
-// Merges in the order of the parts, so that the result does not depend on which thread did which,
-// or when.
+// Merges in the order of the parts, so that the result does not depend on the threads.
 void FlowQKVAttention::merge_head(const AttentionCall& call, std::int64_t batch, std::int64_t token,
                                   std::int64_t head) const {
   const std::int64_t d = attributes_.head_size;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowQKVAttention on the CPU (Gemma3 paper, section 3.1.3): each task sweeps the keys that a tile
-// of queries of one KV head sees, or a part of them; causal, sliding window (SWA) and non-causal
-// (NCA) attention differ only in which keys a query sees.
+// FlowQKVAttention on the CPU (Gemma3 paper, section 3.1.3): a task sweeps all or some of the keys
+// that a tile of queries of one KV head sees. Causal, sliding-window (SWA) and non-causal (NCA)
+// attention differ only in the keys that a query sees.
 #include <algorithm>
 #include <cmath>
 
@@ -23,8 +23,8 @@ const float* bias_row(const AttentionCall& call, std::int64_t batch, std::int64_
 
 }  // namespace
 
-// The work of a task: tokens [first_token, first_token + tokens) of the call, of which the first
-// `valid` are not padding, for the heads of one group, over a part of the keys.
+// A task: tokens [first_token, first_token + tokens) of the call, of which the first `valid` are
+// not padding, for the heads of one group, over a part of the keys.
 struct FlowQKVAttention::Tile {
   std::int64_t batch;
   std::int64_t group;
@@ -193,7 +193,7 @@ void FlowQKVAttention::sweep(const AttentionCall& call, const Tile& tile,
 }
 
 // Adds the head's sink, a key whose value is 0, to the denominator. A query that saw nothing stays
-// so; where the sink is far above all scores, e^(sink - m) is infinite, and the output 0.
+// zero. Where the sink is far above all scores, e^(sink - m) is infinite, and the output is 0.
 float FlowQKVAttention::denominator_of(const AttentionCall& call, std::int64_t head, float maximum,
                                        float denominator) const {
   const Tensor& sink = call.input(kHeadSink);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads of attention: the attributes that say how many there are and what they see, and what is
-// done with a head of a query or a key before they are multiplied: QK-norm, RoPE and the scale.
+// Heads of attention: the attributes with their number and with the keys that they see, and the
+// preparation of a head before its product (QK-norm, RoPE, scale).
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ struct HeadPreparation {
 HeadPreparation head_preparation(const AttentionAttributes& attributes, const Tensor& norm,
                                  const Tensor& cos, const Tensor& sin);
 
-// Multiply-adds of a token, for the placement report: over as many keys as the window has or,
-// without one, over a nominal number, since the context is not known.
+// Multiply-adds of a token, for the placement report. The number of keys is the window's or,
+// without a window, a nominal number, because the context is not known.
 std::int64_t attention_multiply_adds(const AttentionAttributes& attributes);
 
 }  // namespace flownpu::cpu

@@ -2,11 +2,10 @@
 // PagedAttention on the CPU: FlowQKVAttention of the new tokens of several sequences in one call,
 // whose keys and values lie in blocks (paged_call.h).
 //
-// The new keys and values are stored first; then each task sweeps the keys that a tile of one
-// sequence's queries sees, of one KV head. Chunks of keys begin at multiples of kChunkKeys
-// positions, and every tile goes through the same kernel: so a token's output depends on its own
-// sequence alone, and has the same bits however that was cut into calls and whatever other
-// sequences are in them.
+// The new keys and values are stored first. Then each task sweeps the keys of one KV head that a
+// tile of one sequence's queries sees. Chunks of keys begin at multiples of kChunkKeys positions,
+// and every tile goes through the same kernel: so a token's output depends on its own sequence
+// alone. Its bits do not change with the split into calls or with the other sequences.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -140,8 +139,8 @@ class PagedAttention final : public Step {
       const std::int64_t more = call.sequence(s).tokens + work.tile_tokens - 1;
       tiles += static_cast<std::int32_t>(more / work.tile_tokens);
     }
-    // The last tasks first: a scheduler puts prompts behind the sequences that decode, and a
-    // prompt's last tile sees the most keys.
+    // The last tasks run first: a scheduler puts prompts behind decoding sequences, and the last
+    // tile of a prompt sees the most keys.
     const std::int64_t tasks = tiles * attributes_.kv_heads;
     run_in_order(*context_.pool, tasks, [&](std::int64_t task, std::size_t thread) {
       Scratch scratch(work.tiles + static_cast<std::int64_t>(thread) * work.tile_bytes);

@@ -39,15 +39,15 @@ class PagedCall {
   // The sequence that a token of the call belongs to.
   PagedSequence sequence_of(std::int64_t token) const;
 
-  // A token's query, key, value or output from the given head on: f32 [head_size] for each head.
+  // A token's query, key, value or output, from the given head on: f32 [head_size] for each head.
   const float* query(std::int64_t token, std::int64_t head) const;
   const float* key(std::int64_t token, std::int64_t group) const;
   const float* value(std::int64_t token, std::int64_t group) const;
   float* output(std::int64_t token, std::int64_t head) const;
   HeadPreparation preparation(PagedInput norm) const;
 
-  // The caches after the call. Offsets in bytes, the same in both: of a KV head in a block's row;
-  // of a KV head at a position of a sequence; and from a row to the next.
+  // The caches after the call, and three offsets in bytes that both caches share: of a KV head in a
+  // block's row, of a KV head at a position of a sequence, and from a row to the next.
   std::byte* key_cache() const { return outputs_[kKeyCacheOut].as<std::byte>(); }
   std::byte* value_cache() const { return outputs_[kValueCacheOut].as<std::byte>(); }
   std::int64_t head_offset(std::int64_t group) const;
@@ -68,8 +68,8 @@ class PagedCall {
 
 // Throws Error if an input of the node is given without the inputs that it needs.
 void check_paged_node(const Node& node, const AttentionAttributes& attributes);
-// Throws Error unless shapes fit the node, lengths add up, and every position that is read or
-// written has a block of the cache. Shapes and ranks must already fit the contract.
+// Throws Error unless shapes fit the node, lengths add up, and every position in use has a block of
+// the cache. Shapes and ranks must already fit the contract.
 void check_paged_call(const AttentionAttributes& attributes, const PagedCall& call);
 
 }  // namespace flownpu::cpu

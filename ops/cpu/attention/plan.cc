@@ -8,42 +8,42 @@
 namespace flownpu::cpu {
 namespace {
 
-// Bounds for the rows of a tile, which are as many as half of the L2 has room for with their
-// queries and numerators. Larger tiles save work: for each tile all its keys and values are read
-// again, because they do not fit into the L2 beside it, and values are re-ordered, which takes as
-// long as the products of two rows. The attention of 4096 patches (16 heads of 72) took 6 to 9 %
-// less time with 512 rows than with 256, and some 10 % less with 1024; more were not tried.
+// Bounds for the rows of a tile. Rows, with their queries and numerators, fill half of the L2.
+// Larger tiles save work. Each tile reads all its keys and values again, because they do not fit
+// into the L2 beside it. It also re-orders values, which takes as long as the products of two rows.
+// The attention of 4096 patches (16 heads of 72) took 6 to 9 % less time with 512 rows than with
+// 256, and some 10 % less with 1024; more were not tried.
 constexpr std::int64_t kLeastTileRows = 256;
 constexpr std::int64_t kTileRows = 1024;
 // The most, and the fewest, keys of a chunk: a block's scores, 128 x 64 f32, are 32 KB and stay in
-// L1. Reading and writing a block's numerators once a chunk takes as long as 2 of the chunk's 64
-// steps, which multiply a pair of keys each.
+// L1. Numerators are read and written once a chunk. That takes as long as 2 of the chunk's 64 steps
+// of a pair of keys.
 constexpr std::int64_t kChunkKeys = 128;
 constexpr std::int64_t kLeastChunkKeys = 64;
-// Tasks for each thread. With several, unequal lengths even out, and a thread that the system
-// disturbs gets fewer. Tasks of few rows are short and wait for memory: with more of them, threads
-// idle for less time at the end, when too few are left to use all of the memory's bandwidth.
+// Tasks for each thread. With several tasks, unequal lengths even out, and a disturbed thread gets
+// fewer of them. Tasks of few rows are short and wait for memory. With more of these tasks, fewer
+// threads idle at the end, while memory still has bandwidth left.
 constexpr std::int64_t kTasksPerThread = 4;
 constexpr std::int64_t kFewTasksPerThread = 8;
-// Calls of up to this many tokens are computed by attend_few_rows, as a single token is, although
-// keys are then read once for each few_rows / (H / G) tokens. They are candidates for the next
-// tokens, whose logits must be those of single steps, and attend_many rounds queries and weights to
-// bfloat16.
+// attend_few_rows computes calls of up to this many tokens, as it does a single token. Keys are
+// then read once for each few_rows / (H / G) tokens. Such tokens are candidates for the next
+// tokens. Their logits must equal those of single steps, but attend_many rounds queries and weights
+// to bfloat16.
 constexpr std::int64_t kFewTokens = 4;
-// The fewest bytes of K and V in a part: 128 KB take a thread some 6 us to read at 20 GB/s, a few
-// times what it takes to hand out a task and to merge its state.
+// The fewest bytes of K and V in a part. A thread reads 128 KB in some 6 us at 20 GB/s, a few times
+// as long as handing out a task and merging its state.
 constexpr std::int64_t kPartBytes = 128 * 1024;
 
 std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
-// Tokens of a tile: as many rows, in whole blocks, as still leave every thread its tasks.
+// Tokens of a tile: as many whole blocks of rows as leave enough tasks for every thread.
 std::int64_t tile_tokens(const AttentionShape& shape, const AttentionMachine& machine) {
   if (shape.tokens <= kFewTokens && shape.heads_per_group <= machine.few_rows)
     return std::clamp<std::int64_t>(machine.few_rows / shape.heads_per_group, 1,
                                     std::max<std::int64_t>(1, shape.tokens));
   const std::int64_t rows = shape.batch * shape.kv_heads * shape.heads_per_group * shape.tokens;
   const std::int64_t blocks = rows / (machine.threads * kTasksPerThread) / machine.block_rows;
-  // A row's query in f32 and as it is multiplied, and its numerator in f32.
+  // For each row: its query in f32, its query as it is multiplied, and its numerator in f32.
   const std::int64_t row_bytes =
       shape.head_size * (2 * static_cast<std::int64_t>(sizeof(float)) + machine.element);
   const std::int64_t most =
@@ -83,8 +83,8 @@ AttentionPlan plan_attention(const AttentionShape& shape, const AttentionMachine
       machine.threads > 1 ? machine.threads * (plan.few ? kFewTasksPerThread : kTasksPerThread) : 1;
   const std::int64_t part_keys = std::max<std::int64_t>(1, kPartBytes / (2 * shape.row_bytes));
   plan.parts = 1;
-  // Merging costs a pass over the numerators: keys are cut only where tiles make at most half of
-  // the tasks wanted.
+  // Merging costs a pass over the numerators, so keys are cut only if tiles give at most half of
+  // the wanted tasks.
   if (whole <= wanted / 2) {
     plan.parts = std::clamp<std::int64_t>(seen / part_keys, 1,
                                           divide_up(wanted, std::max<std::int64_t>(1, whole)));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How attention is cut into tasks: a pure function of shapes and of the machine.
 //
-// A task is a tile of queries (of all heads that share a KV head) and a part of the keys that the
-// tile sees. With one part a task's result is final; several are merged (eq. 9-12).
+// A task is a tile of queries, of all heads that share a KV head, and a part of the tile's keys. If
+// there is one part, the task's result is final; otherwise eq. 9-12 merge the parts.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,8 @@ namespace {
 
 enum Input : std::uint8_t { kX, kPositionIds, kCosCache, kSinCache };
 
-// A bound for half of a head's elements: above any real one, and twice as many do not overflow.
+// A bound for half of a head's elements. It is above any real size, and twice the bound does not
+// overflow.
 constexpr std::int64_t kMostHalf = std::int64_t{1} << 60;
 
 class RotaryEmbedding final : public Step {
@@ -38,7 +39,8 @@ class RotaryEmbedding final : public Step {
       fail("[", name_, "] expected an even rotary_embedding_dim, got ", rotary_size_);
   }
 
-  // Slices need a position for each token: a single one would be that of the prompt's first token.
+  // Each slice needs a position for each of its tokens. A single position would be that of the
+  // prompt's first token.
   std::optional<Slicing> slicing(const Node& node) const override {
     const Value* ids = node.input(kPositionIds);
     if (ids == nullptr || !ids->shape || ids->shape->rank() != 2) return std::nullopt;
@@ -58,7 +60,8 @@ class RotaryEmbedding final : public Step {
     const std::int64_t rotated = rotary_size_ > 0 ? rotary_size_ : d;
     if (table.rank() != 2 || !(inputs[kSinCache].shape == table) || rotated % 2 != 0 ||
         table[1] != rotated / 2) {
-      // ONNX Runtime also takes tables of half a head's angles where fewer are rotated.
+      // ONNX Runtime also accepts tables with all angles of half a head if fewer elements are
+      // rotated.
       unsupported("[", name_, "] expected cos_cache and sin_cache of shape [positions, half the ",
                   "elements that are rotated, of which there are ", rotated, "], got ",
                   to_string(table), " and ", to_string(inputs[kSinCache].shape));

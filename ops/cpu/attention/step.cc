@@ -34,8 +34,8 @@ FlowQKVAttention::FlowQKVAttention(const Node& node, const Context& context)
     if (node.has_output(present)) cache_type_ = node.outputs[present].type;
   }
   if (const Value* past = node.input(kPastKey); past != nullptr) cache_type_ = past->type;
-  // Without a cache, keys and values are kept only during the call, in bf16 where kernels multiply
-  // that faster.
+  // Without a cache, keys and values live only during the call, in bf16 if kernels multiply bf16
+  // faster.
   const bool cached = node.has_output(kPresentKey) || node.has_output(kPresentValue) ||
                       node.input(kPastKey) != nullptr;
   constexpr auto kPairs = DataType::kBFloat16;
@@ -53,8 +53,8 @@ std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {
                   .outputs = {kOutput},
                   .holds_tokens = true,
                   .blocks = {kBidirectionalBlocks}};
-  // With counted_prompt every slice needs the prompt's first position, so it gets position_ids
-  // whole.
+  // With counted_prompt every slice needs the prompt's first position, so position_ids is not
+  // sliced.
   if (!attributes_.counted_prompt) slicing.inputs.push_back(kPositionIds);
   return slicing;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The common base of FlowQKVAttention and FlowKVAttention on the CPU.
 //
-// A step runs in three parts: append keys and values to the cache (cache.cc); attend tile by tile
-// (flow_qkv_attention.cc), merging the parts of the keys if there are several
-// (flow_kv_attention.cc); and, where a window-sized cache evicted more than one token at once, move
-// the surviving rows to the front (cache.cc). step.cc has attributes and shapes, checks.cc what is
+// A step has three parts. It appends keys and values to the cache (cache.cc). It attends tile by
+// tile (flow_qkv_attention.cc), and merges the parts of the keys if there are several
+// (flow_kv_attention.cc). If a window-sized cache evicted several tokens at once, it moves the
+// remaining rows to the front (cache.cc). step.cc has attributes and shapes, checks.cc what is
 // refused, plan.h how the work is cut into tasks, and blocks.cc tokens that see one another in both
 // directions.
 #pragma once
@@ -29,8 +29,8 @@ struct AttentionRow {
   // cache is window-sized.
   std::int64_t base_before;
   std::int64_t base_after;
-  // For each token, where the tokens of this call that it sees end (one past the last); null
-  // without bidirectional blocks.
+  // For each token, one past the last token of this call that it sees; null without bidirectional
+  // blocks.
   const std::int32_t* seen_tokens;
 };
 
@@ -50,7 +50,7 @@ struct KeyValueRows {
   std::int64_t base;
 };
 
-// Where the past of one KV head has to go before tokens are appended to it.
+// The destination of one KV head's past, which must be there before tokens are appended.
 struct PastMove {
   KeyValueRows to;
   const std::byte* key;
@@ -73,8 +73,8 @@ struct AttentionCall {
   std::span<const Tensor> inputs;
   std::span<const Tensor> outputs;
   std::int64_t batch = 0;
-  // Tokens of this call: S, or, where a long prompt is computed slice by slice, those of the slice;
-  // where in the prompt the first of them is; and S.
+  // S, the tokens of this call, or of the slice if a long prompt is computed slice by slice; the
+  // slice's first token; and the prompt's S.
   std::int64_t tokens = 0;
   std::int64_t first_token = 0;
   std::int64_t prompt_tokens = 0;
@@ -86,8 +86,8 @@ struct AttentionCall {
   // Bytes of a row of K or V in the cache: d elements, and the scale of int8 ones.
   std::int64_t row_bytes = 0;
   AttentionPlan plan = {};
-  // The most parts that the plan of a later step can have, as the cache fills up: memory is taken
-  // for these, so that a decode step needs no more than the one before.
+  // The most parts that a later step's plan can have as the cache fills. Memory is taken for this
+  // number, so that a later decode step needs no more.
   std::int64_t most_parts = 0;
   // A TileMemory for each thread, `tile_bytes` apart.
   std::byte* tiles = nullptr;
@@ -96,8 +96,7 @@ struct AttentionCall {
   float* states = nullptr;
   // For each tile of queries, the parts that are not done yet.
   std::int32_t* parts_left = nullptr;
-  // Where this call keeps K and V when the present cannot hold them all at once:
-  // [B][G][staged_rows] rows each.
+  // This call's K and V if the present cannot hold them all at once: [B][G][staged_rows] rows each.
   std::byte* staged_key = nullptr;
   std::byte* staged_value = nullptr;
   std::int64_t staged_rows = 0;
@@ -119,16 +118,16 @@ class FlowQKVAttention : public Step {
  public:
   FlowQKVAttention(const Node& node, const Context& context);
 
-  // past_key, unless there is a single KV head: its filled rows may end long before its buffer
-  // does, so that the parts of the buffer that threads would prefetch are not those that they begin
-  // with.
+  // past_key, unless there is a single KV head. The filled rows of a single head may end long
+  // before the buffer does, and threads would then prefetch parts that they do not begin with.
   std::optional<std::size_t> streamed_input() const override {
     if (attributes_.kv_heads == 1) return std::nullopt;
     return kPastKey;
   }
 
-  // Query, key, value and, unless counted_prompt, position_ids are sliced, if attention is causal
-  // and both presents are outputs, which then hold what earlier slices left.
+  // Query, key, value and, unless counted_prompt, position_ids are sliced. Attention must be
+  // causal, and both presents must be outputs, because they hold the keys and values of earlier
+  // slices.
   std::optional<Slicing> slicing(const Node& node) const override;
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override;

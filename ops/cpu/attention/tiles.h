@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of queries: what a task of attention works with, and how tasks of unequal length are handed
-// out.
+// Tiles of queries, which are the unit of work of attention, and the distribution of tasks of
+// unequal length.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cast between all types that devices know. Results that are floats are rounded to nearest even;
-// floats become integers by rounding towards zero, and those that an integer's type does not hold
-// become its lowest number, as on x86 (ONNX leaves that open). Integers that are too long lose
-// their upper bits.
+// floats become integers by rounding towards zero. A float that the integer type does not hold
+// becomes the type's lowest number, as on x86; ONNX leaves this open. Integers that are too long
+// lose their upper bits.
 #include <limits>
 #include <type_traits>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. Where it computes a product's
-// weight, no such step is made: the product reads x itself (ops/lowering/dense_matmul.cc).
+// DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. A DequantizeLinear of a
+// product's weight has no step of its own:
 #include <algorithm>
 
 #include "ops/cpu/integers.h"
@@ -68,8 +68,8 @@ constexpr Port kInputs[] = {
     {.name = "x_scale", .types = kFloat},
     optional({.name = "x_zero_point", .types = kBytes, .type_letter = 'X'})};
 constexpr Port kOutputs[] = {{.name = "y", .types = kFloat}};
-// One scale for all, or for each index of an axis; the output is float, which output_dtype 0 and 1
-// both mean.
+// There is one scale for all, or one for each index of an axis. The output is float; output_dtype 0
+// and 1 both say so.
 constexpr AttributeRule kAttributes[] = {axis("axis"), only("block_size", 0),
                                          integer("output_dtype", 0, 1)};
 

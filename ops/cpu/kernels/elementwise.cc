@@ -166,8 +166,8 @@ float extreme(const float* x, std::int64_t n) {
   return kSign * found;
 }
 
-// The variance is the mean of squared differences: with a large mean, subtracting its square from
-// the mean of squares would leave no correct digit.
+// The variance is the mean of squared differences. The mean of squares less the squared mean would
+// leave no correct digit if the mean is large.
 void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, float* y,
                 std::int64_t n) {
   const auto count = static_cast<float>(n);
@@ -178,8 +178,8 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   if (bias != nullptr) add(y, bias, y, n);
 }
 
-// NaN need not be found here: it makes e^x and their sum NaN anyway. So does a row of minus
-// infinity alone, whose distance from itself is NaN.
+// NaN needs no test here: e^x and the sum become NaN. A row of minus infinity alone becomes NaN
+// too, because -inf - -inf is NaN.
 float largest_of(const float* x, std::int64_t n) {
   Vector maxima = broadcast(-std::numeric_limits<float>::infinity());
   std::int64_t i = 0;

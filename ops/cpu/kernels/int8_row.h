@@ -4,9 +4,9 @@
 //
 // scale = bf16(max|x| / 127), code = round(x / scale), both to nearest even: |x - scale * code| <=
 // scale / 2, because the scale's own rounding is at most 2^-9 of it, so that max|x| / scale <=
-// 127.25 still has the code 127. A scale of 8 bits times a code of 7 is exact in f32, and rounding
-// a row that came out of a cache gives that row again, bit for bit. A row whose scale would be
-// below 2^-126 is 0. A row with a number that is not finite has the scale NaN, and is NaN.
+// 127.25 still has the code 127. A scale of 8 bits times a code of 7 bits is exact in f32. A row
+// that comes out of a cache is rounded to the same bits again. A row whose scale would be below
+// 2^-126 is 0. A row with a number that is not finite has the scale NaN, and is NaN.
 // ops/definitions/int8_cache.py defines the same.
 #pragma once
 

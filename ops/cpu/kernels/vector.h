@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A vector of f32 as wide as the instruction set this file is compiled for, in the compiler's own
-// vector extension. Everything here has internal linkage: the same names are compiled for several
-// instruction sets, and the linker must not choose one of them for all.
+// vector extension. Everything here has internal linkage, because the same names are compiled for
+// several instruction sets, which the linker must keep apart.
 #pragma once
 
 #if defined(__x86_64__)
@@ -69,7 +69,7 @@ inline void store_some(float* y, Vector v, std::int64_t count) {
 }
 
 inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
-// b if either is NaN. Intrinsics, because GCC 12 makes two instructions of the expression: a
+// b if either is NaN. Intrinsics, because GCC 12 compiles the expression to two instructions, a
 // comparison and a selection.
 inline Vector max(Vector a, Vector b) {
 #if defined(__AVX512F__)
@@ -94,8 +94,8 @@ inline Vector magnitude(Vector v) {
   return reinterpret_cast<Vector>(reinterpret_cast<Integers>(v) & 0x7fffffff);
 }
 
-// The larger of two magnitudes, compared by their bits, which have the same order and put NaN above
-// infinity: so the largest of many is NaN if one is.
+// The larger of two magnitudes by their bits. Bits have the same order, with NaN above infinity, so
+// the largest of many is NaN if one is.
 inline Vector larger_magnitude(Vector a, Vector b) {
   const auto x = reinterpret_cast<Integers>(a);
   const auto y = reinterpret_cast<Integers>(b);
@@ -250,7 +250,7 @@ struct BFloat16 {
     return {reinterpret_cast<Vector>(pairs << 16), reinterpret_cast<Vector>(pairs & 0xffff0000U)};
   }
   static Vector load_vector(const Element* x) {
-    // GCC 12 makes six instructions of the conversion, for which processors have one.
+    // GCC 12 compiles the conversion to six instructions; processors have one for it.
 #if defined(__AVX512F__)
     const __m512i wide =
         _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));

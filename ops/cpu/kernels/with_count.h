@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels are compiled for each number of rows that fits their registers; this chooses one.
+// Chooses a kernel by its number of rows. Kernels are compiled for each number of rows that fits
+// their registers.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX's If between constants: each output is one of two tensors of the model, chosen by a
-// condition that each run computes. GenAI's exports choose the tables of LongRoPE, of up to 50 MB,
-// in this way.
+// ONNX's If between constants: a condition that each run computes chooses each output from two
+// tensors of the model. GenAI's exports choose the tables of LongRoPE, of up to 50 MB, in this way.
 #include <cstring>
 
 #include "ops/cpu/elements.h"

@@ -15,8 +15,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// A tensor along one axis: `lines` lines, in each of which an index of the axis takes `bytes`
-// bytes.
+// A tensor seen along one axis: `lines` lines, in which an index of the axis takes `bytes` bytes.
 struct Lines {
   std::int64_t lines = 1;
   std::size_t bytes = 1;
@@ -36,8 +35,7 @@ void copy_lines(std::int64_t lines, std::size_t bytes, const std::byte* from, st
   for (; lines > 0; --lines, from += from_line, to += to_line) std::memcpy(to, from, bytes);
 }
 
-// Whether the axis is known to be the value's last one: each row of the inputs then makes a row of
-// the output.
+// Whether the axis is the value's last one. Then a row of each input makes a row of the output.
 bool is_last_axis(const Value& value, std::int64_t axis) {
   return value.shape && (axis == -1 || axis == value.shape->rank() - 1);
 }
@@ -218,8 +216,7 @@ class Slice final : public Step {
 
   // The indices that an axis of `size` has from `start` on, until `end`. Both count from the axis's
   // end if they are negative, and are clamped to the axis. The largest int64 or int32 means no end,
-  // also backwards: ONNX Runtime then goes on until there are no more elements, and exporters rely
-  // on it.
+  // also backwards. ONNX Runtime then continues to the last element, and exporters rely on this.
   Range range(std::int64_t size, std::int64_t start, std::int64_t end, std::int64_t step) const {
     if (step == 0) fail("[", name_, "] expected steps other than 0");
     if (size == 0) return {};
@@ -236,8 +233,8 @@ class Slice final : public Step {
     return {first, (stop - first + (back ? 1 : -1)) / step + 1, step};
   }
 
-  // Copies what the ranges take of the `bytes` bytes that the axes from `axis` on span. Consecutive
-  // indices of an axis are one copy if all axes after it are taken whole.
+  // Copies the parts that the ranges select of the `bytes` bytes that the axes from `axis` on span.
+  // If all later axes are whole, consecutive indices of an axis are one copy.
   static void copy(const Shape& shape, const Ranges& ranges, int axis, const std::byte* source,
                    std::size_t bytes, std::byte*& target) {
     const auto put = [&target](const std::byte* from, std::size_t size) {

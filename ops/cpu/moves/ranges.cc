@@ -12,7 +12,7 @@
 namespace flownpu::cpu {
 namespace {
 
-// More than any memory holds, and few enough that a count of bytes does not overflow.
+// A bound that no memory holds, small enough that a count of bytes does not overflow.
 constexpr std::uint64_t kMostElements = std::uint64_t{1} << 48;
 
 class Range final : public Step {
@@ -113,7 +113,8 @@ constexpr Port kRange[] = {{.name = "start", .types = kNumbers, .type_letter = '
                            {.name = "limit", .types = kNumbers, .type_letter = 'T'},
                            {.name = "delta", .types = kNumbers, .type_letter = 'T'}};
 constexpr Port kNumber[] = {{.name = "output", .types = kNumbers, .type_letter = 'T'}};
-// stash_type says how 16-bit floats are computed, which this device does not take.
+// stash_type is the type in which 16-bit floats are computed; this device does not take such
+// floats.
 constexpr AttributeRule kStash[] = {integer("stash_type", 0, 16)};
 constexpr Port kShape[] = {
     {.name = "input", .types = kInt64, .shape = "[R]"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shape, and the look-ups of elements by indices, Gather and GatherND: they carry positions and
-// masks from a graph's inputs to attention.
+// Shape, and the look-ups by indices Gather and GatherND. They carry positions and masks from a
+// graph's inputs to attention.
 #include <algorithm>
 #include <cstring>
 
@@ -68,7 +68,7 @@ class Gather final : public Step {
     for (std::int64_t o = 0; o < outer; ++o) {
       for (std::int64_t i = 0; i < count; ++i, to += bytes) {
         const std::int64_t index = wrap(name_, integer_at(inputs[1], i), data[axis]);
-        // Where there are no bytes, the pointer may be null, which memcpy must not be given.
+        // The pointer may be null if there are no bytes, and memcpy must not get a null pointer.
         if (bytes > 0)
           std::memcpy(to, from + static_cast<std::size_t>(o * data[axis] + index) * bytes, bytes);
       }
@@ -85,8 +85,8 @@ class GatherND final : public Step {
   GatherND(const Node& node, const Context& /*context*/)
       : name_(to_string(node)), batch_dims_(static_cast<int>(node.integer("batch_dims", 0))) {}
 
-  // Lookups along axis 1: each slice answers those that fall into it. One is that of the last
-  // token's hidden state.
+  // Look-ups along axis 1: each slice answers the indices that fall into it. The last token's
+  // hidden state is such a look-up.
   std::optional<Slicing> slicing(const Node& node) const override {
     const Value* indices = node.input(1);
     if (batch_dims_ != 1 || !indices->shape || (*indices->shape)[-1] != 1) return std::nullopt;

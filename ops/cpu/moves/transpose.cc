@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transpose, of any rank: as copies of rows where the last axis stays the last ([batch, tokens,
-// heads, head size] and back), else as transposed planes.
+// Transpose of any rank. If the last axis stays last ([batch, tokens, heads, head size] and back),
+// rows are copied; otherwise planes are transposed.
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -51,7 +51,7 @@ class Axes {
   const Axis& last() const { return axis_[count_ - 1]; }
 
   // The axis along which a plane has its rows; its columns are the output's last axis. It is the
-  // input's last axis or, where that is the output's last one too, the axis before it; -1 if there
+  // input's last axis. If that is also the output's last axis, it is the axis before; -1 if there
   // is none.
   int rows() const {
     if (last().from == 1) return count_ - 2;
@@ -111,7 +111,7 @@ class Transpose final : public Step {
   }
 
  private:
-  // For each axis of the output the axis of the input that it is; without `perm`, in reverse order.
+  // For each axis of the output its axis in the input; without `perm` the order is reversed.
   std::array<int, Shape::kMaxRank> order(const Shape& shape) const {
     std::array<int, Shape::kMaxRank> order{};
     std::array<bool, Shape::kMaxRank> seen{};

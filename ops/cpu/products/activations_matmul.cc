@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MatMul of two activations, as in the attention of graphs that were not folded; in f32, nothing
-// rounded.
+// MatMul of two activations, such as the attention of graphs that were not folded. It computes in
+// f32 and rounds nothing.
 #include <algorithm>
 
 #include "ops/cpu/broadcast.h"

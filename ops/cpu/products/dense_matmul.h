@@ -13,15 +13,15 @@
 
 namespace flownpu::cpu {
 
-// y = activation(X . W + bias) + residual for X f32 [rows][k]. Packs the weight panel by panel, so
-// that its working memory is bounded whatever the weight's size; reads it where it lies.
+// y = activation(X . W + bias) + residual for X f32 [rows][k]. Packs the weight panel by panel from
+// its place in memory, so that working memory does not grow with the weight.
 class DenseProduct {
  public:
   // `rounding`: what activations and weights are rounded to; products of a few rows round nothing.
   DenseProduct(const Context& context, DenseRounding rounding)
       : context_(context), rounding_(rounding), cache_bytes_(second_level_cache_bytes()) {}
 
-  // Rounds as the option `activations` says, where the instruction set has dot products.
+  // Rounds as the option `activations` says, if the instruction set has dot products.
   static DenseProduct rounded(const Context& context);
 
   // Bytes that run() needs for a product of these sizes, 64-byte aligned.

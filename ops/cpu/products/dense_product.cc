@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a product with a dense weight is computed: rows of activations are rounded, then, panel by
-// panel of the weight, its columns are packed (and rounded) and multiplied in tiles.
+// A product with a dense weight. Rows of activations are rounded. Then, for each panel of the
+// weight, columns are packed (and rounded) and multiplied in tiles.
 #include <algorithm>
 #include <vector>
 
@@ -14,15 +14,15 @@ namespace {
 // Up to this many rows are multiplied in f32: packing a column costs as much as multiplying it by
 // so few.
 constexpr std::int64_t kFewRows = 4;
-// The most bytes of columns that are packed at once; though each thread gets a block at least. The
+// The most bytes of columns that are packed at once, unless a block for each thread is more. The
 // widest weight of an encoder's layer, 4304 x 1152 in int8, is 5 MB; all threads find it in a
 // third-level cache.
 constexpr std::int64_t kPanelBytes = 8 << 20;
-// A result larger than a third-level cache of common size is written past the caches: whatever
-// reads it would not find it there.
+// A result larger than a common third-level cache is written past the caches, because a later
+// reader would not find it there.
 constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
-// The fewest rows of a task: a thread multiplies 32 columns by 48 rows in twice the time that it
-// takes to read them from a third-level cache (taken as 20 GB/s; 900 GOP/s in int8).
+// The fewest rows of a task. A thread multiplies 32 columns by 48 rows in twice the time in which
+// it reads the columns from a third-level cache (at 20 GB/s, and 900 GOP/s in int8).
 constexpr std::int64_t kLeastTaskRows = 48;
 constexpr std::int64_t kTasksPerThread = 8;
 

@@ -43,8 +43,7 @@ void RowsByExpert::sort() {
   group_count_ = 0;
   for (std::int64_t e = 0; e < experts_; ++e) {
     const std::int64_t rows = begins_[e + 1] - begins_[e];
-    // Nearly equal parts, so that none is so small that a kernel would take it for a product of few
-    // rows.
+    // Parts are nearly equal, so that no kernel takes one for a product of few rows.
     const std::int64_t parts = q4nx::ceil_div(rows, kTaskRows);
     for (std::int64_t i = 0; i < parts; ++i) {
       const auto [begin, end] = part(rows, parts, i);

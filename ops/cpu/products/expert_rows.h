@@ -11,8 +11,8 @@
 namespace flownpu::cpu {
 
 // Sets `experts` to those with the largest logits, sorted by their numbers; of equal logits the
-// lower number wins. A comparison with NaN is false: a NaN loses to what comes before it, and wins
-// over what comes after. logits.size() >= experts.size().
+// lower number wins. A comparison with NaN is false, so a NaN loses to earlier logits and wins over
+// later ones. logits.size() >= experts.size().
 void choose_experts(std::span<const float> logits, std::span<std::int32_t> experts);
 
 // Rows that one expert computes together.
@@ -27,16 +27,15 @@ struct ExpertRows {
 // row * experts_per_row + i.
 class RowsByExpert {
  public:
-  // Takes memory from `scratch`; one without memory only counts.
+  // Takes memory from `scratch`; a scratch without memory only counts.
   RowsByExpert(Scratch& scratch, std::int64_t rows, std::int64_t experts_per_row,
                std::int64_t experts);
 
-  // For choice `row * experts_per_row + i`: its expert, and what the expert's answer is
-  // multiplied by.
+  // For choice `row * experts_per_row + i`: its expert, and the factor of the expert's answer.
   std::int32_t* chosen() const { return chosen_; }
   float* weights() const { return weights_; }
 
-  // Sorts the choices by experts, those of an expert by rows.
+  // Sorts the choices by experts, and the choices of an expert by rows.
   void sort();
   std::int64_t choices() const { return choices_; }
   // A place is a position in the order of experts: the choice at a place, and the place of a
@@ -51,8 +50,8 @@ class RowsByExpert {
   const ExpertRows& group_of(std::int64_t place) const;
 
   // Cuts the products of all groups with weights of `row_blocks` rows of blocks into tasks of about
-  // equal work, in the order in which weights lie in memory: several for each thread. Returns how
-  // many there are.
+  // equal work. Tasks follow the order of the weights in memory; each thread gets several. Returns
+  // how many there are.
   std::int64_t cut(std::int64_t row_blocks, std::int64_t threads);
   // A task of the last cut: a group, and part `index` of `parts` of its rows of blocks.
   struct Task {

@@ -73,7 +73,7 @@ class Gemm final : public Step {
     std::int64_t rows = 0;
     std::int64_t k = 0;
     std::int64_t m = 0;
-    // Null if there is none, or if it is multiplied by 0: as in BLAS, its numbers do not matter.
+    // Null if there is no C, or if beta is 0: as in BLAS, C's numbers then do not matter.
     const Tensor* c = nullptr;
   };
 
@@ -88,7 +88,7 @@ class Gemm final : public Step {
     return {a[transposed_a_ ? 1 : 0], k, b[transposed_b_ ? 0 : 1], added ? &inputs[2] : nullptr};
   }
 
-  // Lets the product's epilogue add C, if it can: a number for each column, or for each element.
+  // Lets the product's epilogue add C if C has a number for each column, or for each element.
   bool take_c(const Sizes& sizes, ProductEpilogue& epilogue) const {
     if (sizes.c == nullptr) return true;
     if (beta_ != 1) return false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Windows that do not overlap, as encoders of images cut them: the patch embedding, a convolution
-// whose kernel is its stride and so a matrix product of the patches, and AveragePool.
+// Windows that do not overlap, as encoders of images cut them. The patch embedding is a convolution
+// whose stride is its kernel, so it is a matrix product of the patches. AveragePool is the other
+// operator.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -21,8 +22,8 @@ struct Window {
   std::int64_t rows(const Shape& images) const { return images[2] / height; }
   std::int64_t columns(const Shape& images) const { return images[3] / width; }
 
-  // Throws Unsupported if not one window fits in: ONNX Runtime's AveragePool then cuts the window,
-  // and its Conv fails.
+  // Throws Unsupported if no window fits in: ONNX Runtime's AveragePool then cuts the window, and
+  // its Conv fails.
   void expect_one(const std::string& name, const Shape& images) const {
     if (images[2] >= height && images[3] >= width) return;
     unsupported("[", name, "] expected images of at least one window of ", height, " x ", width,
@@ -172,7 +173,7 @@ class AveragePool final : public Step {
   void average(const float* from, std::int64_t width, std::int64_t columns, float* y) const {
     const double scale = 1.0 / static_cast<double>(window_.height * window_.width);
     for (std::int64_t column = 0; column < columns; ++column, from += window_.width) {
-      double sum = 0;  // double, since a window may be of any size
+      double sum = 0;  // double, because a window may have any size
       for (std::int64_t i = 0; i < window_.height; ++i) {
         for (std::int64_t j = 0; j < window_.width; ++j) sum += from[i * width + j];
       }

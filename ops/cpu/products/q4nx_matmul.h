@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXMatMul on the CPU; FusedDQP is the same for one row.
+// Q4NXMatMul on the CPU. FusedDQP is Q4NXMatMul of one row.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace flownpu::cpu {
 
 // Throws Error if W is not a constant Q4NX weight of the shape that M, K and gating imply.
 std::unique_ptr<Step> make_q4nx_matmul(const Node& node, const Context& context);
-// As make_q4nx_matmul; its step throws Error for more than one row.
+// Like make_q4nx_matmul, but its step throws Error for more than one row.
 std::unique_ptr<Step> make_fused_dqp(const Node& node, const Context& context);
 // Its step throws Error for an index outside of [0, M).
 std::unique_ptr<Step> make_q4nx_gather(const Node& node, const Context& context);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXMoE on the CPU. Rows of activations are sorted by the experts that they chose, so that each
-// expert's weights are read once, and those of experts that none chose not at all.
+// Q4NXMoE on the CPU. Rows of activations are sorted by the experts that they chose, so that the
+// weights of each chosen expert are read once, and no others.
 //
 // A row's answers are added up in the order of experts, one after the other: with bf16 activations
 // a row has the same bits whatever other rows there are. With int8, how an expert's rows are
@@ -22,9 +22,9 @@
 namespace flownpu::cpu {
 namespace {
 
-// Experts' answers of up to this many bytes, which fit into a second-level cache or two, are kept
-// and added up afterwards: so the threads read weights expert by expert, in one stream. More are
-// added to Y as they are made, by threads that have some columns each.
+// Answers of experts up to this many bytes, which fit into one or two second-level caches, are kept
+// and added up afterwards. Threads then read weights expert by expert, in one stream. More answers
+// are added to Y at once, by threads that have some columns each.
 constexpr std::int64_t kKeptBytes = 2 << 20;
 
 class Q4NXMoE final : public Step {
@@ -119,7 +119,7 @@ class Q4NXMoE final : public Step {
     }
   }
 
-  // The router is read first; which experts are read next is not known in advance.
+  // The router is read first. The experts that are read next are not known in advance.
   std::optional<std::size_t> streamed_input() const override {
     if (!has_router_) return std::nullopt;
     return kMoeRouter;
@@ -154,7 +154,7 @@ class Q4NXMoE final : public Step {
     RoundedActivations taken;
     float* products;
     RoundedActivations inside;
-    // The rows that experts compute, in the same order; null: they are not kept.
+    // The rows that experts compute, in the same order; null if they are not kept.
     float* answers;
   };
 
@@ -184,7 +184,7 @@ class Q4NXMoE final : public Step {
     });
   }
 
-  // Rounds the row of each place as a product of its group's number of rows takes it.
+  // Rounds the row of each place for a product of as many rows as its group has.
   template <typename Source>
   void round_by_expert(const Q4NXProduct& product, const RoundedActivations& all,
                        const RowsByExpert& by_expert, const Source& source) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q4NXMoE on the CPU, whose experts another device may compute.
+// Q4NXMoE on the CPU. Another device may compute the experts.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The product with a Q4NX weight, for Q4NXMatMul and Q4NXMoE: activations are rounded, and
-// multiplied by rows of blocks; in gated products by those of the gate and those of the up
+// The product with a Q4NX weight, for Q4NXMatMul and Q4NXMoE. Activations are rounded and
+// multiplied by rows of blocks; a gated product has rows of blocks of the gate and of the up
 // projection.
 #pragma once
 
@@ -26,7 +26,7 @@ class Q4NXProduct {
   // Takes memory for the activations of a product of `rows` rows; a scratch without memory only
   // counts.
   RoundedActivations take(Scratch& scratch, std::int64_t rows) const;
-  // The same for several products of `rows` rows in all, however many each has.
+  // Takes memory for several products of `rows` rows in all, in any division.
   RoundedActivations take_for_several(Scratch& scratch, std::int64_t rows) const;
   // Rows [first, first + rows) of memory from take_for_several, as the activations of one product.
   RoundedActivations rows_of(const RoundedActivations& all, std::int64_t first,
@@ -35,7 +35,7 @@ class Q4NXProduct {
   void round(const float* x, const RoundedActivations& activations, std::int64_t row) const;
 
   // Multiplies `count` rows of activations from `first` on by rows of blocks [begin, end) of the
-  // weight; the up projection's row of blocks is `to_up` rows of blocks after the gate's. Calls
+  // weight; the up projection's rows of blocks are `to_up` rows of blocks after the gate's. Calls
   // finish(product[blocks][count][32], block, blocks) for some rows of blocks at a time.
   template <typename Finish>
   void multiply(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& activations,

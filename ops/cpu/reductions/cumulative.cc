@@ -45,8 +45,8 @@ class CumSum final : public Step {
 
  private:
   // x and y [before][size][after]. Integers wrap around where they overflow. Floats are added up in
-  // double: a sum of n is off by at most n 2^-53 of the sum of magnitudes, and by its rounding to
-  // float; ONNX Runtime, which adds them in float one after the other, may be off by n 2^-24.
+  // double. A sum of n is off by at most n 2^-53 of the sum of magnitudes, and by its rounding to
+  // float. ONNX Runtime adds them in float one after the other, and may be off by n 2^-24.
   template <typename T>
   void add_up(const T* x, T* y, std::int64_t before, std::int64_t size, std::int64_t after) const {
     using Total = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>,

@@ -30,7 +30,7 @@ void check_weight(const std::string& name, const Shape& x, const Shape& weight) 
   unsupported("[", name, "] expected a weight of shape [", x[-1], "], got ", to_string(weight));
 }
 
-// Checks what is known of a weight when the node is prepared.
+// Checks the known shape of a weight when the node is prepared.
 void check_weight(const Node& node, std::size_t input) {
   const Value* x = node.input(0);
   const Value* weight = node.input(input);
@@ -193,7 +193,7 @@ class SkipNorm final : public Step {
     const float* bias = given(bias_);
     const float* beta = is_of_squares_ ? nullptr : given(3);
     auto* normed = outputs[0].as<float>();
-    // A sum that nobody uses is kept where the norm will overwrite it.
+    // A sum without a user is kept in the norm's output, which overwrites it.
     auto* sums = outputs.size() > 3 && outputs[3].data != nullptr ? outputs[3].as<float>() : normed;
     context_.pool->run_rows(rows, [&](std::int64_t row) {
       const std::int64_t at = row * n;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums, means and extremes over axes, and ArgMax: for the number of a mask's tokens, the norm of an
-// embedding, the place of a text's last token.
+// Sums, means and extremes over axes, and ArgMax. Graphs use them for the number of a mask's
+// tokens, the norm of an embedding, and the place of a text's last token.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -26,9 +26,9 @@ Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
   return reduced;
 }
 
-// The type of a running sum. It is double for floats: the sum of n is off by at most n 2^-53 of the
-// sum of their magnitudes, and by the rounding of the result to float, so that the sum of even 2^29
-// is right to one ulp. For integers it holds the sum of as many as fit in memory.
+// The type of a running sum. It is double for floats. The sum of n is off by at most n 2^-53 of the
+// sum of their magnitudes, and by the rounding to float, so even a sum of 2^29 is right to one ulp.
+// For integers it holds the sum of as many as fit in memory.
 __extension__ typedef __int128 LongInteger;
 template <typename T>
 using WideInteger = std::conditional_t<sizeof(T) < 8, std::int64_t, LongInteger>;

@@ -68,9 +68,9 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
                                        const transformer::DecoderConstants& constants,
                                        const std::vector<Node>& nodes);
 
-// A device that is a CPU reads weights where the file is mapped; for others they are copied, since
-// a GPU's driver may copy what it is told to use in place, and not say so. Throws OpenClError;
-// Error for a constant whose shape is not that of the decoder's.
+// A device that is a CPU reads weights where the file is mapped; for other devices they are copied,
+// because a GPU's driver may silently copy memory that it is told to use in place. Throws
+// OpenClError; Error for a constant whose shape is not that of the decoder's.
 PlacedConstants place_constants(Context& context, const transformer::Decoder& decoder,
                                 const Node& node);
 

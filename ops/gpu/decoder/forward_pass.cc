@@ -150,9 +150,9 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& sh
   return product;
 }
 
-// The ways to launch a product: numbers of teams, and storages of the weight; first the rule's.
-// Another storage is tried with the rule's number of teams only, since the two do not depend on
-// each other.
+// The ways to launch a product: numbers of teams, and storages of the weight. The rule's choice
+// comes first. Another storage is tried only with the rule's number of teams, because the two are
+// independent.
 std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) const {
   std::vector<ProductShape> ways;
   const DeviceFacts& facts = context_->facts();
@@ -168,7 +168,7 @@ std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) c
   return ways;
 }
 
-// Chooses the way that was measured to be the fastest, or the rule's if nothing is measured.
+// Chooses the fastest measured way, or the rule's if nothing is measured.
 void ForwardPass::tune(CompiledProduct& product) {
   const std::vector<ProductShape> ways = ways_of(product);
   std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());

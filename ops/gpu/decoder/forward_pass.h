@@ -31,11 +31,11 @@ struct Segment {
   std::int64_t count = 0;
   std::int64_t past = 0;
   DeviceCacheMemory* cache = nullptr;
-  // Whether some of them are in a block, whose tokens see one another (write_ends).
+  // Whether some tokens are in a block, whose tokens see one another (write_ends).
   bool has_blocks = false;
 };
 
-// How the kernels compute, and on what, beside the decoder.
+// The kernels' types, storages and measurements beside the decoder.
 struct PassOptions {
   DataType cache = DataType::kFloat32;  // the type of keys and values
   Activations activations = Activations::kInt8;
@@ -59,7 +59,7 @@ class ForwardPass {
   // kMostTokens, or the decoder's positions if they are fewer.
   static std::int64_t most_tokens(const transformer::Decoder& decoder);
   std::int64_t most_tokens() const { return most_tokens(decoder_); }
-  // Kernels for one token of one sequence, where attention is not computed in parts.
+  // Kernels for one token of one sequence whose attention is not cut into parts.
   static std::int64_t dispatches_of(const transformer::Decoder& decoder);
   // Bytes of the buffers that a pass of this decoder allocates for its activations.
   static std::int64_t activation_bytes(const transformer::Decoder& decoder,
@@ -67,16 +67,15 @@ class ForwardPass {
 
   // Writes hidden states [count, hidden] to the rows from `first` on.
   void write_hidden(std::int64_t first, std::span<const float> rows);
-  // Says for each row from `first` on how many tokens of its segment that token sees. For segments
-  // that have blocks.
+  // Writes for each row from `first` on the number of tokens of its segment that it sees. For
+  // segments with blocks.
   void write_ends(std::int64_t first, std::span<const std::int32_t> ends);
   // Runs all layers on the first `tokens` rows, which the segments divide among sequences.
   void run_layers(std::int64_t tokens, std::span<const Segment> segments);
-  // Keeps row `token` of the last layer's output as the one of which the sequence's logits are
-  // computed.
+  // Keeps row `token` of the last layer's output, from which the sequence's logits are computed.
   void keep_last(std::int64_t sequence, std::int64_t token);
-  // Computes the logits of so many sequences: if `kept`, from the rows that keep_last() kept, else
-  // from the first rows of the run before.
+  // Computes the logits of `count` sequences: from the rows of keep_last() if `kept`, else from the
+  // first rows of the last run.
   void run_head(std::int64_t sequences, bool kept);
   // Waits for the kernels, and copies logits [sequences, vocabulary].
   void read_logits(std::span<float> logits);
@@ -123,8 +122,8 @@ class ForwardPass {
   // Keys of a part of a token's attention: two chunks of a work-group of 256 lanes, compared with
   // which merging the parts takes little.
   static constexpr std::int64_t kKeysOfPart = 128;
-  // The most parts. Each is a work-group for every KV head; there are as many as give a compute
-  // unit four work-groups, so that some can compute while others wait for memory.
+  // The most parts. Each part is a work-group for every KV head. The number of parts gives a
+  // compute unit four work-groups, so that some compute while others wait for memory.
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kGroupsOfUnit = 4;
 

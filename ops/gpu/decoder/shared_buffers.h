@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which values of a computation share a buffer: greedy by size, as Pisarchyk and Lee have it for
 // shared objects (Efficient Memory Management for Deep Neural Net Inference, 2020), and ML Drift
-// after them. The largest value chooses first; each takes the smallest buffer that is large enough
-// and free whenever it lives, else a new one.
+// after them. The largest value chooses first. Each value takes the smallest buffer that is large
+// enough and free during its life, else a new one.
 #pragma once
 
 #include <cstddef>

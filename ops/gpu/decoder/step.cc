@@ -20,8 +20,8 @@ transformer::Decoder read_decoder(const Node& node) {
   return decoder;
 }
 
-// How many positions a run's cache should have room for: as many as the caller's tensors, which are
-// made for a whole conversation if past and present share memory.
+// The number of positions for which a run's cache should have room: that of the caller's tensors,
+// which fit a whole conversation if past and present share memory.
 std::int64_t room_of(const transformer::Decoder& decoder, std::span<const Tensor> presents,
                      std::int64_t total) {
   std::int64_t room = total;
@@ -55,7 +55,7 @@ void check_blocks(std::span<const std::int32_t> blocks, const transformer::Seque
   }
 }
 
-// How many of these tokens each of them sees; empty if none is in a block with another.
+// For each of these tokens, the number of them that it sees; empty if no two are in one block.
 std::vector<std::int32_t> ends_of(std::span<const std::int32_t> blocks, std::int64_t first,
                                   std::int64_t count) {
   if (blocks.empty()) return {};
@@ -156,8 +156,8 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
   return sequences;
 }
 
-// The tokens of all sequences follow one another and are cut into chunks. Where a sequence ends in
-// an earlier chunk than the last, its last token is kept until all chunks have run.
+// The tokens of all sequences follow one another and are cut into chunks. If a sequence ends before
+// the last chunk, its last token is kept until all chunks have run.
 void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequences) const {
   const std::int64_t given = hidden.shape[1];
   const auto count = static_cast<std::int64_t>(sequences.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The type in which a decoder's kernels store what they write for one another, and why. float16 is
-// half the bytes. float32 in any case are the residual stream, what is added to it, gated products
-// (those of Gemma3 are known to exceed float16's 65504), and logits.
+// The type in which a decoder's kernels store values for one another, with the reason. float16
+// takes half the bytes. The residual stream, its addends, gated products and logits are always
+// float32; gated products of Gemma3 exceed float16's 65504.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct StoredType {
   std::string text() const;
 };
 
-// `wrong`: says how many numbers the driver converts wrongly; called only where it matters. Throws
-// Error if `wanted` is float16, and there are such numbers.
+// `wrong`: returns how many numbers the driver converts wrongly; called only if it matters. Throws
+// Error if `wanted` is float16 and there are such numbers.
 StoredType stored_type_of(const DeviceFacts& facts, GpuDtype wanted,
                           const std::function<std::int64_t()>& wrong);
 // The same for a device, whose conversions are tested once for each driver. Callers hold the

@@ -11,9 +11,9 @@ namespace {
 
 constexpr std::int64_t kLanes = 64;
 
-// NORM sets `inverse`; WEIGHTED(i) is element i of the head, normalised. KEEP takes `element` i of
-// a key or value, and writes it to the cache; for int8 rows it only keeps it, and STORE writes the
-// row once all elements are known (KEEPING declares what that needs).
+// NORM sets `inverse`; WEIGHTED(i) is element i of the head, normalised. KEEP writes `element` i of
+// a key or value to the cache. For int8 rows KEEP only keeps the element, and STORE writes the row
+// when all elements are known; KEEPING declares the memory for that.
 constexpr const char* kBody = R"(
   const int head = group(0);
   const int row = args.first + group(1);
@@ -61,8 +61,8 @@ constexpr const char* kKeepRow = R"(
       const float magnitude = fabs(element);
       largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
 )";
-// A scale that is not finite becomes NaN, one that is not a normal number 0. All lanes of a
-// work-group have the same head, and so take the same branch, with its barriers.
+// A scale that is not finite becomes NaN, and one that is not a normal number becomes 0. All lanes
+// of a work-group have the same head, so they take the same branch, with its barriers.
 constexpr const char* kStoreRow = R"(
   if (head >= args.heads) {
     magnitudes[lane()] = largest;

@@ -6,8 +6,8 @@
 namespace flownpu::gpu {
 namespace {
 
-// A vocabulary has 10^5 tokens, and there is one row: as many lanes as every GPU takes in a
-// work-group.
+// A vocabulary has 10^5 tokens, and there is one row. So a work-group has as many lanes as every
+// GPU takes.
 constexpr std::int64_t kLanes = 256;
 
 constexpr const char* kBody = R"(

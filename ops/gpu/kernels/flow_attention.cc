@@ -36,7 +36,8 @@ namespace {
 
 // Lanes that share a key: with units of four, half a line of 128 bytes of a float16 cache.
 constexpr std::int64_t kShares = 8;
-// Keys for which a lane computes scores at once: a unit of the query is read once for both.
+// Keys for which a lane computes scores at once, so that it reads a unit of the query once for
+// both.
 constexpr std::int64_t kPasses = 2;
 // The most rows. A lane keeps, in units, a score for each row and pass, and a sum of values for
 // each row: 96 registers of the 256 that RDNA 3 has for a lane.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels, each with the rule for its grid. Sizes are written into a kernel's source; rows,
-// tokens and lengths are parameters, so that nothing is compiled anew from one prompt or token to
-// the next. All arithmetic is in float, in an order that depends on the sizes only. Unless another
-// type is named, tensors are float32, or the type of activations (Element::kActivation).
+// The kernels, each with the rule for its grid. A kernel's source contains sizes. Rows, tokens and
+// lengths are parameters, so that a new prompt or token needs no compilation. All arithmetic is in
+// float, in an order that depends on the sizes only. Unless another type is named, tensors are
+// float32, or the type of activations (Element::kActivation).
 #pragma once
 
 #include <cstdint>
@@ -31,17 +31,16 @@ struct ProductShape {
   Element given = Element::kActivation;   // of x; or float32
   Element result = Element::kActivation;  // of y; or float32
   Storage storage = Storage::kBuffer;     // of the weight
-  // Teams of lanes of a work-group of fused_dqp, among which the columns are shared.
+  // Teams of lanes of a work-group of fused_dqp, which share the columns.
   std::int64_t teams = 1;
 };
 
-// The numbers of teams, of 1, 2 and 4, that the device has room for. First the one that the rule
-// takes: more where a product has few rows, so that all compute units have work.
+// The numbers of teams, of 1, 2 and 4, that the device has room for. The rule's number comes first:
+// it is larger for a product of few rows, so that all compute units have work.
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts);
 
-// The kinds of storage that can hold a weight of so many bytes; the first is taken unless another
-// was measured to be faster. Throws Error if `wanted` is an image, and the device has none of that
-// size.
+// The kinds of storage for a weight of so many bytes, the default first; a faster measured one
+// replaces it. Throws Error if `wanted` is an image, and the device has none of that size.
 std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const DeviceFacts& facts);
 
 // FusedDQP: y[t] = dequant(w) . x[t], where the weight is read anew for each row t. Arguments: x
@@ -88,8 +87,8 @@ Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);
 struct NormShape {
   std::int64_t columns = 0;
   float epsilon = 0;
-  // Whether a residual (skip) is added first; whether that is normalised before it is added;
-  // whether the sum is written.
+  // Three choices: whether a residual (skip) is added first, whether the residual is normalised
+  // before, and whether the sum is written.
   bool has_skip = false;
   bool norms_skip = false;
   bool writes_sum = false;
@@ -144,8 +143,8 @@ struct AttentionShape {
   bool one_sequence = false;
   // Tokens of a block see one another. Needs one_sequence; a causal token then sees further.
   bool has_blocks = false;
-  // Needs one_sequence, and one token: its keys are shared among several work-groups, whose sums
-  // merge_attention puts together.
+  // Needs one_sequence and one token. Several work-groups share the token's keys, and
+  // merge_attention joins their sums.
   bool has_parts = false;
   // Several tokens of a prompt share a work-group, which reads keys and values once for them.
   bool in_tiles = false;

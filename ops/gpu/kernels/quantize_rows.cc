@@ -14,8 +14,8 @@ namespace {
 constexpr std::int64_t kLanes = 64;
 constexpr std::int64_t kGroups = kLanes / 8;
 
-// Where the largest is not above `negligible`, 127 / largest would be infinite, and all codes are
-// 0. A NaN stays the largest, so that the scale is NaN.
+// If the largest magnitude is not above `negligible`, 127 / largest would be infinite, so all codes
+// are 0. A NaN stays the largest, and makes the scale NaN.
 constexpr const char* kBody = R"(
   const int token = group(1);
   const int g = group(0) * (args.lanes / 8) + lane() / 8;

@@ -5,8 +5,8 @@
 namespace flownpu::gpu {
 namespace {
 
-// A token's norm is a chain of reads, sums and waits. With 256 lanes, which every GPU takes in a
-// work-group, each has few columns; where there are fewer columns than that, 64 lanes do.
+// A token's norm is a chain of reads, sums and waits. With 256 lanes, the most that every GPU takes
+// in a work-group, each lane has few columns. Rows of fewer columns take 64 lanes.
 constexpr std::int64_t kMostLanes = 256;
 
 std::int64_t lanes_for(std::int64_t columns) { return columns < kMostLanes ? 64 : kMostLanes; }

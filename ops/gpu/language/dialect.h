@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dialect: what differs between the languages that GPU drivers compile. Each dialect is one file,
-// such as opencl_c.cc.
+// Dialect: the differences between the languages that GPU drivers compile. Each dialect is one
+// file, such as opencl_c.cc.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ class Dialect {
  public:
   virtual ~Dialect() = default;
 
-  // Source before all kernels: definitions of the words of kernel.h that are not about tensors.
+  // Source before all kernels: definitions of the words of kernel.h, except those about tensors.
   virtual std::string prelude() const = 0;
   // The whole kernel with that body, in the dialect's language.
   virtual std::string kernel(const KernelDescription& description,

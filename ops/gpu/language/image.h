@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor's second storage, in OpenCL C: its memory as an image, which GPUs read through their
 // texture units and texture caches. It is an image1d_buffer_t, which OpenCL 1.2 has without an
-// extension: nothing is copied, since texels are the memory's bytes. A texel is four uint32, the
+// extension: nothing is copied, because texels are the memory's bytes. A texel is four uint32, the
 // only integer format of 16 bytes that every device with images has.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slice of OpenCL 1.2's C interface that FlowNPU calls, declared here so that nothing of OpenCL
-// is needed to build or to install it. Numbers are the registry's (cl.xml of Khronos); a test
-// compares them with what pyopencl says.
+// The part of OpenCL 1.2's C interface that FlowNPU calls. It is declared here so that building and
+// installing need nothing of OpenCL. Numbers are those of Khronos' registry (cl.xml); a test
+// compares them with pyopencl's.
 #pragma once
 
 #include <cstddef>

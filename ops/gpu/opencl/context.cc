@@ -20,9 +20,9 @@ const char* build_options(const DeviceFacts& facts) {
   return facts.has_integer_dot && has_3 ? "-cl-std=CL3.0" : "-cl-std=CL1.2";
 }
 
-// Events that are kept before their times are read: a limit to what a long run holds.
+// The most events that are kept before their times are read, so that a long run does not hold more.
 constexpr std::size_t kMostEvents = 4096;
-// Times that are kept if nobody takes them, also a limit.
+// The most times that are kept if nobody takes them.
 constexpr std::size_t kMostTimes = 1U << 16;
 // Characters of a compiler's log, which may be long.
 constexpr std::size_t kShownLog = 2000;
@@ -33,7 +33,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Keeps memory that a device which was given up may still use until the process ends.
+// Keeps memory that an abandoned device may still use until the process ends.
 void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
   static std::mutex mutex;
   // Never destroyed: the driver's threads may outlive static objects.
@@ -81,7 +81,7 @@ Context::~Context() {
   try {
     wait();
   } catch (const OpenClError&) {
-    given_up_ = true;  // Thrown before, or of commands whose result nobody waits for.
+    given_up_ = true;  // The error was thrown before, or nobody waits for the commands' result.
   }
   if (!marks_.empty() || since_mark_.commands > 0) leave_to_process(std::move(owners_));
   for (const Mark& one : marks_) opencl().clReleaseEvent(one.event);
@@ -195,7 +195,7 @@ Buffer Context::image_of(const Buffer& buffer) {
 
 void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) {
   if (from.empty()) return;
-  wait();  // The blocking call below has no limit: it is to wait for its own transfer only.
+  wait();  // The blocking call below has no limit, so it must wait only for its own transfer.
   check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, offset, from.size(),
                                       from.data(), 0, nullptr, nullptr),
         "clEnqueueWriteBuffer", std::to_string(from.size()) + " bytes to the device");
@@ -315,8 +315,8 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
                      const Grid& grid) {
   check_not_given_up();
   const std::string what = "kernel " + kernel.name();
-  // The device's limit. Whether registers allow a kernel so many is left to the driver: what it
-  // reports is not relied on. (Mesa 22.3 reports 32 for every kernel, and runs more.)
+  // The device's limit. The driver decides whether registers allow a kernel so many. Its report is
+  // not used: Mesa 22.3 reports 32 for every kernel, and runs more.
   if (grid.lanes > facts().work_group) {
     throw OpenClError(Failure::kCommand,
                       "[FlowNPU] device 'gpu': " + what + ": expected work-groups of at most " +
@@ -357,8 +357,8 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
 
 void Context::collect() {
   wait();
-  // `queued` is when the host enqueued the kernel, by the device's clock, which was before the call
-  // returned. So the least difference of the two times is nearest to that of the clocks.
+  // `queued` is when the host enqueued the kernel, by the device's clock. That was before the call
+  // returned, so the least difference of the two times is nearest to the difference of the clocks.
   std::int64_t apart = std::numeric_limits<std::int64_t>::max();
   std::vector<KernelTime> found;
   for (const Launched& one : std::exchange(launched_, {})) {

@@ -83,7 +83,7 @@ struct Grid {
 
 using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
 
-// How long a kernel ran, by the device's clock, and when it began, by the host's
+// The duration of a kernel, by the device's clock, and its beginning, by the host's
 // (std::chrono::steady_clock).
 struct KernelTime {
   std::string kernel;
@@ -115,10 +115,12 @@ class Context {
   const DeviceFacts& facts() const { return device_.facts; }
   const ProgramCache& cache() const { return cache_; }
   ProgramCache& cache() { return cache_; }
-  // All of device, driver and build options that a compiled kernel, or its time, depends on.
+  // The text of all properties of device, driver and build options that affect a compiled kernel or
+  // its time.
   std::string identity() const;
   const Counts& counts() const { return counts_; }
-  // Throws OpenClError in a process that was forked since: a thread that it lacks may have it.
+  // Throws OpenClError in a process that was forked since: a thread that the child lacks may hold
+  // the mutex.
   std::mutex& mutex() {
     check_opencl_is_own();
     return mutex_;
@@ -126,10 +128,10 @@ class Context {
   // Whether a command failed or the device was given up; a new context may work again.
   bool failed() const { return failed_; }
 
-  // A buffer with undefined content; for 0 bytes it has 1.
+  // A buffer with undefined content; it has at least 1 byte.
   Buffer allocate(std::size_t bytes);
-  // A buffer of the host's memory, which kernels read in place; `owner` is kept for as long as they
-  // may.
+  // A buffer of the host's memory, which kernels read in place; `owner` lives as long as they may
+  // read.
   Buffer use(std::span<const std::byte> memory, std::shared_ptr<const void> owner);
   // An image of a buffer's bytes, in texels of four uint32, which kernels may read instead of the
   // buffer; it keeps the memory alive. DeviceFacts::can_be_image says which sizes it takes.

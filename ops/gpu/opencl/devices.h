@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The OpenCL devices of this machine, and the facts of each that kernels depend on.
+// The OpenCL devices of this machine, and their facts that kernels depend on.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct DeviceFacts {
   bool has_integer_dot = false;
   bool has_subgroups = false;
 
-  // A CPU that computes what a GPU would: right numbers, no speed.
+  // A CPU that computes the numbers of a GPU, but slowly.
   bool is_software() const { return kind == DeviceKind::kCpu; }
   // Whether an image holds a buffer of so many bytes.
   bool can_be_image(std::size_t bytes) const {

@@ -29,8 +29,8 @@ class ProgramCache {
   // Writes to a file beside the final one, then renames it, so that no process reads half of it.
   void keep(const std::string& key, const std::vector<unsigned char>& binary);
   std::filesystem::path file_of(const std::string& key) const;
-  // Why the last binary was not kept; empty if it was. Callers may go on: it is compiled anew next
-  // time.
+  // The reason why the last binary was not kept; empty if it was. Callers may continue without it:
+  // the kernel is compiled again next time.
   const std::string& problem() const { return problem_; }
 
  private:

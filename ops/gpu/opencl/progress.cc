@@ -13,14 +13,15 @@ namespace {
 
 // How long to wait for the kCommandsOfMark commands before a mark. A GPU's kernels take 64 x 27 ms
 // if all are the largest product of a 4B model for a chunk of 256 tokens (27 G operations, at 1
-// Tops). Linux's amdgpu resets a queue after 60 s, with an error that says more than ours: so twice
-// that. A CPU's OpenCL has a hundredth of such a GPU's operations a second, and nobody resets it.
+// Tops). Linux's amdgpu resets a queue after 60 s, and its error says more than ours, so the limit
+// is twice that. A CPU's OpenCL computes a hundredth of such a GPU's operations a second, and
+// nothing resets it.
 constexpr std::chrono::seconds kLimitOfGpu{120};
 constexpr std::chrono::seconds kLimitOfCpu{1200};
 
-// The pause between two looks is a 32nd of the time waited so far, so that the end is seen 3 % late
-// at most. Pauses below 50 us, by which Linux may prolong a sleep, only offer the core to other
-// threads. The longest is a millisecond.
+// The pause between two looks is a 32nd of the time waited so far, so the end is seen at most 3 %
+// late. Linux may prolong a sleep by 50 us, so shorter pauses only offer the core to other threads.
+// The longest is a millisecond.
 using Clock = std::chrono::steady_clock;
 
 void pause(Clock::duration waited) {

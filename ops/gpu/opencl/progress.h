@@ -24,8 +24,8 @@ inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
 // a number of seconds.
 std::chrono::milliseconds time_limit(const DeviceFacts& facts);
 
-// How the command of an event ended: kComplete or its error; nothing if it did not end within
-// `limit`. Throws OpenClError if the driver does not say.
+// The end of an event's command: kComplete or its error; nothing if it did not end within `limit`.
+// Throws OpenClError if the driver does not say.
 std::optional<cl::Int> end_of(cl::Event event, std::chrono::milliseconds limit);
 
 }  // namespace flownpu::gpu

@@ -14,12 +14,12 @@ namespace flownpu::gpu {
 enum class Failure : std::uint8_t {
   kNoLoader,    // no ICD loader: nothing of OpenCL is installed
   kNoPlatform,  // a loader that finds no implementation
-  kNoDevice,    // implementations without a device that was asked for
-  kMemory,      // a buffer was not to be had
+  kNoDevice,    // no device of the wanted kind in any implementation
+  kMemory,      // no memory for a buffer
   kProgram,     // a kernel did not compile
   kCommand,     // any other call was refused, or the device is lost
   kForked,      // the process was forked since OpenCL was loaded
-  kTime,        // kernels did not end within the limit, or had not when the device was given up
+  kTime,  // kernels did not end within the limit, or the device was given up before they ended
 };
 
 class OpenClError : public DeviceFailed {

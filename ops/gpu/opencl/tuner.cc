@@ -10,7 +10,8 @@
 namespace flownpu::gpu {
 namespace {
 
-// Runs, of which the median counts; one more before them wakes the device up, and fills its caches.
+// The number of runs whose median counts. One more run before them wakes the device and fills its
+// caches.
 constexpr std::size_t kRuns = 5;
 
 bool is_wanted(const DeviceFacts& facts) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tuner: which of several ways to launch the same work is the fastest on a device, measured once
-// and kept beside compiled kernels.
+// Tuner: measures once which of several launches of the same work is fastest on a device. The
+// result is kept beside compiled kernels.
 #pragma once
 
 #include <cstddef>

@@ -50,7 +50,7 @@ class Attention final : public cpu::FlowQKVAttention {
       fail("[", attributes().name, "] expected one token, got ", inputs[kQuery].shape[1],
            ": use FlowQKVAttention for several");
   }
-  // None: the device would treat each slice as a whole prompt.
+  // No slices: the device would treat each slice as a whole prompt.
   std::optional<Slicing> slicing(const Node& /*node*/) const override { return std::nullopt; }
 
  protected:

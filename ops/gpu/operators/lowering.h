@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the nodes of a session's graph that the device computes one by one: products and
-// attention of graphs without a KV cache, such as an encoder's. A decoder that cannot be computed
-// as one node is left to the host: for every token each of its products would have to wait until
-// the one before it came back.
+// attention of graphs without a KV cache, such as an encoder's. A decoder that cannot be one node
+// is left to the host, because each of its products would wait for the result of the one before,
+// for every token.
 #pragma once
 
 #include <string>

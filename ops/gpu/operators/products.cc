@@ -107,7 +107,7 @@ class Gather final : public HostCheckedStep {
   }
 
  private:
-  // Throws Error for an index beyond the table, which the kernel does not check.
+  // Throws Error for an index beyond the table, because the kernel does not check indices.
   std::vector<std::int32_t> indices_of(const Tensor& tensor) const {
     std::vector<std::int32_t> indices;
     for (std::int64_t i = 0; i < tensor.shape.elements(); ++i) {

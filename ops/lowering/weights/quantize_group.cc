@@ -12,10 +12,9 @@ namespace flownpu::lowering {
 namespace {
 
 constexpr float kLargestCode = q4nx::kLargestCode;
-// The starting points of the search: by how much the smallest and the largest weight are moved
-// inwards, in units of range / 15. All pairs are tried and refitted once, and the best of them is
-// refitted three more times. On normal and on Student-t (4 degrees of freedom) weights that comes
-// within 2.2 % of the squared error of 12 x 12 starts with 3 refits each, in a tenth of the time.
+// The starting points of the search: inward shifts of the smallest and the largest weight, in units
+// of range / 15. All pairs are tried and refitted once. The best pair is refitted three more times.
+// On normal
 constexpr std::array<float, 4> kStarts{-0.3F, 0.15F, 0.6F, 1.2F};
 constexpr int kFinalRefits = 3;
 
@@ -23,8 +22,8 @@ constexpr int kFinalRefits = 3;
 // the number to the nearest integer, ties to even, without a function call.
 constexpr float kToInteger = 0x1p23F;
 
-// GCC and Clang warn that vectors are passed to functions differently without AVX-512. That does
-// not matter here: all functions that take or return vectors are inlined.
+// GCC and Clang warn that vectors are passed to functions differently without AVX-512. The warning
+// does not matter here, because all functions that take or return vectors are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 // Searches `kWidth` groups side by side, which fill a vector register: 4 with SSE2, 8 with AVX2, 16

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Searches for the scale, minimum and codes of a Q4NX group (equation 3: w = scale * code +
-// minimum) with the least squared error, alternating between choosing codes and fitting scale and
+// minimum) with the least squared error. It alternates between choosing codes and fitting scale and
 // minimum to them by least squares. Codes are chosen for the rounded parameters, so that they
 // compensate for the rounding to bf16.
 #pragma once

@@ -35,8 +35,8 @@ struct Difference {
   Difference& operator+=(const Difference& other);
 };
 
-// Writes a group, the columns from `first` on of row `row`, to its place in the row of blocks,
-// which must have been zeroed before its first row is written.
+// Writes a group, the columns from `first` on of row `row`, to its place in the row of blocks. The
+// row of blocks must be zero before its first row is written.
 void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
                const q4nx::Layout& layout, std::byte* row_of_blocks);
 
@@ -57,7 +57,7 @@ struct QuantizedWeight {
   // only if obstacle() is empty.
   std::string damage() const;
   bool keeps_codes() const;
-  // Every `step`-th row from `first` on, `count` in all, as a weight of its own. Only for a weight
+  // Every `step`-th row from `first` on, `count` in all, as a separate weight. Only for a weight
   // without obstacle that has all rows of its tensors.
   QuantizedWeight some_rows(std::int64_t first, std::int64_t step, std::int64_t count) const;
   // The smallest Q4NX layout that holds the weight.

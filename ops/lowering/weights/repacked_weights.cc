@@ -24,14 +24,14 @@
 namespace flownpu::lowering {
 namespace {
 
-// Value::constant points here as long as the constant has not been made; the byte is never read.
+// Value::constant points here until the constant is made; the byte is never read.
 constexpr std::byte kToBeMade{};
 // The suffixes that exporters and this file append to names of weights.
 constexpr std::string_view kCodesSuffix = "_Q4";
 constexpr std::string_view kSuffix = "_Q4NX";
 
-// Weights begin on page boundaries, as they do in mapped files: kernels read whole cache lines, and
-// data that begins in the middle of a line would cost an additional one each time.
+// Weights begin on page boundaries, as they do in mapped files. Kernels read whole cache lines, and
+// data that begins inside a line would cost one more line.
 constexpr std::size_t kAlignment = 4096;
 // For larger weights a minimum might become infinite when it is rounded to bf16.
 constexpr float kLargestWeight = 0x1p127F;
@@ -114,15 +114,15 @@ bool same_bytes(const Value& a, const Value& b) {
                       static_cast<std::size_t>(elements) * size_of(a.type)) == 0);
 }
 
-// Whether both are the same weight, possibly in two copies: ORT makes a copy where it folds the
-// Reshape of a constant.
+// Whether both are the same weight, possibly in two copies: ORT copies a constant when it folds its
+// Reshape.
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
          a.first_row == b.first_row && a.row_step == b.row_step && same_bytes(a.scales, b.scales) &&
          same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
 }
 
-// The words, up to a '.' each, that the names of all products' weights begin with, followed by
+// The common first words (each up to a '.') of the names of all products' weights, followed by
 // `name`.
 std::string joined_name(const std::vector<const Node*>& products, const std::string& name) {
   const std::string& first = products.front()->inputs[kProductWeight].name;
@@ -144,7 +144,7 @@ std::string joined_name(const std::vector<const Node*>& products, const std::str
 
 bool Q4NXConstant::Part::keeps_codes() const {
   const auto* weight = std::get_if<QuantizedWeight>(&source);
-  // The other kinds of weight have no codes that are replaced.
+  // Other kinds of weight have no replaced codes.
   return weight == nullptr || weight->keeps_codes();
 }
 
@@ -305,7 +305,8 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
   }
   if (readers.empty()) return;
   // A decode step reads every weight once, in order, and waits for an address translation for each
-  // page, hence large ones. The memory is not initialised: pack() writes all bytes that are read.
+  // page, so pages are large. The memory is not initialised, because pack() writes all bytes that
+  // are read.
   const std::shared_ptr<std::byte> memory = allocate_large_pages(end);
   for (const auto& [value, offset] : readers) {
     value->constant = memory.get() + offset;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Q4NX constants of a graph that is being rewritten. At first they only have names and shapes;
-// their bytes are made later, one constant at a time when it is needed, or all at once.
+// The Q4NX constants of a graph that is being rewritten. At first they have only names and shapes.
+// Their bytes are made later, one constant at a time or all at once.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +47,7 @@ class Q4NXConstant {
     bool keeps_codes() const;
   };
 
-  // All parts must have the same number of columns. They get one layout: their own, or, if they
+  // All parts must have the same number of columns. They get their common layout or, if layouts
   // differ, narrow blocks.
   explicit Q4NXConstant(std::vector<Part> parts);
 
@@ -77,27 +77,27 @@ class RepackedWeights {
  public:
   explicit RepackedWeights(Graph& graph) : graph_(graph) {}
 
-  // Returns the constant of a weight; for a weight that was added before (a table that is both
-  // embedding and LM head) the same one.
+  // Returns the constant of a weight. A weight that was added before, such as a table that is both
+  // embedding and LM head, keeps its constant.
   Value add(const QuantizedWeight& weight);
   // Returns a constant of several weights stacked by rows. `name`: its name without the suffix.
   Value stack(const std::vector<QuantizedWeight>& weights, const std::string& name);
   // Why the weights of several Q4NXMatMul nodes cannot be joined; empty if they can.
   std::string join_obstacle(const std::vector<const Node*>& products) const;
-  // Returns a constant of the products' weights stacked by rows. `name`: the last part of its name,
-  // after the words that the weights' names begin with in common.
+  // Returns a constant of the products' weights stacked by rows. `name`: the last part of its name;
+  // the first part is common to the weights' names.
   Value join(const std::vector<const Node*>& products, const std::string& name);
 
-  // Adds a constant whose bytes are still to be made: inputs of Q4NXMatMul nodes that have this
-  // name refer to it from now on.
+  // Adds a constant whose bytes are made later. Inputs of Q4NXMatMul nodes with this name refer to
+  // it from now on.
   void take(const std::string& name, Q4NXConstant constant);
   // The constant that an input refers to; null if it was not added here.
   const Q4NXConstant* find(const Value& value) const;
 
   // Makes the bytes of all constants that the nodes read, and points the nodes' inputs to them.
   void make(std::vector<Node>& nodes);
-  // Statistics of make(): how many weights it made, how many of them it quantised again because
-  // their codes could not be kept, and the largest relative error among these.
+  // Statistics of make(): the number of weights that it made, the number that it quantised again
+  // because their codes could not be kept, and the largest relative error among these.
   std::size_t made() const { return made_; }
   std::size_t quantized_again() const { return quantized_again_; }
   double largest_error() const { return largest_error_; }

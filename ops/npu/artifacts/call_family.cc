@@ -11,7 +11,7 @@ namespace {
 
 using words::WordReader;
 
-// With this limit, what is computed from positions fits 64 bits.
+// With this limit, numbers that are computed from positions fit 64 bits.
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

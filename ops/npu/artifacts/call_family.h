@@ -2,15 +2,15 @@
 // CallFamily: the words of a call for every position in a context (derived by
 // aie/programs/call_family.py).
 //
-// Positions are divided into classes. Within a class all words are the same, except some that are
-// an integer combination of *features* of the position:
+// Positions are divided into classes. Within a class, words are constant or an integer combination
+// of *features* of the position:
 //
 //   word = base + sum over features of coefficient x feature
 //
 // The features are the position (the number of tokens before the call's first) and, for each
 // *sweep* of the call over the KV cache (aie/designs/attention.py), the number of its first chunk
-// and how many chunks it has. A position's class is the one in which each sweep takes as many
-// tasks, which have at most `chunks_of_a_task` chunks each.
+// and how many chunks it has. Positions are in one class if their sweeps take the same numbers of
+// tasks; a task has at most `chunks_of_a_task` chunks.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@
 
 namespace flownpu::npu {
 
-// A sweep: the queries at positions from position + offset on, `queries` of them, each of which
-// sees `window` keys (0: all) of the first position + tokens.
+// A sweep: `queries` queries from the position position + offset on. Each query sees `window` keys
+// (0: all) of the first position + tokens keys.
 struct SweepRecord {
   std::int64_t offset = 0;
   std::int64_t queries = 1;
@@ -42,7 +42,7 @@ class CallFamily {
     std::vector<Patch> patches;  // in the order of their words
   };
 
-  // Reads what aie/programs/call_family.py writes. Throws Error if the words are not that.
+  // Reads the words that aie/programs/call_family.py writes. Throws Error for other words.
   static CallFamily read(std::span<const std::int64_t> words);
 
   // For messages: "decode_layer_0_26".
@@ -59,7 +59,7 @@ class CallFamily {
     const std::vector<std::int64_t> features = this->features(position);
     for (std::size_t i = 0; i < members.patches.size();) {
       const std::size_t word = members.patches[i].word;
-      // Unsigned: damaged coefficients may overflow, which must not be undefined.
+      // Unsigned, because damaged coefficients may overflow, and signed overflow is undefined.
       auto value = static_cast<std::uint64_t>(members.words[word]);
       for (; i < members.patches.size() && members.patches[i].word == word; ++i)
         value += static_cast<std::uint64_t>(members.patches[i].coefficient) *

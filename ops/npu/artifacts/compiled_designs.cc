@@ -37,7 +37,7 @@ std::unique_ptr<Runtime> open_runtime(const Artifacts& artifacts) {
 
 }  // namespace
 
-// The table has weak references only: sessions keep designs open.
+// The table has weak references only: sessions own the designs.
 std::shared_ptr<CompiledDesigns> CompiledDesigns::open(const std::string& folder, bool emulated) {
   static std::mutex mutex;
   static std::map<std::pair<std::string, bool>, std::weak_ptr<CompiledDesigns>> opened;
@@ -91,8 +91,8 @@ bool CompiledDesigns::failed() {
 void CompiledDesigns::begin_run() {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw DeviceFailed(failure_);
-  // Counting begins with the first run that is observed: what was moved to load the model belongs
-  // to no run.
+  // Counting begins with the first observed run; the transfers that load the model belong to no
+  // run.
   if (current_dispatch_observer() != nullptr && told_.dispatches == 0) told_ = runtime_->counts();
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CompiledDesigns: a folder of artifacts, the runtime that runs them, and the arrays that are
-// loaded; the sessions of a process share it. PreparedCall: a call of the folder, ready to be
-// submitted at any position.
+// CompiledDesigns: a folder of artifacts, its runtime and the loaded arrays, which the sessions of
+// a process share. PreparedCall: a call of the folder that is ready for submission at any position.
 #pragma once
 
 #include <chrono>
@@ -27,8 +26,8 @@ inline constexpr const char* kTimeVariable = "FLOWNPU_NPU_TIMEOUT";
 
 class CompiledDesigns {
  public:
-  // The designs in a folder: shared with another session that still has them open, or opened now.
-  // `emulated`: on the emulator, else on the NPU. Throws DeviceError.
+  // The designs in a folder. A session that has them open shares them; otherwise they are opened
+  // now. `emulated`: on the emulator, else on the NPU. Throws DeviceError.
   static std::shared_ptr<CompiledDesigns> open(const std::string& folder, bool emulated);
 
   CompiledDesigns(const std::string& folder, bool emulated);
@@ -43,16 +42,16 @@ class CompiledDesigns {
   // To be called when a run of a session begins. If a dispatch of any session has failed, the
   // arrays are in an unknown state: throws DeviceFailed, with the first failure's message.
   void begin_run();
-  // Runs calls over the array of this number in one dispatch, and tells the run's observer
-  // (ops/dispatch_observer.h) of it; returns when they have ended. Throws DeviceFailed.
+  // Runs calls over the array of this number in one dispatch, and returns when they have ended. The
+  // run's observer (ops/dispatch_observer.h) hears of it. Throws DeviceFailed.
   void dispatch(std::size_t array, std::span<const Call> calls);
-  // Runs what the host computes between dispatches, and tells the observer of it, as of an array
-  // "host"; `name`, `position`: as in Call.
+  // Runs the host's work between dispatches, and reports it to the observer as a dispatch of an
+  // array "host". `name`, `position`: as in Call.
   void compute(const std::string& name, std::int64_t position, const std::function<void()>& work);
 
  private:
   bool failed();
-  // Tells the observer, with the bytes that were moved since it was last told of something.
+  // Reports to the observer, with the bytes that were moved since the last report.
   void tell(Dispatch dispatch);
 
   Artifacts artifacts_;
@@ -62,7 +61,7 @@ class CompiledDesigns {
   std::map<std::size_t, std::shared_ptr<Array>> arrays_;
   std::map<const CallRecord*, std::weak_ptr<const CallFamily>> families_;
   std::string failure_;
-  Counts told_;  // when the observer was last told of something
+  Counts told_;  // the time of the last report to the observer
 };
 
 class PreparedCall {

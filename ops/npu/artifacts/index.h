@@ -30,15 +30,15 @@ class Artifacts {
   static bool are_in(const std::string& folder);
 
   // `emulated`: whether the arrays must be plans for the emulator rather than xclbins. Throws
-  // DeviceError (kArtifact), which says how to build the folder, if there is no such folder, it was
-  // built for the other of these, or its index is damaged.
+  // DeviceError (kArtifact), which says how to build the folder, if the folder is missing, was
+  // built for the other kind, or has a damaged index.
   Artifacts(std::string folder, bool emulated);
 
   const std::string& folder() const { return folder_; }
   // "npu1", "npu2".
   const std::string& target() const { return target_; }
   bool emulated() const { return emulated_; }
-  // A digest of what they were built from: it changes when any file does.
+  // A digest of the sources of the folder. It changes when any file does.
   const std::string& identity() const { return identity_; }
 
   const ArrayRecord& array(std::size_t number) const { return arrays_[number]; }
@@ -51,8 +51,8 @@ class Artifacts {
   // The same, but at least one. Throws DeviceError (kArtifact) that says for which models there are
   // programs, and how to build the missing ones.
   std::vector<const ProgramRecord*> require(std::string_view kind, const Node& node) const;
-  // The path of the call's array; the call's words. Both files are compared with their checksums.
-  // Throw DeviceError (kArtifact).
+  // Two files of a call: its array's path, and its words. Both files are compared with their
+  // checksums. Throw DeviceError (kArtifact).
   std::string array_file(const CallRecord& call) const;
   CallFamily family(const CallRecord& call) const;
   // Checks all files of these programs' calls. Throws as those two do.

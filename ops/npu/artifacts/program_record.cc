@@ -107,7 +107,8 @@ StepRecord read_step(WordReader& reader, const ProgramRecord& program,
   return step;
 }
 
-// Throws unless an array reaches all buffers of its steps: it does not see the host's own memory.
+// Throws unless an array reaches all buffers of its steps: an array does not see the host's own
+// memory.
 void require_reachable(const DispatchRecord& dispatch, const ProgramRecord& program) {
   if (dispatch.host) return;
   for (const StepRecord& step : dispatch.steps) {

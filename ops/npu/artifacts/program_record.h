@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program as the index of artifacts has it: what the host does for a prompt, a token or an image.
-// aie/programs/program.py writes it, and says what each number means.
+// A program in the index of artifacts: the host's actions for a prompt, a token or an image.
+// aie/programs/program.py writes it, and documents its numbers.
 #pragma once
 
 #include <array>
@@ -58,20 +58,20 @@ struct RowsRecord {
 struct StepRecord {
   std::size_t call = 0;  // its number in the index, among the arrays' calls or the host's
   std::string label;     // for messages
-  // How many tokens after the run's first token the call's first one is.
+  // The distance in tokens from the run's first token to the call's first one.
   std::int64_t offset = 0;
   std::vector<ViewRecord> views;
 };
 
-// Steps that go together: calls over one array, or one or more of the host's.
+// Steps that go together: calls over one array, or steps of the host.
 struct DispatchRecord {
   bool host = false;
   std::vector<StepRecord> steps;
 };
 
-// Where a KV cache has the key and the value of a layer, position and KV head: each member is the
-// distance in bytes to the next one, `value` that from a key to its value. The positions of a layer
-// follow one another, each with all its heads.
+// The places of keys and values in a KV cache by layer, position and KV head. Each member is the
+// distance in bytes to the next one; `value` is the distance from a key to its value. The positions
+// of a layer follow one another, each with all its heads.
 struct CacheLayout {
   std::size_t layer = 0;
   std::size_t position = 0;
@@ -82,9 +82,8 @@ struct CacheLayout {
 };
 
 // Neighbouring values that share an exponent when XDNA2 multiplies them (bfp16ebs8: eight numbers,
-// aie/kernels/common/attention.h). The positions that follow the last key, up to a multiple of
-// this, must be zeros: larger numbers left there would change how the values beside them are
-// rounded.
+// aie/kernels/common/attention.h). The positions after the last key, up to a multiple of this
+// number, must be zeros, because larger numbers would change the rounding of neighbouring values.
 inline constexpr std::size_t kPositionsOfExponent = 8;
 // How many positions are to be written for `keys` keys, in a cache of `context` positions.
 inline std::size_t with_zeros(std::size_t keys, std::size_t context) {
@@ -111,12 +110,12 @@ struct ProgramRecord {
   // bytes.
   std::map<std::string, std::vector<std::int64_t>, std::less<>> attributes;
   std::int64_t tokens = 0;
-  std::int64_t fewest = 0;  // tokens for which it is worth its time
+  std::int64_t fewest = 0;  // the fewest tokens for which the program is worth its time
   std::int64_t context = 0;
   CacheLayout cache;
   std::vector<ProgramBuffer> buffers;
   RowsRecord given;  // written before a run
-  RowsRecord made;   // read after it; nothing is, if it has no bytes
+  RowsRecord made;   // the part that is read after the program; nothing if it has no bytes
   std::vector<DispatchRecord> dispatches;
 
   // How many dispatches go to an array.

@@ -69,7 +69,7 @@ class EmulatedBuffer final : public Buffer {
 
 class EmulatedArray;
 
-// The words, and the sequence that they encode, which is decoded again after a word has changed.
+// The words, and the sequence that they encode. The sequence is decoded again after a word changes.
 class EmulatedSequence final : public Sequence {
  public:
   EmulatedSequence(const EmulatedArray& array, std::span<const std::int64_t> words)
@@ -144,7 +144,7 @@ class EmulatedArray final : public Array {
       ++counters_->calls;
       counters_->word_bytes += ready[i].sequence->send();
       try {
-        // Only the last call settles: a dispatch's next call follows without a pause.
+        // Waits only after the last call: a dispatch's next call follows without a pause.
         emulator_.run(*ready[i].program, ready[i].buffers,
                       {.seed = 0, .settle = i + 1 == calls.size()});
       } catch (const std::exception& error) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runtime: all that the NPU path knows of an array and its driver. XRT drives a real one
+// Runtime: the NPU path's interface to an array and its driver. XRT drives a real one
 // (xrt_runtime.cc); elsewhere the emulator stands in for it (emulated_runtime.cc).
 //
 // The words of a call are what the host sends for it: the emulator's flat sequence, or the
@@ -52,9 +52,9 @@ template <typename... Pieces>
   throw DeviceError(failure, text.str());
 }
 
-// Memory that both the host and the array reach. One side sees what the other wrote after it was
-// moved (`to_device`, `to_host`). Offsets and sizes are in bytes; to move none does nothing, and a
-// range beyond the buffer throws Error.
+// Memory that both the host and the array reach. Each side sees the other's writes after a move
+// (`to_device`, `to_host`). Offsets and sizes are in bytes. A move of 0 bytes does nothing; a range
+// beyond the buffer throws Error.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -114,7 +114,7 @@ struct CountsOf {
 };
 using Counts = CountsOf<std::uint64_t>;
 
-// Shared by all that a runtime made, which may outlive it and counts on.
+// Shared by all objects of a runtime, which may outlive it and go on counting.
 struct Counters : CountsOf<std::atomic<std::uint64_t>> {
   Counts read() const {
     return {dispatches, calls, bytes_to_device, bytes_to_host, word_bytes, buffer_bytes};
@@ -131,11 +131,11 @@ class Runtime {
   virtual std::shared_ptr<Array> load(const std::string& file) = 0;
   // A buffer of zeros that begins at a multiple of 4096. Throws DeviceError (kMemory).
   virtual std::unique_ptr<Buffer> allocate(std::size_t bytes) = 0;
-  // Calls over one array, one after the other in one dispatch; each sees what those before it left.
-  // Returns when they have ended. Throws DeviceError that names the call, after which the array is
-  // in an unknown state and must not be run again: kSubmit, kCommand, kNoDevice, or kTimeout if
-  // they have not ended within `limit`. Even then nothing they use is freed under them: it waits
-  // for the driver to end them, and what the driver never ends is kept, with all it uses.
+  // Calls over one array, one after the other in one dispatch. Each call sees the results of
+  // earlier ones. Returns when they have ended. Throws DeviceError that names the call, after which
+  // the array is in an unknown state and must not be run again: kSubmit, kCommand, kNoDevice, or
+  // kTimeout if they have not ended within `limit`. Even then their memory stays allocated: run()
+  // waits until the driver ends the calls, and keeps a call that never ends with all its memory.
   virtual void run(Array& array, std::span<const Call> calls, std::chrono::milliseconds limit) = 0;
   virtual Counts counts() const = 0;
 };

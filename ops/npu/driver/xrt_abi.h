@@ -2,9 +2,9 @@
 // The C interface between libflownpu_ep.so (xrt_runtime.cc) and the plugin libflownpu_xrt.so
 // (xrt/).
 //
-// Only the plugin is linked to XRT, so that all else runs where there is none. The two have C++ run
-// times of their own (the EP brings its own, XRT uses the system's), so only C types and no
-// exceptions cross.
+// Only the plugin is linked to XRT, so that everything else runs without XRT. The two libraries
+// have separate C++ run times (the EP brings one, XRT uses the system's), so the interface has only
+// C types and no exceptions.
 #pragma once
 
 #include <cstddef>
@@ -63,9 +63,9 @@ struct Outcome {
 enum class Direction : std::int32_t { kToDevice, kToHost };
 
 // All functions may be called from any thread. One object is used by one thread at a time, except
-// devices and arrays. What a function makes is freed with the matching `free_`; a device or an
-// array may be freed before what was made of it. If a function returns anything but kOk, it made
-// nothing, and `error` says why.
+// devices and arrays. A function's result is freed with the matching `free_`. A device or an array
+// may be freed before objects made from it. If a function does not return kOk, it made nothing, and
+// `error` says why.
 struct Table {
   std::uint32_t version;
 

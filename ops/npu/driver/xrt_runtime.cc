@@ -16,9 +16,9 @@ namespace {
 
 using xrt_abi::Status;
 
-// The plugin's table and the counters, shared by all that the runtime made, which may outlive it.
-// In a forked child nothing of it can be used, nor may be freed: it would be the parent's, which
-// uses the same open file.
+// The plugin's table and the counters. All objects of the runtime share them, and may outlive it. A
+// forked child can neither use nor free them: it would free the parent's, because both have the
+// same open file.
 class Connection {
  public:
   explicit Connection(const xrt_abi::Table& plugin) : table_(plugin) {}
@@ -32,7 +32,7 @@ class Connection {
   void free(void (*xrt_abi::Table::*function)(Handle*), Handle* handle) const {
     if (forks() == forks_) (table_.*function)(handle);
   }
-  // Where something is too old, the message needs the versions.
+  // The message needs the versions if one of them is too old.
   std::string versions(Status status) const {
     return status == Status::kTooOld ? " on " + description : "";
   }
@@ -92,7 +92,8 @@ class XrtBuffer final : public Buffer {
   std::byte* host_ = nullptr;
 };
 
-// A 32-bit word of the controller; the artifacts keep words in 64 bits, since the emulator's are.
+// A 32-bit word of the controller. The artifacts keep words in 64 bits, the size of the emulator's
+// words.
 std::uint32_t word_of(std::int64_t value) {
   if (value < 0 || value > std::numeric_limits<std::uint32_t>::max()) {
     fail_device(Failure::kArtifact, "expected instructions of 32 bits for the NPU, got ", value,
@@ -101,7 +102,7 @@ std::uint32_t word_of(std::int64_t value) {
   return static_cast<std::uint32_t>(value);
 }
 
-// An array in the plugin, kept alive by the sequences that were made of it.
+// An array in the plugin. Its sequences keep it alive.
 class XrtArray final : public Array, public std::enable_shared_from_this<XrtArray> {
  public:
   XrtArray(std::shared_ptr<Connection> connection, xrt_abi::Device* device, std::string file)

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that the array computes by themselves, outside of a whole decoder or encoder
-// (aie/programs/operators.py): a node's sizes, by which its programs are found, and the constants
-// that these programs read.
+// Operators that the array computes one by one,
 #pragma once
 
 #include <cstdint>
@@ -13,8 +11,8 @@
 namespace flownpu::npu {
 
 // is_operator: whether the node is one of the graph for which programs are looked for.
-// is_operator_on_array: whether it has been given to the array, which is the graph's node in the
-// array's domain, with the constants of its programs packed.
+// is_operator_on_array: whether the array computes the node, which then is in the array's domain
+// and has packed constants.
 bool is_operator(const Node& node);
 bool is_operator_on_array(const Node& node);
 
@@ -40,7 +38,7 @@ struct ArrayOperator {
 };
 
 // Describes a node of the graph, or one that is on the array. Throws Error, which names the node,
-// for what the array's designs do not support.
+// if the array's designs do not support it.
 ArrayOperator describe_operator(const Node& node);
 
 // The node for the array, made of one of the graph that describe_operator() accepts.
@@ -55,8 +53,8 @@ enum class ExpertPart : std::uint8_t { kGateUp, kDown };
 // the experts.
 Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert);
 
-// Multiply-adds that a dispatch must be worth if the option `npu_threshold` does not say: what the
-// host computes in the time of a dispatch. `threads`: the host's.
+// The multiply-adds that pay for a dispatch if the option `npu_threshold` is not set: those that
+// the host computes in the time of a dispatch. `threads`: the host's.
 std::int64_t default_threshold(Activations activations, int threads);
 
 }  // namespace flownpu::npu

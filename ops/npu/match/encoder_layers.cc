@@ -125,8 +125,8 @@ const Value* residual_of(const Node& product) {
                              : std::size_t{kProductResidual});
 }
 
-// If the residual stream `hidden` is given, the product must add it, and only the norm before may
-// read it, too.
+// If the residual stream `hidden` is given, the product must add it, and no node but the norm
+// before may also read it.
 std::string_view EncoderMatcher::project(std::string_view x, const char* what,
                                          std::string_view hidden) {
   const Node& node = product(x, what, constants.projections.emplace_back());

@@ -44,8 +44,8 @@ std::vector<Node> with_layers(const std::vector<Node>& nodes,
                            : with_decoder_layers(nodes, outputs);
 }
 
-// Throws Error unless nodes are in topological order, as ONNX has them: rules rely on it, and would
-// follow a cycle without an end.
+// Throws Error unless nodes are in topological order, as ONNX requires. Rules rely on the order,
+// and would follow a cycle without end.
 void check_order(const std::vector<Node>& nodes) {
   std::unordered_set<std::string_view> to_come;
   for (const Node& node : nodes) {
@@ -67,7 +67,7 @@ struct Taken {
   std::vector<std::string> reasons;  // of nodes for the array that are not taken
 };
 
-// Nodes that are not taken get an unknown op_type, so that all others have the inputs and
+// Nodes that are not taken get an unknown op_type. So all other nodes have the inputs and
 // attributes that their operators require.
 Taken taken_nodes(std::vector<Judged> graph) {
   Taken taken;
@@ -97,8 +97,8 @@ Node layers_of(std::vector<Judged> graph, const std::vector<std::string>& output
   return node;
 }
 
-// Judges each node as a session that knows no more than the file. Nodes without a name get
-// that of their first output.
+// Judges each node as a session would that knows only the file. Nodes without a name get the name
+// of their first output.
 std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& promised) {
   for (Node& node : nodes) {
     for (const Value& output : node.outputs) {
@@ -160,7 +160,7 @@ Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& ou
     lowered.nodes = std::move(nodes);
     return lowered;
   }
-  // An encoder's graph may have other parts, which the host computes beside the array.
+  // An encoder's graph may have other parts; the host computes them beside the array.
   if (!is_encoder(nodes)) {
     lowered.on_host = left_on_host(
         lowered.nodes, "it is not one of the decoder's layers, which are what the array computes");

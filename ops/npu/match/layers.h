@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the parts of a graph that the array computes: a decoder's layers or an encoder's, which
-// become one node, and operators by themselves.
+// Finds the parts of a graph that the array computes: the layers of a decoder or an encoder, which
+// become one node, and single operators.
 #pragma once
 
 #include <string>
@@ -16,21 +16,21 @@ namespace flownpu::npu {
 // The kinds of layers that the array computes.
 const transformer::DecoderLimits& array_limits();
 
-// Whether the node is one that layers became: a decoder's or an encoder's.
+// Whether the node stands for the layers of a decoder or an encoder.
 bool is_layers(const Node& node);
 bool is_decoder_layers(const Node& node);
 bool is_encoder_layers(const Node& node);
 
-// The nodes that are for the array, each with `reason` for not being computed there.
+// The nodes for the array, each with `reason` for staying on the host.
 std::vector<Lowered::OnHost> left_on_host(const std::vector<Node>& nodes,
                                           const std::string& reason);
 
 // The nodes with the layers as one node, without nodes that nothing reads any more. `outputs`:
-// names of the values that leave the partition. If there are no such layers, the nodes as they are,
-// with the reason for each that is for the array: which node is in the way, and what was expected.
+// names of the values that leave the partition. If there are no such layers, returns the nodes
+// unchanged. Each node for the array then has a reason: the node in the way, and the expectation.
 Lowered lower_layers(std::vector<Node> nodes, const std::vector<std::string>& outputs);
 
-// Why a graph, of which some nodes may not be taken, has no such layers; empty if it has.
+// The reason why a graph with nodes that may not be taken has no such layers; empty if it has.
 std::string obstacle_of_layers(std::vector<Judged> graph, const std::vector<std::string>& outputs);
 
 // The node that the layers of a model's file, exported or converted, become in a session. Its

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DecoderShape: how the constants of a decoder are packed for the array.
-// aie/programs/decoder_shape.py defines the layouts:
+// DecoderShape: the packing of a decoder's constants for the array. aie/programs/decoder_shape.py
+// defines the layouts:
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
 //                   blocks (ops/formats/q4nx.h)
@@ -30,8 +30,9 @@ struct Projection {
 };
 
 struct DecoderShape : transformer::Decoder {
-  // I rounded up to 64: the dequantisation engine interleaves gate and up projections 64 columns at
-  // a time (aie/designs/dequant_engine.py). The rows and columns that are added have zero weights.
+  // I rounded up to 64, because the dequantisation engine interleaves gate and up projections 64
+  // columns at a time (aie/designs/dequant_engine.py). The added rows and columns have zero
+  // weights.
   std::int64_t padded_feed_forward() const;
   // D, and one column more if there is a bias. D is a multiple of a group's columns, so that the
   // bias begins a group of its own, which has no weights.
@@ -45,7 +46,7 @@ struct DecoderShape : transformer::Decoder {
   std::size_t weight_bytes() const;
   std::size_t vector_bytes() const;
   std::size_t rotary_bytes() const;
-  // Bytes of a position of a rotary table; a key or a value in bf16 has as many.
+  // Bytes of a position of a rotary table, which equal those of a key or a value in bf16.
   std::size_t angle_bytes() const;
 };
 

@@ -46,8 +46,8 @@ struct DenseProjection {
   std::size_t bytes() const;
 };
 
-// With the largest sizes that fields() accepts, some ten times those of the largest models there
-// are, counts of bytes stay below 2^63: no product has more than 2^27 rows, or 2^22 columns.
+// Bounds for which counts of bytes stay below 2^63: no product has more than 2^27 rows, or 2^22
+// columns. The sizes that fields() accepts are some ten times those of the largest known models.
 struct EncoderShape {
   static constexpr std::string_view kName = "encoder";
 

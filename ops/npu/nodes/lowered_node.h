@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes that the NPU device makes for itself: their domain, and the constants that they carry in
-// the array's own order (Node::packed). Those are described when the node is made; prepare() finds
-// them, and writes and uploads them.
+// Nodes that the NPU device makes for itself: their domain, and their constants in the array's
+// order (Node::packed). A constant is described when its node is made; prepare() finds, writes and
+// uploads it.
 #pragma once
 
 #include <cstddef>

@@ -31,7 +31,7 @@ constexpr std::string_view kSeveralTokens = "FlowQKVAttention";
 // The element of ArrayOperator::sizes that has the programs.
 enum Kind : std::uint8_t { kAsNode, kCausalOfMasked };
 
-// Neighbouring queries that all see the same keys, or if `causal` each one key more than the one
+// Neighbouring queries that all see the same keys or, if `causal`, each one key more than the query
 // before.
 struct Span {
   Kind kind = kAsNode;

@@ -28,8 +28,8 @@ std::string listed(const Counts& counts) {
   return text;
 }
 
-// Whether a run may be worth its dispatches: the run that the graph's shapes imply, or else the
-// largest that a program computes at once.
+// Whether a run may be worth its dispatches. The run has the size of the graph's shapes, or else
+// the largest that a program computes at once.
 bool may_be_worth(const ArrayOperator& found,
                   const std::vector<std::vector<const ProgramRecord*>>& programs,
                   std::int64_t threshold) {
@@ -38,7 +38,7 @@ bool may_be_worth(const ArrayOperator& found,
     const ProgramRecord& most = *records.back();
     const std::int64_t keys = std::max<std::int64_t>(most.context, 1);
     const std::int64_t rows = found.rows > 0 ? found.rows : most.tokens * keys;
-    // Attention's `rows` are queries times keys, so dividing them by `tokens` does not give runs.
+    // For attention, `rows` are queries times keys, so a division by `tokens` does not give runs.
     std::int64_t runs = 1;
     if (found.rows > 0 && most.context == 0) runs = (found.rows + most.tokens - 1) / most.tokens;
     const auto dispatches = runs * static_cast<std::int64_t>(most.array_dispatches());
@@ -47,8 +47,8 @@ bool may_be_worth(const ArrayOperator& found,
   return false;
 }
 
-// Records why a node stays on the host. A reason that it has already is replaced only if `better`,
-// and if there are no layers; beside layers, dense products need no reason.
+// Records why a node stays on the host. An existing reason is replaced only if `better` is set and
+// there are no layers. Dense products beside layers need no reason.
 void leave(Lowered& lowered, const Node& node, const std::string& reason, bool better) {
   const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
   if (has_layers && transformer::is_dense_product(node)) return;
@@ -111,8 +111,7 @@ class OperatorLowering {
     node = operator_on_array(std::move(node));
   }
 
-  // Counts a node, and drops the reason for which it was left on the host when no decoder was
-  // found.
+  // Counts a node, and drops its reason from the search for a decoder.
   void keep(const Node& node, Counts& counts) {
     ++counts[node.op_type];
     std::erase_if(lowered_.on_host, [&](const auto& left) { return left.node == node.name; });

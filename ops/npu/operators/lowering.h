@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which nodes of a partition the array computes by themselves, after whole decoders and encoders
-// were looked for.
+// Chooses the single operators of a partition for the array, after the search for whole decoders
+// and encoders.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,13 @@
 
 namespace flownpu::npu {
 
-// Gives those nodes to the array for which there are programs, and of which a run may be worth a
-// dispatch, which is `threshold` multiply-adds. Nodes without programs keep the reason for which
-// they were left, or get one. But if a decoder or an encoder was found, dense products need no
-// reason: the host computes those around it. The summary says what is on the array, and what is too
-// small for it.
+// Gives a node to the array if there are programs for it, and if a run may have `threshold`
+// multiply-adds, which pay for a dispatch. Nodes without programs keep their reason or get one.
+// Dense products around a decoder or an encoder need no reason: the host computes them. The summary
+// lists the nodes on the array and those too small for it.
 void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold);
 
-// Leaves all operators on the host for one reason, which with `better` replaces a reason that a
-// node has.
+// Leaves all operators on the host for one reason. With `better` it replaces existing reasons.
 void leave_operators(Lowered& lowered, const std::string& reason, bool better);
 
 }  // namespace flownpu::npu

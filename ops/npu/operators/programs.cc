@@ -16,7 +16,7 @@ std::shared_ptr<Buffer> SharedBuffers::get(Runtime& runtime, const std::string& 
   std::shared_ptr<Buffer> buffer = known.lock();
   if (buffer == nullptr) {
     buffer = runtime.allocate(bytes);
-    buffer->to_device(0, bytes);  // Zeros: what the array has there need not be numbers.
+    buffer->to_device(0, bytes);  // Zeros, because the array's memory need not hold numbers.
     known = buffer;
   }
   return buffer;

@@ -19,16 +19,16 @@
 
 namespace flownpu::npu {
 
-// Buffers that operators by themselves share, since they run one after the other: activations,
-// results, dequantised weights, keys and values of a call.
+// Buffers that single operators share, because they run one after the other: activations, results,
+// dequantised weights, keys and values of a call.
 class SharedBuffers {
  public:
-  // The buffer of this name and size: the one that another operator has, or a new one with zeros.
+  // The buffer of this name and size: another operator's, or a new one with zeros.
   std::shared_ptr<Buffer> get(Runtime& runtime, const std::string& name, std::size_t bytes);
   // Makers for all buffers of the programs that are scratch.
   ProgramBuffers::Makers makers(Runtime& runtime, std::span<const ProgramRecord* const> programs);
 
-  // To be locked by whoever uses the buffers, from the first write to the last read.
+  // A user of the buffers holds this lock from the first write to the last read.
   std::mutex& in_use() { return in_use_; }
 
  private:
@@ -43,10 +43,9 @@ struct ProgramPart {
   std::int64_t first;
   std::int64_t count;
 };
-// Divides so many rows among the programs, which have the fewest tokens first: each part takes the
-// smallest program that takes all rows left, else the largest. `position`: that of the first row,
-// if rows have positions, which must fit the programs' context. Empty if there is no program for
-// some of the rows.
+// Divides `rows` rows among the programs, which are sorted by tokens. Each part takes the smallest
+// program for all remaining rows, else the largest. `position`: the first row's, if rows have
+// positions; these must fit the programs' context. Empty if some rows have no program.
 std::vector<ProgramPart> parts_of(std::span<const ProgramRecord* const> programs, std::int64_t rows,
                                   std::optional<std::int64_t> position = {});
 // Dispatches to an array that the parts take.

@@ -63,7 +63,7 @@ ArrayCacheMemory::ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape,
       head_size_(shape.attention().head_size),
       layout_(layout),
       buffer_(runtime.allocate(bytes)) {
-  buffer_->to_device(0, bytes);  // Zeros: what the array has there need not be numbers.
+  buffer_->to_device(0, bytes);  // Zeros, because the array's memory need not hold numbers.
 }
 
 std::size_t ArrayCacheMemory::offset(std::size_t layer, std::int64_t position) const {

@@ -30,8 +30,7 @@ class ArrayCacheMemory final : public transformer::CacheMemory {
 
   Buffer& buffer() { return *buffer_; }
 
-  // Nothing to do: a program's cache has a fixed size, with which the step has compared the
-  // positions.
+  // Does nothing: a program's cache has a fixed size, and the step has checked the positions.
   void reserve(std::int64_t /*positions*/) override {}
   void write(const transformer::CacheRows& rows, const std::byte* from, DataType type) override;
   void written(std::int64_t first, std::int64_t count) override;

@@ -42,8 +42,7 @@ DecoderShape read_shape(const Node& node) {
   return shape;
 }
 
-// A conversation's cache. If there is no memory for another one, those of other conversations are
-// unharmed.
+// A conversation's cache. A lack of memory for it does not harm the caches of other conversations.
 std::unique_ptr<transformer::CacheMemory> make_cache(Runtime& runtime, const DecoderShape& shape,
                                                      const CacheLayout& layout, std::size_t bytes) {
   try {
@@ -201,7 +200,7 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
                             : ", positions " + first + "-" + std::to_string(position + count - 1),
                  &cache);
     token += count;
-    // A block may end with the last token, which goes through the decode program all the same.
+    // A block may end with the last token, which also goes through the decode program.
     if (program != &decode_) token = std::min(token, last);
   }
   decode_.read(logits);

@@ -2,10 +2,10 @@
 // DecoderLayers: the step of the node of that name (match/layers.h). A prompt, except its last
 // token, goes through the programs for prefill in chunks; that token, and each token of a reply,
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
-// both directions go through the program for a block of exactly that many, uncut, at any position;
-// if the last token is among them, it goes through both programs, since all that it sees comes
-// before it. The device keeps the KV caches (ops/transformer/kv_caches.h), the activations and the
-// weights.
+// both directions go through the program for a block of exactly their number, uncut, at any
+// position. If the last token is among them, it goes through both programs, because it only sees
+// earlier positions. The device keeps the KV caches (ops/transformer/kv_caches.h), the activations
+// and the weights.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace flownpu::npu {
 
-// A decoder's programs that share a cache: those for the longest context for which there are any.
+// A decoder's programs that share a cache, for the longest context that has programs.
 struct DecoderPrograms {
   const ProgramRecord* decode = nullptr;
   std::vector<const ProgramRecord*> prefill;  // the shortest chunk first; may be none
@@ -52,7 +52,7 @@ class DecoderLayers final : public Step {
            std::span<std::byte> scratch) const override;
   std::int64_t multiply_adds() const override { return shape_.multiply_adds(); }
 
-  // Shared with those that need the keys and values for which callers' tensors stand.
+  // Shared with the readers of the keys and values for which callers' tensors stand.
   const std::shared_ptr<transformer::KvCaches>& caches() const { return caches_; }
 
  private:

@@ -138,7 +138,7 @@ class NormOfRows final : public HostOperator {
       reader.arguments({{"x", x}, {"weight", columns_ * kBFloat16Bytes}, {"y", y}});
       return;
     }
-    // Whether the residual stream begins here: then it is in bf16.
+    // Whether the residual stream begins here, in bf16.
     begins_ = reader.argument(1).bytes == stream / 2;
     second_ = norm == Norm::kRmsAdd ? weight_line_ : norm == Norm::kAddLayer ? columns_ : 0;
     reader.arguments({{"x", x},
@@ -169,7 +169,8 @@ class NormOfRows final : public HostOperator {
       narrow(*compute.kernels, values, columns_, elements_of<std::uint16_t>(y) + row * y_line_);
     });
     if (adds) to_device(arguments[3], 0, arguments[3].bytes / rows_ * count);
-    to_device(y, 0, y.bytes / rows_ * count);  // With what is between rows, where no array writes.
+    to_device(y, 0,
+              y.bytes / rows_ * count);  // Includes the memory between rows, which no array writes.
   }
 
  private:

@@ -2,9 +2,9 @@
 // HostOperator: a step of a program that the host computes, because a change of array would take
 // longer than the work. aie/programs/host.py has the equations and arguments.
 //
-// They compute with the CPU device's kernels and threads, in f32, on the host's copies of buffers.
-// Only what an array wrote is moved to the host before, and only what an array will read is moved
-// to it afterwards. Rows that only fill a chunk are neither computed nor moved.
+// It computes with the CPU device's kernels and threads, in f32, on the host's copies of buffers.
+// Only an array's results are moved to the host before, and only an array's inputs are moved to the
+// array afterwards. Rows that only fill a chunk are neither computed nor moved.
 #pragma once
 
 #include <cstddef>
@@ -30,15 +30,15 @@ struct HostCompute {
 class HostOperator {
  public:
   virtual ~HostOperator() = default;
-  // Computes the first `rows` rows, or as many as the record has, if those are fewer. `arguments`:
-  // each of as many bytes as the record says. `position`: that of the first row. Not to be called
-  // by two threads at once. Throws Error if rows would lie beyond a buffer's end; DeviceError.
+  // Computes the first `rows` rows, but no more than the record has. `arguments`: each of as many
+  // bytes as the record says. `position`: that of the first row. Not to be called by two threads at
+  // once. Throws Error if rows would lie beyond a buffer's end; DeviceError.
   virtual void run(const HostCompute& compute, std::span<const View> arguments,
                    std::int64_t position, std::size_t rows) = 0;
 };
 
-// `label`: for messages. Throws Error unless there is an operator with this record's op_type, and
-// the record has the parameters and sizes of buffers that the operator takes.
+// `label`: for messages. Throws Error unless an operator has this record's op_type, and the record
+// has this operator's parameters and sizes of buffers.
 std::unique_ptr<HostOperator> make_host_operator(const HostCallRecord& record,
                                                  const std::string& label);
 

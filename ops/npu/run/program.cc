@@ -29,7 +29,7 @@ class HostMemory final : public Buffer {
   std::vector<std::byte> bytes_;
 };
 
-// The largest use of each buffer, by name. Where its roles differ, it is scratch, which host and
+// The largest use of each buffer, by name. A buffer with several roles is scratch, which host and
 // array reach.
 std::map<std::string, ProgramBuffer> largest(std::span<const ProgramRecord* const> programs) {
   std::map<std::string, ProgramBuffer> found;
@@ -67,7 +67,8 @@ std::unique_ptr<Buffer> make_scratch(Runtime& runtime, const ProgramBuffer& reco
     for (std::size_t at = record.one; at < record.bytes / kBFloat16Bytes; at += record.line)
       values[at] = to_bfloat16(1.0F);
   }
-  buffer->to_device(0, record.bytes);  // Zeros and ones: uninitialised memory need not be numbers.
+  buffer->to_device(
+      0, record.bytes);  // Zeros and ones, because uninitialised memory need not hold numbers.
   return buffer;
 }
 
@@ -144,7 +145,7 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
   }
 }
 
-// The rest of a line behind a row's columns is zeroed, or left as it began if the buffer has ones.
+// The rest of a row's line becomes zero, or keeps its ones if the buffer has ones.
 void Program::write(std::span<const float> values) {
   const RowsRecord& rows = record_->given;
   require_values(values.size(), rows, *record_);

@@ -25,11 +25,11 @@ class ProgramBuffers {
   using Maker = std::function<std::shared_ptr<Buffer>(std::size_t)>;
   using Makers = std::map<std::string, Maker, std::less<>>;
 
-  // Makes the buffers of all `programs`, each as large as its largest use. Caches are not made
-  // here: whoever keeps them makes them (ops/transformer/kv_caches.h). Constants come from the
-  // node, which has them packed; buffers with a name in `makers` come from there. Throws
-  // DeviceError (kMemory) before anything is allocated if the machine has too little memory; Error
-  // if the node lacks a packed constant, or has it in another size.
+  // Makes the buffers of all `programs`, each as large as its largest use. Caches are made by their
+  // owner (ops/transformer/kv_caches.h). Constants come from the node, which has them packed;
+  // buffers with a name in `makers` come from there. Throws DeviceError (kMemory) before anything
+  // is allocated if the machine has too little memory; Error if the node lacks a packed constant,
+  // or has it in another size.
   ProgramBuffers(Runtime& runtime, std::span<const ProgramRecord* const> programs, const Node& node,
                  const Makers& makers = {});
 
@@ -52,15 +52,16 @@ class Program {
 
   const ProgramRecord& record() const { return *record_; }
 
-  // Writes the rows of the next run, rounded to bf16: as many rows of record().given as there are
-  // values for, and zeros in the others. The host's steps compute only the former; nobody reads
-  // what an array makes of the others. Throws Error if there are more values than rows for them.
+  // Writes the rows of the next run, rounded to bf16, and zeros in the remaining rows of
+  // record().given. The host's steps compute only the written rows; nobody reads an array's results
+  // for the others. Throws Error if there are more values than rows for them.
   void write(std::span<const float> values);
   // Runs the steps, for a first token at `position`. `where`: for messages, appended to the steps'
   // labels. `cache`: the conversation's, of ProgramBuffers::cache_bytes() bytes. Throws
   // DeviceFailed.
   void run(std::int64_t position, const std::string& where, Buffer* cache = nullptr);
-  // Reads what the last run made: the first values of record().made. Throws Error if it has fewer.
+  // Reads the results of the last run: the first values of record().made. Throws Error if it has
+  // fewer.
   void read(std::span<float> values) const;
 
  private:

@@ -23,12 +23,12 @@ inline Shape shape_of(const Value* value) {
   return value != nullptr && value->shape ? *value->shape : Shape{};
 }
 
-// The weight of a DenseMatMul or Q4NXMatMul. Throws Error that names the node unless the weight is
-// an initializer of one of their types.
+// The weight of a DenseMatMul or Q4NXMatMul. Throws Error, which names the node, unless the weight
+// is an initializer of a type of these operators.
 DenseWeight read_dense_weight(const Node& product);
 
-// The weight [N, C, p, p] of a convolution whose kernel is its stride: as that of the product with
-// patches, each of C p p values. Throws Error as read_dense_weight() does.
+// The weight [N, C, p, p] of a convolution whose kernel is its stride, as the weight of a product
+// with patches of C p p values each. Throws Error as read_dense_weight() does.
 DenseWeight read_patch_weight(const Node& convolution);
 
 // Writes a weight in bf16 as GEMM reads it, panels(K, N) (aie/kernels/README.md); K is padded to

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs constants in the order in which the array reads them (nodes/decoder_shape.h,
-// nodes/encoder_shape.h). Numbers are rounded to bf16 to the nearest, ties to even. What is packed
-// is written later, so the constants must live as long.
+// nodes/encoder_shape.h). Numbers are rounded to bf16 to the nearest, ties to even. Packed data is
+// written later, so the constants must live until then.
 #pragma once
 
 #include <cstddef>

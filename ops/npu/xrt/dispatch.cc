@@ -18,9 +18,9 @@
 namespace flownpu::npu::xrt_abi {
 namespace {
 
-// Arguments of aiecc's kernels: what to do with the instructions (3: run them), the instructions,
-// how many words they are, and the host buffers. mlir-aie's C++ examples give the number in words,
-// its Python in bytes; the controller reads the length from the instructions' head in any case.
+// Arguments of aiecc's kernels: the action (3: run the instructions), the instructions, their
+// number of words, and the host buffers. mlir-aie's C++ examples give the number in words, its
+// Python in bytes; the controller reads the length from the instructions' head in any case.
 constexpr std::uint64_t kRunInstructions = 3;
 constexpr int kOpcodeArgument = 0;
 constexpr int kInstructionsArgument = 1;
@@ -44,7 +44,7 @@ StatusError failure_of(ert_cmd_state state, const char* what) {
   return {Status::kCommand, std::string("the array ended with an error: ") + what};
 }
 
-// Whether a state is one of those in which a command has ended; XRT has no name for this.
+// Whether a command has ended in this state; XRT has no name for such states.
 bool is_end(ert_cmd_state state) {
   return state >= ERT_CMD_STATE_COMPLETED && state != ERT_CMD_STATE_SUBMITTED;
 }
@@ -120,7 +120,7 @@ class Submission {
 
   std::size_t word_bytes() const { return word_bytes_; }
 
-  // If this throws, the calls may be under way all the same.
+  // If this throws, the calls may still be under way.
   void start() {
     under_way_ = true;
     if (runs_.size() > 1) {
@@ -136,9 +136,9 @@ class Submission {
     }
   }
 
-  // Throws StatusError if a call failed, and sets `failed` to its number if XRT knows it. Throws
-  // it, too, if the calls have not ended in time or the device is lost; they may be under way
-  // still.
+  // Throws StatusError if a call failed, and sets `failed` to its number if XRT knows it. Also
+  // throws it if the calls have not ended in time or the device is lost; the calls may then still
+  // be under way.
   void wait(std::chrono::milliseconds timeout, std::size_t& failed) {
     if (!under_way_) return;
     Sleeper sleeper(instructions_.front()->expectation());
@@ -154,17 +154,17 @@ class Submission {
         throw StatusError(Status::kTimeout, "the array did not answer within " +
                                                 std::to_string(timeout.count()) + " ms (timeout)");
       }
-      // Not beyond the next check, in case the call takes longer than expected.
+      // Not beyond the next check, because the call may take longer than expected.
       sleeper.sleep(std::min(deadline, next_check));
     }
     sleeper.learn();
     under_way_ = false;
   }
 
-  // Waits without throwing. Returns whether the calls have ended, in whatever way.
+  // Waits without throwing. Returns whether the calls have ended.
   bool ends_within(std::chrono::milliseconds timeout) noexcept {
     std::size_t failed = 0;
-    // Tried again until the deadline: a device that is lost may come back.
+    // Tries again until the deadline, because a lost device may come back.
     const auto deadline = Sleeper::Clock::now() + timeout;
     do {
       const auto left =
@@ -191,7 +191,7 @@ class Submission {
       }
     }
     try {
-      // Not state(), which does not say which call failed.
+      // Not state(), which does not identify the failed call.
       return list_.poll() != 0;
     } catch (const xrt::runlist::command_error& error) {
       under_way_ = false;
@@ -202,8 +202,8 @@ class Submission {
     }
   }
 
-  // Throws StatusError if the device is gone. A driver that has lost its device refuses every
-  // request; the smallest request is for a page.
+  // Throws StatusError if the device is gone. A driver without its device refuses every request;
+  // the smallest request is for a page.
   void require_device() const {
     constexpr std::size_t kPage = 4096;
     try {
@@ -234,7 +234,7 @@ Abandoned& abandoned() {
   return *instance;
 }
 
-// Frees a submission once it has ended, or keeps it if the driver's watchdog does not end it.
+// Frees a submission after its end, or keeps it if the driver's watchdog does not end it.
 void free_or_abandon(std::unique_ptr<Submission> submission) noexcept {
   if (submission->ends_within(watchdog_patience())) return;
   const std::lock_guard lock(abandoned().mutex);

@@ -34,7 +34,8 @@ struct Context {
   xrt::device device;
   xrt::hw_context context;
   xrt::kernel kernel;
-  // How many buffers a call of the kernel may have; XRT does not check, and would crash on more.
+  // The most buffers of a call of the kernel. XRT does not check the number, and would crash on
+  // more.
   std::size_t most_buffers = 0;
 };
 
@@ -49,7 +50,7 @@ class Instructions {
 
   const xrt::bo& buffer() const { return buffer_; }
   std::uint32_t count() const { return count_; }
-  // How long dispatches take whose first call has these instructions.
+  // The durations of dispatches whose first call has these instructions.
   Expectation& expectation() { return expectation_; }
 
  private:

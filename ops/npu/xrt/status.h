@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns what XRT throws into a status and a text, which cross the C ABI.
+// Converts XRT's exceptions to a status and a text, which cross the C ABI.
 #pragma once
 
 #include <stdexcept>

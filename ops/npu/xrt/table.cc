@@ -47,8 +47,8 @@ bool is_loaded(const char* library) {
   return handle != nullptr;
 }
 
-// Why the loader has not loaded a library: it, or a library that it needs, is not found; the loader
-// names which.
+// The reason why the loader has not loaded a library: the library, or one that it needs, is not
+// found; the loader names which.
 std::string loaders_reason(const char* library) {
   if (dlopen(library, RTLD_LAZY) != nullptr) return "the loader finds it, XRT did not look there";
   const char* const error = dlerror();
@@ -70,7 +70,7 @@ unsigned int count_devices() {
   return count;
 }
 
-// "an NPU" if XRT does not find the name: once a device could not be opened in this process, XRT
+// "an NPU" if XRT does not find the name: after a device could not be opened in this process, XRT
 // looks in the wrong place in sysfs.
 std::string name_of(const xrt::device& device) {
   try {

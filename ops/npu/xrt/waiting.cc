@@ -14,18 +14,19 @@ using std::chrono::milliseconds;
 
 // The watchdog's time in Linux 7, if the parameter cannot be read.
 constexpr milliseconds kDefault{2000};
-// Drivers without the parameter take 6 s, 16 s or a minute. A call that takes longer than this is
-// not waited for but kept, and freed when it is found to have ended.
+// Drivers without the parameter take 6 s, 16 s or a minute. A call that takes longer than this
+// limit is kept, and freed after its end is found.
 constexpr milliseconds kUnknown{15000};
 // Time for the driver to start the context anew.
 constexpr milliseconds kRecovery{1000};
 
-// Sleeps shorter than the shortest take the system's own 50 us in any case. The longest bounds the
-// delay of a call of which nothing is known.
+// The system prolongs shorter sleeps by its own 50 us in any case. The longest sleep bounds the
+// delay of a call with unknown duration.
 constexpr std::chrono::microseconds kShortest{10};
 constexpr std::chrono::microseconds kLongest{250};
-// The long sleep leaves out this part of the expected time, since dispatches differ. A short sleep
-// is this part of the time since the long one's end, plus that part of a part of the long one.
+// The long sleep leaves out this part of the expected time, because dispatches differ. A short
+// sleep is this part of the time since the long sleep's end, plus the square of this part of the
+// long sleep.
 constexpr int kPart = 16;
 
 }  // namespace
@@ -37,7 +38,7 @@ void Expectation::learn(Duration taken, bool overslept) {
   } else if (overslept) {
     expected_ = expected - expected / 4;
   } else {
-    // A single slow dispatch says little of the next one.
+    // One slow dispatch says little about the next one.
     expected_ = std::min(taken, expected + expected / 4);
   }
 }
@@ -65,14 +66,13 @@ void Sleeper::sleep(Clock::time_point until) {
 }
 
 milliseconds watchdog_patience(const std::string& parameter) {
-  // Not std::filesystem: this plugin uses the C++ run time that XRT uses, and wheels may require
-  // little of it.
+  // Not std::filesystem: this plugin uses XRT's C++ run time, of which wheels may require little.
   if (::access(parameter.c_str(), F_OK) != 0) return kUnknown;
   milliseconds limit = kDefault;
   if (milliseconds::rep read = 0; std::ifstream(parameter) >> read) limit = milliseconds(read);
   if (limit.count() == 0) return limit;
-  // A driver that looks at intervals ends a command that began within one interval at the end of
-  // the next.
+  // A driver that checks at intervals ends a command at the end of the interval after the one in
+  // which the command began.
   return 2 * limit + kRecovery;
 }
 

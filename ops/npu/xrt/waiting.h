@@ -2,9 +2,9 @@
 // How to wait for a call that is under way.
 //
 // XRT's part for NPUs does not report how its own wait ended if the driver has given the context a
-// timeline (Linux 7): after a time-out, a signal or the loss of the device it goes on as if the
-// command had ended. For a single command XRT then throws; of a runlist it forgets that it is under
-// way. The state that the driver writes into the command's packet is always right. So that state is
+// timeline (Linux 7). After a time-out, a signal or the loss of the device it continues as if the
+// command had ended. XRT then throws for a single command, and forgets that a runlist is under way.
+// The state that the driver writes into the command's packet is always right. So that state is
 // polled, with sleeps in between.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace flownpu::npu::xrt_abi {
 
-// How long a dispatch takes, learnt from earlier ones. Each token's dispatches take about as long
+// The duration of a dispatch, learnt from earlier ones: each token's dispatches take about as long
 // as those of the token before.
 class Expectation {
  public:
@@ -40,9 +40,8 @@ class Time {
 };
 
 // Sleeps between two looks at a call: first through most of the expected time at once, so that
-// waiting takes almost no CPU time, then for short times. The delay that they add to a call is in
-// proportion to the call's time; docs/npu-first-day.md has measurements, also of another way to
-// wait.
+// waiting takes almost no CPU time, then for short times. The added delay is in proportion to the
+// call's time; docs/npu-first-day.md has measurements, also of another way to wait.
 class Sleeper {
  public:
   using Clock = Time::Clock;

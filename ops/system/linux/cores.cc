@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The first number in a file, which in a list such as "2-3,6" is the smallest; `otherwise` if there
+// The first number in a file, which is the smallest in a list such as "2-3,6"; `otherwise` if there
 // is none.
 int number_in(const fs::path& file, int otherwise) {
   int number = otherwise;
@@ -39,9 +39,9 @@ int node_of(const fs::path& folder) {
   return 0;
 }
 
-// If the slowest core reaches this part of the fastest one's speed, all count as equally fast: the
-// maximum clocks of cores of one kind differ by a few percent, those of different kinds by a fifth
-// and more.
+// If the slowest core has at least this part of the fastest one's speed, all count as equally fast.
+// Maximum clocks differ by a few percent within a kind of cores, and by a fifth or more between
+// kinds.
 constexpr double kSameKind = 0.9;
 
 // The relative speeds of the processors' cores, in arbitrary units: cpu_capacity if it differs

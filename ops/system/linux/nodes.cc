@@ -25,7 +25,7 @@ struct NodeMask {
   }
 
   static constexpr int kBits = std::numeric_limits<std::uint64_t>::digits;
-  // The system calls ignore the last bit of the length that they are given, so it is one more.
+  // The system calls ignore the last bit of the given length, so the length is one more.
   static constexpr std::size_t kLength = kBits + 1;
   std::uint64_t bits = 0;
 };
@@ -74,8 +74,8 @@ void interleave(std::span<const std::byte> pages, std::span<const int> nodes) {
   if (!policy_is_chosen()) bind_pages(pages, NodeMask(nodes));
 }
 
-// The node of a page of a file is chosen by the policy of the thread that has it read, not by that
-// of the mapping. Pages that are in memory already are moved afterwards.
+// The policy of the reading thread, not of the mapping, chooses the node of a file's page. Pages
+// already in memory are moved afterwards.
 void interleave_file(std::span<const std::byte> pages, std::span<const int> nodes) {
   if (policy_is_chosen()) return;
   const NodeMask mask(nodes);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures engines side by side: each run in a process of its own, the engines in turn (A B C A B C ...).
+"""Measures engines side by side: each run in a separate process, the engines in turn (A B C A B C ...).
 
-A disturbance of some seconds then slows all engines alike, and none inherits another's memory or threads.
+A disturbance of some seconds then slows all engines alike, and no engine inherits another's memory or threads.
 """
 
 import json
@@ -225,10 +225,10 @@ def _answers(engine: Engine, request: dict[str, Any]) -> Iterator[dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
         path = Path(scratch) / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
-        # -P keeps the worker's folder out of sys.path: its files have the names of packages.
+        # -P excludes the worker's folder from sys.path, because its files have the names of packages.
         command: list[str | Path] = [engine.python, "-P", WORKER, engine.script, path]
         with (Path(scratch) / "stderr").open("w+", encoding="utf-8", errors="replace") as errors:
-            # In a process group of its own the engine gets no SIGINT on Ctrl-C, which this process handles.
+            # A separate process group keeps SIGINT of Ctrl-C from the engine; this process handles it.
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, **NEW_GROUP)
             assert process.stdout is not None
             try:

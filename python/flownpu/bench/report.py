@@ -121,7 +121,7 @@ class BenchReport:
         return [name, _rate(own), *([roof] if self.traffic else []), *cells]
 
     def _share_of_roof(self, case: Case) -> str:
-        """The median share of the memory roof; each round is compared with its own roof."""
+        """The median share of the memory roof; each round has its own roof."""
         times = self._measurements[0].decode.get(case, [])
         # The roof of a round that was interrupted is missing.
         shares = [(case.generate - 1) / time / roof for time, roof in zip(times, self._roofs(case), strict=False)]
@@ -149,7 +149,7 @@ class BenchReport:
         for name, rate_of in rates.items():
             rate, ours = rate_of(measured, case), rate_of(own, case)
             document[f"{name}_rate"] = asdict(rate) if rate else None
-            # How many times faster than this engine the first one is.
+            # The speed of the first engine as a multiple of this engine's.
             document[f"{name}_ratio"] = ours.median / rate.median if ours and rate else None
         return {**document, "first_token_seconds": _spread(measured.first_token[case]), "decode_roof": self.roof(case)}
 

@@ -21,15 +21,15 @@ from flownpu.system import keep_on
 
 # Much larger than any cache (16 times 32 MiB of L3), small compared with memory.
 _BUFFER_BYTES = 512 << 20
-# Seconds of reading, with bound threads and with free ones: about as long as a measurement of decode, so that a short
-# burst is not taken for the memory's speed.
+# Seconds of reading, with bound threads and with free ones. They are about as long as a measurement of decode, so that
+# a short burst does not count as the memory's speed.
 _SECONDS = 0.5
 # Look-ups in tables, of which a step reads one row.
 _GATHERS = {"Gather", "Q4NXGather", "GatherBlockQuantized"}
 # Inputs that hold the weights of all experts.
 _EXPERTS = tuple(input_position("Q4NXMoE", name) for name in ("gate_up", "down"))
-# Positions of two inputs of attention operators: the past keys, which an encoder's attention lacks, and the first of
-# the two tables of RoPE.
+# Positions of two inputs of attention operators: the past keys (an encoder's attention has none), and the first of the
+# two RoPE tables.
 _PLACES = {"PagedAttention": tuple(input_position("PagedAttention", name) for name in ("key_cache", "cos_cache"))}
 for _name in ("FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"):
     _PLACES[_name] = tuple(input_position("FlowQKVAttention", name) for name in ("past_key", "cos_cache"))
@@ -110,7 +110,7 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
 
 
 def _parts(node: Any, place: int) -> Fraction | int:
-    """How many equal parts a constant input has, of which a step reads one."""
+    """The number of equal parts of a constant input, of which a step reads one."""
     if node.op_type != "Q4NXMoE" or place not in _EXPERTS:
         return 1
     return Fraction(*(node.attributes[name].as_int() for name in ("num_experts", "experts_per_token")))

@@ -145,7 +145,7 @@ def _table(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> list[OperatorTime]:
-    """Times of decode steps by operator. A prompt's steps are left out: reading memory is not what limits them."""
+    """Times of decode steps by operator. A prompt's steps are left out, because memory does not limit them."""
     traffic = decode_traffic(folder)
     runs: defaultdict[str, int] = defaultdict(int)
     sums: dict[str, OperatorTime] = {}
@@ -163,7 +163,7 @@ def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> lis
 
 
 def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]:
-    """Times of the host's work between dispatches, or of a GPU's kernels, by operator: their labels begin with it."""
+    """Times of the host's work between dispatches, or of a GPU's kernels, by the operator that begins their labels."""
     sums: dict[str, OperatorTime] = {}
     for event in events:
         operator = event["name"].partition(",")[0]
@@ -177,7 +177,7 @@ def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]
 
 
 class _Plans:
-    """The calls of a model's programs, for the target of a folder of artifacts, and what they are estimated to take."""
+    """The calls of a model's programs, for the target of a folder of artifacts, and their estimated times."""
 
     def __init__(self, folder: Path, artifacts: Path) -> None:
         manifest = read_json(artifacts / "manifest.json")
@@ -218,7 +218,7 @@ def _per_token(dispatches: list[dict[str, Any]]) -> dict[str, float]:
     """Dispatches, and bytes over the boundary between host and device, of one decoded token."""
     decoding = [event for event in dispatches if _is_of_token(event)]
     if decoding and decoding[0]["args"]["array"] != _OPENCL:
-        del decoding[0]  # The first one also moves what the prompt left to be read.
+        del decoding[0]  # The first dispatch also reads back the prompt's results.
     if not decoding:
         return {}
     tokens = len({event["name"].rpartition("position ")[2] for event in decoding})

@@ -24,7 +24,7 @@ import numpy as np
 
 
 def load(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, for an engine's file may have the name of its package."""
+    """Imports a file under a special name, because an engine's file may have the name of its package."""
     name = f"flownpu_engine_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -41,7 +41,7 @@ def random_tokens(seed: int, count: int, vocabulary_size: int) -> Any:
 
 
 def memory() -> dict[str, int]:
-    """Resident bytes of this process: all, the part that no file backs, and the most there were."""
+    """Resident bytes of this process: all of them, the part without a file behind it, and the maximum so far."""
     if sys.platform == "win32":
         import psutil  # noqa: PLC0415 only for Windows, where there is no /proc
 
@@ -83,7 +83,7 @@ def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
     shortest = min(case["prompt"] for case in cases)
     run_case(engine, 0, shortest, 4, random_tokens(0, shortest, request["vocabulary_size"]))
     for index, case in enumerate(cases, 1):
-        # Other tokens in each case: an engine may remember what it has read.
+        # Each case has other tokens, because an engine may remember earlier ones.
         tokens = random_tokens(index, case["depth"] + case["prompt"], request["vocabulary_size"])
         report(run_case(engine, case["depth"], case["prompt"], case["generate"], tokens))
     report({"memory": memory(), "placement": getattr(engine, "placement", "")})

@@ -46,7 +46,7 @@ def _flownpu(
     ] = False,
 ) -> None:
     """Run 4-bit language models in ONNX Runtime on AMD Ryzen AI NPUs, and on any CPU."""
-    del debug, version  # `main` reads the first, and a callback has handled the second.
+    del debug, version  # `main` reads the first option, and a callback has handled the second.
 
 
 # The place of each command below this package: its module and its function.
@@ -83,7 +83,7 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
         name="flownpu",
         no_args_is_help=True,
         add_completion=False,
-        # An error is one line; `main` prints it, and the traceback where --debug asks for it.
+        # An error is one line. `main` prints it, with the traceback if --debug is given.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -136,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
     code = _run(sys.argv[1:] if arguments is None else arguments)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader went, as `head` does: what is left is for nobody, also when Python ends
+    # the reader of the pipe has ended, as `head` does: the rest of the output is dropped, also when Python ends
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
@@ -145,7 +146,7 @@ def _run(arguments: list[str]) -> int:
     prepare_streams()
     # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # The converter warns of nodes that it leaves as they are; a progress bar may be on the screen meanwhile.
+    # The converter warns about nodes that it leaves, possibly while a progress bar is on the screen.
     handler = RichHandler(console=progress_console, show_time=False, show_path=False)
     logging.basicConfig(format="%(message)s", handlers=[handler])
     debug = "--debug" in arguments
@@ -175,15 +176,15 @@ def _check_module(arguments: list[str]) -> None:
 
 @contextlib.contextmanager
 def _endings_clean_up() -> Iterator[None]:
-    """SIGTERM, or a terminal that closes, ends a command as an exception does, which removes what is half written."""
-    if threading.current_thread() is not threading.main_thread():  # no other may say what signals do
+    """Makes SIGTERM and a closing terminal end a command by an exception, which removes incomplete output."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set signal handlers
         yield
         return
 
     def leave(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    # One that is ignored (nohup) stays so.
+    # An ignored signal (nohup) stays ignored.
     before = {
         number: signal.getsignal(number) for number in ENDING_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
     }
@@ -197,7 +198,7 @@ def _endings_clean_up() -> Iterator[None]:
 
 
 def _describe(error: Exception) -> str:
-    # These carry a message for the user: our own errors, the system's, and those of ONNX Runtime and GenAI.
+    # These errors carry a message for the user: our own errors, the system's, and those of ONNX Runtime and GenAI.
     if isinstance(error, (RuntimeError, ValueError, OSError)) or type(error).__module__.startswith("onnxruntime"):
         return str(error) or type(error).__name__
     return f"{type(error).__name__}: {error}. This is a bug of flownpu; `flownpu --debug ...` shows where it happened"

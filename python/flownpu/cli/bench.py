@@ -138,7 +138,7 @@ def _print(report: BenchReport) -> None:
     table.add_section()
     for row in report.resources():
         table.add_row(*row)
-    # A number that is cut is none: the table is as wide as it is, whatever the window.
+    # The table keeps its full width in any window, because a cut number is useless.
     width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
     Console(width=max(width, console.width)).print(table)
     for line in report.footer():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu build`: the NPU's programs, compiled where AMD's toolchain is, as plans and MLIR where it is not."""
+"""`flownpu build`: compiles the NPU's programs with AMD's toolchain, or writes plans and MLIR without it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -167,7 +167,7 @@ def _build_model(
 
 
 def say_missing(what: str, missing: Iterable[object]) -> None:
-    """Says what could be written, and which tools would do the rest."""
+    """Reports the written files, and the tools that the rest needs."""
     status(f"{what}. Nothing was compiled:")
     for tool in missing:
         status(f"  {tool}")
@@ -184,7 +184,7 @@ def _emit(calls: list["ArtifactCall"], target: Target, kind: Emit, folder: Path)
 
 
 def _build(calls: list["ArtifactCall"], target: Target, path: Path) -> None:
-    """Writes and, where that can be done, compiles the calls."""
+    """Writes the calls, and compiles them if a toolchain is there."""
     toolchain, missing = find_toolchain()
     folder = ArtifactFolder(path, target, toolchain, versions={"flownpu": __version__}, say=status)
     arrays = Counter[str]()
@@ -199,7 +199,7 @@ def _build(calls: list["ArtifactCall"], target: Target, path: Path) -> None:
 
 
 def _plans(calls: list["ArtifactCall"], target: Target) -> Iterator[tuple["ArtifactCall", Plan]]:
-    """The plan of each call; on npu1 those that do not fit are named and left out."""
+    """The plan of each call. On npu1, calls that do not fit are named and left out."""
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("designs", total=len(calls))
         for call in calls:

@@ -60,13 +60,13 @@ def chat(
         try:
             going_on = talk.take_turn()
         except KeyboardInterrupt:
-            # While a line is being typed: it is dropped.
+            # Ctrl-C while a line is being typed drops the line.
             status(f"\n{HELP}")
 
 
 @dataclass
 class _Talk:
-    """A conversation that the lines of a terminal direct."""
+    """A conversation that a terminal's lines control."""
 
     conversation: Conversation
     images: "list[PreparedImage]" = field(default_factory=list)
@@ -120,7 +120,7 @@ class _Talk:
                 "(A new image has the whole conversation computed again: GenAI takes images with the beginning only.)"
             )
         try:
-            # Closed at once when interrupted, so that the conversation remembers what was said so far.
+            # The stream is closed at once on an interrupt, so that the conversation keeps the text so far.
             with contextlib.closing(self.conversation.reply(text, timing, images)) as pieces:
                 print_answer(pieces, images)
         except KeyboardInterrupt:

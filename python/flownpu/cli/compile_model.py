@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu compile`: keeps the form of a model that the provider makes for a device."""
+"""`flownpu compile`: writes a model in the form that the provider makes for a device."""
 
 from flownpu.cli import options
 from flownpu.cli.convert import Force, Output, print_made

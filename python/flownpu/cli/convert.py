@@ -96,7 +96,7 @@ def convert(
 
 
 def _next_command(output: Path, *, paged: bool) -> str:
-    """The command that uses a model that was made; an optimum export runs in optimum alone."""
+    """The command that uses a converted model; an optimum export runs in optimum only."""
     if paged:
         return f"flownpu serve {output}"
     if (output / "genai_config.json").is_file():
@@ -105,7 +105,7 @@ def _next_command(output: Path, *, paged: bool) -> str:
 
 
 def print_made(output: Path, command: str) -> None:
-    """Says what was made, and a command that uses it."""
+    """Prints the converted model, and a command that uses it."""
     size = sum(path.stat().st_size for path in output.iterdir())
     status(f"{output}: {bytes_text(size)}. Next: {command}")
 

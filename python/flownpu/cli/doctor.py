@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu doctor`: what is there, what is missing, and the command that mends it."""
+"""`flownpu doctor`: lists the parts that are there or missing, with the command that mends each fault."""
 
 from dataclasses import asdict
 from pathlib import Path

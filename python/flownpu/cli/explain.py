@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu explain`: what runs where and why, what is folded, and how fast it may be."""
+"""`flownpu explain`: the place of each node with its reason, the folded parts, and the expected speed."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -88,7 +88,7 @@ def _print(explanation: "Explanation") -> None:
 
 
 def _print_nodes(explanation: "Explanation") -> None:
-    """A row for each reason that keeps nodes from the device."""
+    """A row for each reason that excludes nodes from the device."""
     reasons: dict[tuple[str, str], Counter[str]] = {}
     for node in explanation.placement.nodes:
         if node.place not in ("flownpu", "folded"):

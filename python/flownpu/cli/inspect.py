@@ -73,7 +73,7 @@ def inspect(
 
 
 def _rows(values: list[Value]) -> list[tuple[str, ...]]:
-    """A row for each value; values of layers that differ in the number only share a row: "past.*.key (26)"."""
+    """A row for each value. Values of layers that differ only in the number share a row: "past.*.key (26)"."""
     counts = Counter((re.sub(r"\d+", "*", value.name), value.type, *value.shape) for value in values)
     rows: list[tuple[str, ...]] = []
     for (name, kind, *dims), count in counts.items():

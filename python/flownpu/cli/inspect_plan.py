@@ -58,7 +58,7 @@ def inspect_plan(path: Path, *, as_json: bool, svg: Path | None) -> bool:
     plan = read_plan(path)
     limits = LIMITS[plan.array.target]
     violations = [str(violation) for violation in check(plan, limits)]
-    # In a plan whose structure is wrong, nothing can be counted.
+    # A plan with a wrong structure has nothing to count.
     tiles = [] if check_structure(plan, limits) else tile_uses(plan, limits)
     if as_json:
         print_json(_document(path, plan, tiles, violations))
@@ -150,7 +150,7 @@ def _print_tiles(tiles: list[TileUse]) -> None:
 
 
 def _print_fifos(plan: Plan, *, counted: bool) -> None:
-    """A row a family: fifos whose names, but for numbers, and whose objects, depths and ways are the same."""
+    """A row a family: fifos with equal objects, depths and ways, whose names differ in numbers only."""
     limits, linked = LIMITS[plan.array.target], _linked(plan)
 
     def row(fifo: Fifo) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands write: text for people, one JSON document for programs, the rest on stderr."""
+"""Output of commands: text for people, one JSON document for programs, the rest on stderr."""
 
 import contextlib
 import io
@@ -15,9 +15,9 @@ from rich.progress import Progress, ProgressColumn
 from rich.segment import ControlType
 from rich.table import Table
 
-# Brackets in a text are brackets: names of models and messages may have them.
+# Brackets in a text are printed as brackets, because names of models and messages may have them.
 console = Console(highlight=False, soft_wrap=True, markup=False)
-# Progress bars, which must not end in a file that a user redirects stdout to.
+# Progress bars go to stderr, because a user may redirect stdout to a file.
 progress_console = Console(stderr=True)
 
 
@@ -28,9 +28,9 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Shows on stderr what is waited for, if that is a terminal; gone afterwards.
+    """Shows on stderr what the command waits for, if stderr is a terminal, and removes it afterwards.
 
-    A line that stands still, for waiting on code that lets no other thread run.
+    It is a line without animation, for waits in code that lets no other thread run.
     """
     if progress_console.is_terminal:
         progress_console.print(text, end="\r", markup=False, highlight=False, no_wrap=True, overflow="ellipsis")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu predict`: what a model is predicted to do on an NPU, beside what others published, or on a GPU."""
+"""`flownpu predict`: a model's predicted speed on an NPU, beside others' published numbers, or on a GPU."""
 
 import re
 from dataclasses import asdict
@@ -228,7 +228,7 @@ def _length(tokens: int) -> str:
 
 
 def _others(published: dict[str, float], letters: dict[str, str], style: str) -> str:
-    """Each with the letter of its table."""
+    """Each source with the letter of its table."""
     return ", ".join(f"{value:{style}} {letters[name]}" for name, value in published.items())
 
 

@@ -49,7 +49,7 @@ def run(
             raise typer.BadParameter('expected -p "some text", or text on stdin', param_hint="--prompt")
         read_all_bytes()
         prompt = sys.stdin.read()
-    # Before the model is opened: an error in an image is reported at once, and the memory that reading takes is freed.
+    # Before the model is opened, so that an error in an image is reported at once, and its memory is freed.
     images = read_images(model, image) if image else []
     language_model = options.open_model(model, session, decoding)
     tokens = _tokens(language_model, prompt, len(images), chat_template=not no_chat_template)
@@ -67,7 +67,7 @@ def run(
 
 
 def placements(language_model: LanguageModel) -> list[str]:
-    """A line that says what ran where, and one for the vision model if there is one."""
+    """A line about the placement, and one for the vision model if there is one."""
     vision, decoder = language_model.vision_placement, language_model.placement
     if vision is None or vision == decoder:
         return [decoder["summary"]]
@@ -105,7 +105,7 @@ def summary(timing: Timing) -> str:
 
 def _tokens(language_model: LanguageModel, prompt: str, images: int, *, chat_template: bool) -> Tokens:
     content = place_images(prompt, images)
-    # A model that has no template completes text: its prompt is taken as it is.
+    # A model without a template completes text, so its prompt is taken unchanged.
     if chat_template and language_model.has_chat_template:
         return language_model.tokens_of_messages([{"role": "user", "content": content}])
     return language_model.tokens_of_text(text_of(content))

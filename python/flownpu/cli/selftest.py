@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu selftest`: an NPU, its emulator or a GPU tried piece by piece, each compared, timed and bounded."""
+"""`flownpu selftest`: tests an NPU, its emulator or a GPU part by part; compares, times and bounds each part."""
 
 import json
 from fnmatch import fnmatchcase
@@ -92,7 +92,7 @@ def selftest(
 
 
 def _write(document: dict[str, Any], folder: Path, as_json: str | None) -> bool:
-    """Writes the report, and tells whether tables are wanted as well."""
+    """Writes the report, and returns whether tables are wanted as well."""
     text = json.dumps(document, indent=1) + "\n"
     write_text(folder / "report.json", text)
     if as_json == "-":
@@ -104,7 +104,7 @@ def _write(document: dict[str, Any], folder: Path, as_json: str | None) -> bool:
 
 
 def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
-    """Every kernel on the OpenCL device that `device="gpu"` means."""
+    """Every kernel on the OpenCL device of `device="gpu"`."""
     from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 as above
 
     try:
@@ -128,7 +128,7 @@ def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
 
 
 def _show_gpu(device: "_native.GpuDevice", results: "list[KernelResult]", folder: Path) -> None:
-    """The table of kernels, and what to do next."""
+    """The table of kernels, and the next step."""
     rows: list[tuple[str | Text, ...]] = []
     for result in results:
         amounts = (result.read, result.operations)
@@ -172,7 +172,7 @@ def _chosen(stages: list[_Tried], patterns: list[str]) -> list[_Tried]:
 
 
 def _run(runner: "StageRunner", stages: "list[Stage]") -> "list[StageResult]":
-    """All results; failures are said when they come."""
+    """All results; failures are printed when they come."""
     results = []
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("rungs", total=len(stages))
@@ -185,7 +185,7 @@ def _run(runner: "StageRunner", stages: "list[Stage]") -> "list[StageResult]":
 
 
 def _show(report: "SelftestReport", folder: Path) -> None:
-    """The tables, and what to do next."""
+    """The tables, and the next step."""
     emulated = report.device == "emulate"
     print_table(
         f"{report.device}, {report.target}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace`: where the time of a generation goes, as a file for Perfetto and as a table."""
+"""`flownpu trace`: the times of a generation, as a file for Perfetto and as a table."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -85,6 +85,6 @@ def _print(result: Trace, roof: float) -> None:
 def _traffic(operator: OperatorTime, roof: float) -> tuple[str, str, str]:
     if not operator.bytes:
         return "", "", ""
-    # The array's times are estimates for another machine: its memory is not this one's.
+    # The array's times are estimates for another machine, with another memory.
     share = "" if "estimate" in operator.place else f"{100 * operator.rate / roof:.0f} %"
     return bytes_text(operator.bytes), f"{operator.rate / 1e9:.1f}", share

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu tune`: which tiles of an operator are predicted to be the fastest for a shape."""
+"""`flownpu tune`: the tiles of an operator that are predicted to be the fastest for a shape."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells how much of an attention the NPU computes in one call (Zen-Attention, section III.B), for prompts and tokens.
+"""Returns how much of an attention the NPU computes in one call (Zen-Attention, section III.B), for prompts and tokens.
 
 The folding level is 3 (all of it: the design of FlowQKV or FlowKV passes the checker), 2 (all but the product with the
 values: a tile holds whole rows of scores) or 1 (nothing). Each level comes with a reason.
@@ -20,7 +20,7 @@ from flownpu.aie.plan.limits import NPU2
 if TYPE_CHECKING:
     from flownpu.graph_rewrites.report import AttentionGeometry
 
-# Tokens of a call if the graph does not say how many there are: the prompt of the measurements (docs/performance.md).
+# Tokens of a call if the graph does not give their number: the prompt of the measurements (docs/performance.md).
 _NOMINAL_TOKENS = 1024
 # Cache positions assumed for the call of one new token; a longer cache takes more chunks of the same tiles.
 _NOMINAL_KEYS = 4096
@@ -53,7 +53,7 @@ def _fold(kind: type[FlowQKV | FlowKV], geometry: AttentionGeometry, keys: int) 
 
 @cache
 def _missing(design: FlowQKV | FlowKV) -> str:
-    """Why the checker refuses a call over one chunk of keys; "" if it does not."""
+    """The reason why the checker refuses a call over one chunk of keys; "" if it accepts the call."""
     program = design.program(1, 0, design.keys) if isinstance(design, FlowQKV) else design.program(1, design.keys)
     found = check(program.resolve_program("attention"))
     return str(found[0]) if found else ""

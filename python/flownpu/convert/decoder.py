@@ -175,7 +175,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Layer:
-    """The properties in which layers of a decoder differ."""
+    """The properties that may differ between layers of a decoder."""
 
     rotary: Rotary
     window: int | None = None
@@ -242,16 +242,16 @@ class Decoder:
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
-        """The distinct rotary embeddings of the layers that rotate at all, in order of first use."""
+        """The distinct rotary embeddings of the layers with rotation, in order of first use."""
         return tuple(dict.fromkeys(layer.rotary for layer in self.layers if layer.rotary.rotated))
 
     @property
     def rotated_size(self) -> int:
-        """How many dimensions of a head are rotated, in the layers that rotate at all; 0 if none does."""
+        """The number of rotated dimensions of a head in layers with rotation; 0 without such layers."""
         return max(layer.rotary.rotated_size(self.head_size) for layer in self.layers)
 
     def description(self, *, images: bool = False) -> _native.Decoder:
-        """The layers as devices compute them, without what only the checkpoint has: its tensors' forms, its tokens.
+        """The layers as devices compute them, without the checkpoint's tensors and tokens.
 
         `images`: tokens of an image see one another in both directions.
         """

@@ -17,7 +17,7 @@ class ConversionError(FlowNPUError):
 
 
 def refuse_unplaced(source: Path, tensors: Sequence[str], kind: str = "family") -> None:
-    """Raises ConversionError if there are any `tensors`, which a model has no place for: it would compute otherwise."""
+    """Raises ConversionError if any `tensors` have no place in a model, which would be wrong without them."""
     if tensors:
         shown = ", ".join(tensors[:3]) + (" ..." if len(tensors) > 3 else "")
         raise ConversionError(

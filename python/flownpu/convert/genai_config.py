@@ -33,9 +33,8 @@ _DYNAMIC_BATCHING = {
     "num_blocks": 4 * DEFAULT_MAX_LENGTH // 16,
     # Sequences at a time; more wait. A run's logits grow with it: 34 MB with a vocabulary of 262144.
     "max_batch_size": 32,
-    # Tokens of a run. While a part of this size of one prompt is computed, 0.6 s at 400 tokens/s, the other sequences
-    # wait for their next token. Weights are read once more for every part, which matters little: multiplying 256 rows
-    # takes some 30 times as long.
+    # Tokens of a run. The other sequences wait while a part of one prompt is computed, 0.6 s at 400 tokens/s. Weights
+    # are read once more for every part, but multiplying 256 rows takes some 30 times as long.
     "max_scheduled_tokens": 256,
 }
 
@@ -76,7 +75,7 @@ def genai_config(
             "filename": filename,
             "session_options": {"log_id": "onnxruntime-genai", "provider_options": [{get_ep_name(): {}}]},
             "hidden_size": decoder.hidden_size,
-            # GenAI uses it only as the size of the KV cache's last axis.
+            # GenAI uses this setting only as the size of the KV cache's last axis.
             "head_size": cache_columns(KV_DTYPES[kv_dtype], decoder.head_size),
             "num_attention_heads": decoder.heads,
             "num_key_value_heads": decoder.kv_heads,

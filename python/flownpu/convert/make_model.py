@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes models of random weights in the shapes of public models, for benchmarks: as large and as slow as those."""
+"""Makes models of random weights in the shapes of public models, with their size and speed, for benchmarks."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ def _lock(folder: Path) -> int:
     descriptor = open_to_lock(folder)
     if lock(descriptor):
         return descriptor
-    os.close(descriptor)  # another process writes into it, or the file system has no locks: such folders are kept
+    # another process writes into the folder, or the file system has no locks: such folders are kept
+    os.close(descriptor)
     return -1
 
 
@@ -163,7 +164,7 @@ def _move_up(temporary: Path, output: Path) -> None:
     """Moves the finished folder's files up into the output; a model that was there is removed only after that."""
     previous = _sibling(output / "in", "previous")
     old = [path for path in output.iterdir() if path not in (temporary, previous)]
-    # The manifest is moved first: if the process is killed in between, the folder with a manifest may be replaced.
+    # The manifest is moved first. If the process is killed in between, the folder has a manifest, and may be replaced.
     new = sorted(temporary.iterdir(), key=lambda path: path.name != MANIFEST)
     moves = [(path, previous / path.name) for path in old] + [(path, output / path.name) for path in new]
     done: list[tuple[Path, Path]] = []

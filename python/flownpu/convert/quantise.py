@@ -53,7 +53,7 @@ class Tensors(Protocol):
         """Raises ConversionError unless the tensor exists and has that shape."""
 
     def is_symmetric(self, tensor: str) -> bool:
-        """Whether the weight's rows will be `Carried` with each minimum -8 times its scale; reads no rows."""
+        """Whether the weight's rows will be `Carried`, with each minimum -8 times its scale; reads no rows."""
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight. Threads may call it at once; raises ValueError or ConversionError."""
@@ -106,7 +106,7 @@ class QuantizedWeights:
         return values if source.order is None else values[_in_order(source.order, 0, source.rows)]
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
-        """The layout without minima if all sources are symmetric; one that is not gives all of them minima."""
+        """The layout without minima if all sources are symmetric. One asymmetric source gives all of them minima."""
         symmetric = all(self._tensors.is_symmetric(source.tensor) for source in projection.sources)
         return q4nx.SYMMETRIC if symmetric else q4nx.NARROW
 
@@ -171,7 +171,7 @@ def _in_order(order: HeadOrder, low: int, high: int) -> NDArray[np.int64]:
 
 
 def _row_parts(projection: ProjectionWeight) -> Iterator[tuple[Sequence[TensorSource], int, int]]:
-    """The rows of a projection as (run, first, stop), in parts that fill whole rows of blocks but for a run's last."""
+    """The rows of a projection as (run, first, stop). Each part fills whole rows of blocks, except a run's last."""
     at_once = max(1, _WEIGHTS_AT_ONCE // (projection.columns * q4nx.BLOCK_ROWS)) * q4nx.BLOCK_ROWS
     for run in projection.runs:
         total = sum(source.rows for source in run)

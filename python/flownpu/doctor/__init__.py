@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor`: what FlowNPU needs, what of it is missing, and the command that mends it."""
+"""The checks of `flownpu doctor`: the needs of FlowNPU, the missing parts, and the command for each remedy."""

@@ -8,9 +8,10 @@ from flownpu.doctor.checks import Check, Status
 
 
 def diagnose_compilers() -> Iterator[Check]:
-    """AMD's compilers where one is installed: their versions, or what to install beside or instead of it.
+    """AMD's compilers if one is installed: their versions, or the remedy for missing or unfit ones.
 
-    Without them there is no line: programs may be built on another machine, and `flownpu build` names what it misses.
+    Without compilers there is no line, because programs may be built on another machine, and `flownpu build` names
+    missing tools.
     """
     try:
         toolchain, missing = find_toolchain()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the checks of `flownpu doctor`, those of Python's packages here, those of devices in the other modules."""
+"""Runs the checks of `flownpu doctor`. Those of Python's packages are here, those of devices in the other modules."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from flownpu.system import IS_WINDOWS
 
 
 def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
-    """All checks, each after those of what it needs; with a model's folder also whether the NPU runs that model."""
+    """All checks in the order of their dependencies; with a model's folder also whether the NPU runs that model."""
     software = list(diagnose_software())
     yield from software
     if any(check.name == "native module" and check.status is Status.BAD for check in software):
@@ -65,7 +65,7 @@ def _diagnose_onnxruntime() -> Check:
     if not flavours:
         return Check(name, Status.BAD, "not installed", "pip install onnxruntime")
     if len(flavours) > 1:
-        # All of them are installed into the same folder: the last one has overwritten the others' files.
+        # All of them are installed into the same folder, where the last one has overwritten the others' files.
         spare = " ".join(flavour for flavour in flavours if flavour != "onnxruntime")
         remedy = f"pip uninstall -y {spare} onnxruntime && pip install onnxruntime"
         return Check(name, Status.BAD, f"{found}: several flavours overwrite one another", remedy)

@@ -34,7 +34,7 @@ def diagnose_provider() -> Check:
     except FlowNPUError as error:
         return Check(name, Status.BAD, str(error).rpartition(": ")[0], REINSTALL)
     try:
-        # The dynamic linker's message says which symbol or library is missing.
+        # The dynamic linker's message names the missing symbol or library.
         ctypes.CDLL(path)
     except OSError as error:
         return _refused(name, Path(path), str(error))
@@ -47,8 +47,8 @@ def diagnose_module() -> Check:
     try:
         module = importlib.import_module("flownpu._native")
     except ImportError as error:
-        # The error names the file only if the loader refused it, not if there is none for this Python. On Linux the
-        # message begins with the file; on Windows `error.path` has it, and the message is in the user's language.
+        # The error names the file only if the loader refused an existing file. On Linux the message begins with the
+        # file; on Windows `error.path` has it, and the message is in the user's language.
         said = re.match(r"(/\S+\.so)", str(error))
         file = said[1] if said else error.path
         if file is None:
@@ -59,7 +59,7 @@ def diagnose_module() -> Check:
 
 
 def _refused(name: str, library: Path, said: str) -> Check:
-    """Why the loader refuses a library, from its message `said`."""
+    """The reason why the loader refuses a library, from its message `said`."""
     made_for, here = _architecture(library), _own_architecture()
     if made_for and made_for != here:
         found = f"is for {made_for}, and this Python is of {here}"

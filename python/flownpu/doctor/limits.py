@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor` for the processor and the memory, and for how much of them this process may use."""
+"""The checks of `flownpu doctor` for the processor, the memory, and this process's limits on both."""
 
 import platform
 import re

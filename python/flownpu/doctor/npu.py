@@ -75,7 +75,7 @@ def diagnose_npu(host: Host) -> Iterator[Check]:
 
 
 def _diagnose_driver(host: Host, npu: _Npu) -> Check:
-    """Why an NPU has no device file."""
+    """The reason why an NPU has no device file."""
     if not npu.is_known:
         return Check("npu", Status.NOTE, f"{npu.name}, for which FlowNPU has no designs; the cpu device is used")
     release = release_of(host.root)
@@ -170,12 +170,12 @@ def diagnose_model(host: Host, folder: Path, *, emulated: bool) -> Iterator[Chec
         yield Check("a token", Status.BAD, str(error), build if emulated else _remedy_of_a_failure(host, str(error)))
         return
     finally:
-        gc.collect()  # the traceback of a failure keeps the model until then
+        gc.collect()  # the traceback of a failure keeps the model alive until then
     yield Check("a token", Status.GOOD, found)
 
 
 def _remedy_of_a_failure(host: Host, error: str) -> str:
-    """The command that mends a session's error, where it depends on the machine; else the one that shows the log."""
+    """The command that mends a session's error if it depends on the machine; else the one that shows the log."""
     release = release_of(host.root)
     remedies = {
         TOO_OLD: _other_versions(release),

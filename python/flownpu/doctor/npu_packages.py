@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that install what an NPU needs (XRT, driver, firmware) and a GPU (OpenCL), on each distribution.
 
-Which release has which packages was looked up in November 2026:
+The packages of each release, as of November 2026:
 
 | release | XRT | the driver amdxdna |
 |---|---|---|
@@ -40,7 +40,7 @@ _LEMONADE = "sudo add-apt-repository -y ppa:lemonade-team/stable && sudo apt ins
 
 @dataclass(frozen=True)
 class Release:
-    """The commands by which a distribution's release installs things.
+    """The commands by which a distribution's release installs packages.
 
     Attributes:
         name: the release's full name: "Debian GNU/Linux 13 (trixie)".
@@ -60,11 +60,11 @@ class Release:
 
 
 def release_of(root: Path) -> Release:
-    """How the system below a folder installs things, by its /etc/os-release; a derivative as what it is based on."""
+    """The installation commands of the system below a folder, from its /etc/os-release; a derivative has its base's."""
     found = _os_release(root)
     name = found.get("PRETTY_NAME", "this system")
     kinds = [found.get("ID", ""), *found.get("ID_LIKE", "").split()]
-    # Ubuntu says that it is like Debian, and so do its derivatives.
+    # Ubuntu and its derivatives call themselves like Debian.
     if "ubuntu" in kinds:
         codename = found.get("UBUNTU_CODENAME") or found.get("VERSION_CODENAME", "")
         return replace(_ubuntu(name, codename), opencl=_OPENCL)

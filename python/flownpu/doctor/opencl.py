@@ -67,7 +67,7 @@ def find_opencl() -> OpenCl:
     try:
         devices = _native.opencl_devices()
         has_gpu = any(device.kind == "gpu" for device in devices)
-        # Depends on whether the driver converts to and from float16 correctly, which is tried once and remembered.
+        # Depends on whether the driver converts to and from float16 correctly; the result of one test is kept.
         stored = cast("_native.GpuDevice", _native.make_device("gpu", {})).stored_type() if has_gpu else ""
         return OpenCl("", _native.opencl_platforms(), devices, stored_type=stored)
     except (RuntimeError, ValueError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts texts into batches of similar length, so that little is computed for padding."""
+"""Puts texts of similar length into batches, so that little padding is computed."""
 
 from __future__ import annotations
 

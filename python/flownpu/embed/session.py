@@ -128,7 +128,7 @@ def _open(path: Path, provider: str, options: dict[str, str], threads: int | Non
     """The session, and one line that says which nodes run where."""
     onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
     session_options = onnxruntime.SessionOptions()
-    session_options.log_severity_level = 3  # errors only: the placement has what warnings would say
+    session_options.log_severity_level = 3  # only errors are logged: the placement has the content of warnings
     if provider != "flownpu":
         if options:
             raise FlowNPUError(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains what FlowNPU makes of a model: what runs where and why, what is folded, and how fast it may be."""
+"""Explains FlowNPU's use of a model: placement of nodes with reasons, folded parts, and speed."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws where a model's nodes run as SVG: a row for each layer, a box for consecutive nodes that run in one place.
+"""Draws the placement of a model's nodes as SVG: a row for each layer, a box for consecutive nodes in one place.
 
 A box's width is in proportion to its nodes; its tooltip counts them by operator. Colours are places; the legend counts
 nodes.
@@ -84,7 +84,7 @@ def _boxes(root: ET.Element, nodes: list[Place], y: float, scale: float) -> None
 
 
 def _fitting(operators: Counter[str], width: float) -> str | None:
-    """The longest text on a box's nodes that fits its width; None if none does."""
+    """The longest text about a box's nodes that fits its width; None if none does."""
     count = operators.total()
     listed = " ".join(name.rpartition(":")[2] for name in operators)
     for words in (f"{count}: {listed}", f"{count} nodes", str(count)):

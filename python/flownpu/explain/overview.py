@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explains what FlowNPU makes of a model: what runs where and why, what is folded, its size and its possible speed.
+"""Explains FlowNPU's use of a model: placement with reasons, folded parts, size and possible speed.
 
-Nothing is run, and no NPU is needed. To a model that is not converted, the rules of `flownpu convert` are applied in
-memory, and they say why they leave nodes as they are.
+Nothing is run, and no NPU is needed. The rules of `flownpu convert` are applied in memory to a model that is not
+converted; they give reasons for the nodes that they leave.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
 
     if source == "genai":
         return rewrite(model)
-    # RoPE's tables are made only when they are written, so any number of positions will do here.
+    # RoPE's tables are computed only when they are written, so any number of positions works here.
     return rewrite_plain(model, positions=settings.get("context_length", 1), tile=prompt_folding)
 
 
 def _misses(report: Report | None) -> list[MissedNodes]:
-    """The misses grouped by rule and reason; numbers in reasons are ignored, since layers differ only in names."""
+    """The misses grouped by rule and reason; numbers in reasons are ignored, because layers differ only in names."""
     found: dict[tuple[str, str], list[Miss]] = {}
     for miss in report.misses if report else []:
         found.setdefault((miss.rule, re.sub(r"\d+", "*", miss.reason)), []).append(miss)

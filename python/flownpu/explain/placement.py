@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds where each node of a model runs: makes a session with `on_unsupported=cpu` and asks it; runs nothing."""
+"""Finds the place of each node of a model: makes a session with `on_unsupported=cpu` and asks it; runs nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def place_nodes(path: Path, graph: Any, options: Mapping[str, str]) -> Placement
     onnxruntime = require("onnxruntime", extra="genai", purpose="flownpu explain")
     register()
     session_options = onnxruntime.SessionOptions()
-    session_options.log_severity_level = 3  # errors only: the report has what warnings would say
+    session_options.log_severity_level = 3  # only errors are logged: the report has the content of warnings
     session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
         file = Path(scratch) / "placement.json"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what the NPU would compute of a decoder, and how many tokens per second a CPU and an NPU can reach at most.
+"""Finds the NPU's part of a decoder, and the most tokens per second of a CPU and an NPU.
 
 CPU: a decode step must read its weights and its KV cache, so the rate of reading memory bounds it:
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generator that is kept for the next prompt: the tokens that its KV cache holds are not computed again."""
+"""A generator that is kept for the next prompt, so that tokens in its KV cache are not computed again."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -77,12 +77,12 @@ class CachedSequence:
                 # append_tokens of GenAI 0.18 would leave its place unwritten. Asking for the logits computes it.
                 self.generator.get_logits()
                 return length
-            length -= 1  # only a rewind makes GenAI begin the guidance anew
+            length -= 1  # only a rewind makes GenAI restart the guidance
         if length == 0 or not self.model.can_rewind:
             return 0
         try:
             self.generator.rewind_to(length)
         except RuntimeError:
-            # GenAI refuses where a window-sized cache has dropped tokens that are needed again.
+            # GenAI refuses if a window-sized cache has dropped tokens that are needed again.
             return 0
         return length

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chat templates of a model folder, which write a conversation as the text that the model was trained on.
+"""The chat templates of a model folder, which write a conversation in the form of the model's training.
 
-jinja2 is an optional dependency: what imports it is imported when it is needed.
+jinja2 is an optional dependency, so modules that need it are imported late.
 """
 
 import functools
@@ -86,7 +86,7 @@ class ChatTemplate:
             raise FlowNPUError(f"the model's chat template does not take this conversation: {error}") from error
 
     def start(self) -> None:
-        """Starts the process that renders, if there is a template; else the first conversation waits for its start."""
+        """Starts the rendering process, if there is a template, so that the first conversation need not wait for it."""
         if self:
             _processes().start()
 

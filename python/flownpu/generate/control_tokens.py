@@ -3,7 +3,7 @@
 
 A chat template mixes its own control tokens, such as <start_of_turn>, with texts of users and of tools; these must not
 open turns by writing the same names. Before the template sees a text, a secret mark is put between the characters of
-each control token in it. In what the template writes, control tokens without marks are its own: they are renamed to
+each control token in the text. In the template's output, control tokens without marks are the template's own. They get
 names with the mark, which only a second view of the tokenizer knows, and all other marks are removed. So the prompt is
 tokenised as one text, and spaces and neighbours count as in any text.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from flownpu.errors import require
 
-# Three of the 131,068 characters of Unicode's planes for private use: a number of 51 bits, which nobody guesses.
+# Three of the 131,068 characters of Unicode's planes for private use: a number of 51 bits that nobody guesses.
 _PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 _MARK_LENGTH = 3
 # Forms of names that are control tokens even if tokenizer.json does not call them special; DeepSeek's, which have the
@@ -92,7 +92,7 @@ class ControlTokens:
                 tokens.append(token)
             elif token in self._numbers:
                 tokens.append(self._numbers[token])
-            # A vocabulary may know the name as a word, like Unigram's. A word that it does not know may be <unk>.
+            # A vocabulary, such as Unigram's, may have the name as a word. An unknown word may become <unk>.
             elif token in self._control and self._control[token] in renamed[slice(*place)]:
                 tokens += self._spelled(self._control[token])
             else:
@@ -118,8 +118,8 @@ class ControlTokens:
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if (value := getattr(tokenizer, part)) is not None:
                 setattr(view, part, value)
-        # New tokens are numbered from the vocabulary's size on. Where it has holes, its own are among these numbers,
-        # which are then taken by names that no text has.
+        # New tokens are numbered from the vocabulary's size on. If the vocabulary has holes, these numbers may be its
+        # own, and names that no text has then take them.
         first = size = tokenizer.get_vocab_size(with_added_tokens=False)
         while own := [n for n in range(first, first + len(added)) if view.model.id_to_token(n) is not None]:
             first = own[-1] + 1

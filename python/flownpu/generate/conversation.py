@@ -70,7 +70,7 @@ class Conversation:
                 pieces.append(piece)
                 yield piece
         finally:
-            # This runs also when the caller stops iterating. A turn without any reply is dropped.
+            # This also runs when the caller stops iterating. A turn without any reply is dropped.
             if pieces:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(pieces)}]
                 self.images = shown

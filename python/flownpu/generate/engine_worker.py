@@ -36,13 +36,13 @@ _ROOM = 128
 # Runs in a row that GenAI's engine may repeat before the requests' grammars are checked: an error in a grammar makes it
 # repeat them for ever.
 _REPEATS = 3
-# Seconds for which it may repeat them if no grammar is at fault: a passing cause, such as a lack of memory, has ended
-# by then. Without this wait, a server on a starved machine refused seven sound requests in an hour.
+# Seconds for which GenAI's engine may repeat runs if no grammar is at fault. A temporary cause, such as a lack of
+# memory, has ended by then. Without this wait, a server on a starved machine refused seven valid requests in an hour.
 _PATIENCE = 10.0
 _PAUSE = 0.01
 """Seconds between two such runs."""
-# Tokens that are tried behind a request's last one to find out whether its grammar is at fault: the engine does not say
-# which one it had chosen. Where a grammar fails, it has begun an object or a list, and few tokens do that.
+# Tokens that are tried after a request's last one to find out whether its grammar is at fault, because the engine does
+# not name the token that it had chosen. A failing grammar has just begun an object or a list, which few tokens do.
 _TRIALS = 16
 
 
@@ -72,7 +72,7 @@ class _Turn:
 
     @property
     def can_be_interrupted(self) -> bool:
-        """Whether it can go on from its tokens alone: a grammar and a seeded choice have a state of their own."""
+        """Whether it can continue from its tokens alone: a grammar and a seeded choice have separate state."""
         sampling = self.request.sampling
         return self.request.guidance is None and (sampling.seed is None or sampling.is_greedy)
 
@@ -183,10 +183,10 @@ class EngineWorker(Worker):
             self._attempt(deliver, lambda turn=turn: self._begin_first(turn))  # type: ignore[misc]
 
     def _is_being_computed(self, request: Request) -> bool:
-        """Whether this prompt shares more blocks with one that is still being computed than with any computed one.
+        """Whether this prompt shares more blocks with an unfinished prompt than with any computed one.
 
-        GenAI looks up what the KV cache has of a prompt when the request begins, so begun now the request would compute
-        these blocks again. Waiting costs it little: prompts that began before it are computed before it anyway.
+        GenAI looks up a prompt's part of the KV cache when the request begins, so the request would now compute these
+        blocks again. Waiting costs little, because earlier prompts are computed first anyway.
         """
 
         def most_blocks(turns: Iterable[_Turn]) -> int:
@@ -287,9 +287,9 @@ class EngineWorker(Worker):
             self._blame()
         for event in events:
             turn = next((turn for turn in self._turns if turn.genai_request is event.request), None)
-            if turn is not None:  # None: a request that has just ended, which may have got another token
+            if turn is not None:  # None: a request that has just ended, which may have got one more token
                 self._take(turn, event)
-        # If all events say that there are no free blocks, no request can go on.
+        # If all events report that there are no free blocks, no request can continue.
         if all(event.flags & self._genai.EngineEventFlags.CAPACITY_BLOCKED for event in events) and events:
             self._interrupt()
 
@@ -336,7 +336,7 @@ class EngineWorker(Worker):
         return errors
 
     def _cause(self) -> Exception:
-        """Why the engine has failed; it tells so only when the next request is created."""
+        """The reason of the engine's failure, which it reports only when the next request is created."""
         try:
             self._engine.create_request()
         except RuntimeError as error:

@@ -147,8 +147,8 @@ class GeneratorWorker(Worker):
             self._end(answer)
 
     def _end(self, answer: _Answer) -> None:
-        # The answer refers to `events`, whose frame refers to the answer and to the KV cache's generator: unless it is
-        # closed, this cycle keeps the cache until Python's garbage collection.
+        # The answer refers to `events`, whose frame refers to the answer and to the KV cache's generator. Unless
+        # `events` is closed, this cycle keeps the cache until Python's garbage collection.
         answer.events.close()
         answer.slot.busy = False
         self._answers.remove(answer)

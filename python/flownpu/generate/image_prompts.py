@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in a prompt: where they stand in it, and how they reach ORT GenAI's generator.
+"""Images in a prompt: their places, and their way to ORT GenAI's generator.
 
-For the models that GenAI calls gemma3. In a conversation an image is a part of a turn, as in transformers; Gemma's chat
-template marks its place with `IMAGE`, and so does a prompt that is given as text. Each mark becomes the tokens that
-transformers' Gemma3Processor and GenAI's processor write there. The embeddings of
-`TOKENS_PER_IMAGE` of these are replaced by the vision model's features.
+This is for the models that GenAI calls gemma3. In a conversation an image is a part of a turn, as in transformers.
+Gemma's chat template marks its place with `IMAGE`, and so does a prompt that is given as text. Each mark becomes the
+tokens that transformers' Gemma3Processor and GenAI's processor write there. The vision model's features replace the
+embeddings of `TOKENS_PER_IMAGE` of these tokens.
 """
 
 import time

@@ -114,10 +114,10 @@ def _prepare(source: Image.Image, path: Path, size: ImageSize) -> PreparedImage:
     shown = source.size
     scale = _fit_in_memory(source, path, size)
     source.load()
-    # Asked only after load(): in some formats Pillow decodes the pixels to find it, and a TIFF is turned by load().
+    # Asked only after load(): some formats need decoded pixels for the orientation, and load() turns a TIFF.
     orientation = source.getexif().get(ExifTags.Base.Orientation, 1)
     picture = _rgb(source, (shown[0] / scale, shown[1] / scale), path, size)
-    source.close()  # frees its memory before the picture is turned
+    source.close()  # frees the decoder's memory before the picture is turned
     upright = _upright(picture, orientation)
     if orientation in EXCHANGED:
         shown = shown[::-1]

@@ -65,7 +65,7 @@ class Sampling:
 
     def search_options(self) -> dict[str, float | int | bool]:
         """The options of GenAI's search."""
-        # `ChangedLogits` penalises repetitions in the model's stead.
+        # `ChangedLogits` penalises repetitions instead of the model.
         own: dict[str, float | int | bool] = {} if self.penalties.repetition is None else {"repetition_penalty": 1.0}
         if self.is_greedy:
             return {"do_sample": False, **own}
@@ -168,8 +168,8 @@ class LanguageModel:
         options = dict(options or {})
         graph = self._verifying_graph(configuration, options, speculation) if speculation else None
         with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
-            # GenAI gives no access to its sessions, so the provider writes where nodes run to files in this folder: one
-            # for each session, of which a model with images has three.
+            # GenAI gives no access to its sessions, so the provider writes placement to files in this folder, one for
+            # each session. A model with images has three.
             started = time.perf_counter()
             config = self._configure(options, threads, f"{scratch}/")
             if profile is not None:
@@ -275,7 +275,7 @@ class LanguageModel:
             text = self._template.render(
                 marked, self.tokenizer.mark(tools), **self.tokenizer.mark(dict(variables or {}))
             )
-        except FlowNPUError as error:  # a template may cite what it refuses
+        except FlowNPUError as error:  # a template may quote the text that it refuses
             raise FlowNPUError(self.tokenizer.unmark(str(error))) from error
         return self.tokenizer.tokens_of_marked(self._expanded(text))
 
@@ -320,7 +320,7 @@ class LanguageModel:
         chosen = {"max_length": max_length, "min_length": min_length, **sampling.search_options()}
         if self.speculative is None:
             return self._genai_generator(self._model, chosen, guidance)
-        # A cache that grows cannot forget a token that was chosen and is not computed (GenAI 0.18).
+        # A growing cache cannot forget a token that was chosen but not computed (GenAI 0.18).
         greedy = not chosen.get("do_sample", self._samples) and guidance is None and not self._cache_grows
         read = chosen if greedy else {"max_length": max_length, "do_sample": False}
         return self.speculative.generator(

@@ -65,7 +65,7 @@ class ChangedLogits:
         self._temperature = temperature
         self._biased = np.array([token for token, _ in penalties.bias], np.int64)
         self._biases = np.array([value for _, value in penalties.bias], np.float32)
-        # How often a token is among those that count; never 0.
+        # The number of times that a token is among the counted tokens; never 0.
         self._last = deque(prompt[-(penalties.window or 0) :].tolist(), penalties.window)
         self._repeated = Counter(self._last)
         self._counted = self._repeated if penalties.window is not None else Counter()

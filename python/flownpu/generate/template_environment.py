@@ -35,7 +35,7 @@ PART = re.compile(r"""["']type["']: *["']text["']""")
 
 
 class _Generation(ext.Extension):
-    """{% generation %}: what the model writes, which transformers marks for training; here it is only written."""
+    """{% generation %}: the model's own text, which transformers marks for training; here it is only written."""
 
     tags = {"generation"}  # noqa: RUF012 as jinja2 declares it
 
@@ -154,7 +154,7 @@ def render(
             return _write(template, form, passed, most)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             refused.append(error)
-    # The template's own message about the conversation says more than an error of its code.
+    # The template's message about the conversation says more than an error of its code.
     raise next((error for error in refused if type(error) is jinja2.TemplateError), refused[0])
 
 

@@ -40,7 +40,7 @@ LONGEST = 2**25
 
 WORK: dict[str, Callable[..., Any]] = {
     "render": partial(render, most=LONGEST),
-    # Jinja computes expressions of constants even to find the names in a template.
+    # Jinja evaluates constant expressions even while it finds the names in a template.
     "variables": lambda template: sorted(variables(template)),
 }
 
@@ -88,7 +88,7 @@ class TemplateProcess:
         """
         try:
             request = json.dumps([work, arguments]).encode() + b"\n"
-        except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python writes
+        except (RecursionError, ValueError) as error:  # ValueError: an integer has more digits than Python writes
             raise FlowNPUError(str(error)) from error
         answer = self._ask(request)
         if "error" in answer:
@@ -124,7 +124,7 @@ class TemplateProcess:
                 line = process.stdout.readline()
         finally:
             answered.set()
-            # Also at Ctrl-C: the answer would be taken for that to the next request.
+            # Also at Ctrl-C: the late answer would be taken for the next request's.
             if late.is_set() or not line.endswith(b"\n"):
                 self.close()
         if line.endswith(b"\n"):

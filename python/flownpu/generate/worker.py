@@ -91,7 +91,7 @@ class Finished:
 class Failed:
     """The last event of a request that failed, before or during its answer.
 
-    A `FlowNPUError` is the fault of the request, and its message is for the client. Any other error is the server's.
+    A `FlowNPUError` is the request's fault, and its message is for the client. Any other error is the server's fault.
     """
 
     error: Exception
@@ -123,7 +123,7 @@ class Worker(ABC):
         """Requests that have come and not begun, in the order in which they came."""
         self._queue: queue.SimpleQueue[tuple[Request, Deliver] | Request | None] = queue.SimpleQueue()
         self._closed = False
-        self._lock = threading.Lock()  # so that nothing is queued behind the None of `close`
+        self._lock = threading.Lock()  # so that nothing follows the None of `close` in the queue
 
     def submit(self, request: Request, deliver: Deliver) -> None:
         """Returns at once. `deliver` gets at most one Started, any number of Pieces, then one Finished or Failed.
@@ -154,7 +154,7 @@ class Worker(ABC):
         """Ends a cancelled request, if it has begun."""
 
     def _take_requests(self, *, idle: bool) -> bool:
-        """Takes what has come: requests into `_waiting`; cancelled ones that wait there end at once.
+        """Takes new requests into `_waiting`; cancelled ones that wait there end at once.
 
         Args:
             idle: whether there is nothing to compute: then, if nothing waits either, blocks until something comes.
@@ -180,7 +180,7 @@ class Worker(ABC):
             self._cancel(message)
 
     def _end_waiting(self) -> None:
-        """Ends the requests that have not begun."""
+        """Ends requests that have not begun."""
         while self._waiting:
             _end(*self._waiting.popleft())
 

@@ -86,7 +86,7 @@ class ConvertedModel:
 
     @property
     def _tables(self) -> list[int]:
-        """The indices of the rotary tables; a file's are in the order of their first use, as the description's."""
+        """The indices of the rotary tables, which a file has in the order of their first use, like the description."""
         return sorted({layer.mixer.table for layer in self.decoder.layers})
 
     def projections(self) -> list[Part]:
@@ -130,8 +130,8 @@ class ConvertedModel:
         with reading(self.path):
             vectors = {name: self._values(name).astype(np.float32, copy=False) for name in names}
             for index in self._tables:
-                # Row 1 of the tables has the angles at position 1: radians per position, and at most 1, so that the
-                # arc tangent gives them back.
+                # Row 1 of the tables has the angles at position 1, which are radians per position. They are at most 1,
+                # so the arc tangent recovers them.
                 cos, sin = (self._values(f"rotary.{index}.{part}")[1].astype(np.float64) for part in ("cos", "sin"))
                 vectors[f"rotary.{index}"] = np.arctan2(sin, cos).astype(np.float32)
         return vectors

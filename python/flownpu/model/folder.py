@@ -10,7 +10,7 @@ from typing import Any
 
 from flownpu.errors import FlowNPUError
 
-# The file in which `flownpu convert` writes what the model was made of.
+# The file in which `flownpu convert` records the model's sources.
 MANIFEST = "flownpu_manifest.json"
 # The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
@@ -27,11 +27,11 @@ CLASS_TOKENS = {
     "Qwen2Tokenizer": (None, "<|endoftext|>"),
     "Qwen3_5Tokenizer": (None, "<|endoftext|>"),
 }
-# Where sentence-transformers puts the graph that optimum exports.
+# The place of the graph that optimum exports, in sentence-transformers' folders.
 EXPORTED_GRAPH = "onnx/model.onnx"
 
-# The settings of genai_config.json that are read: which must be there, and what each must be. GenAI keeps sizes and
-# token ids in 32 bits.
+# The settings of genai_config.json that are read, whether each is required, and its type. GenAI keeps sizes and token
+# ids in 32 bits.
 _NEEDED = ("model.decoder", "model.context_length", "model.vocab_size")
 _KINDS = {
     "model": "an object",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads ONNX models as ONNX Runtime takes them: with external data behind links, and with either name of ONNX's domain.
+"""Loads ONNX models as ONNX Runtime takes them: with external data behind links, and both names of ONNX's domain.
 
 In the cache of Hugging Face every file of a model is a link to a file of another folder, and tools that save space give
 one file several names. onnx_ir reads neither.
@@ -21,8 +21,8 @@ class LinkedTensor(ir.ExternalTensor):
     """A tensor in a file of the model's folder, wherever this name links to."""
 
     def __init__(self, tensor: ir.ExternalTensor, folder: Path) -> None:
-        """Takes over all that a tensor says of itself; `folder` is the model's."""
-        # Without base_dir, onnx_ir does not look where the file is.
+        """Takes over all properties of a tensor; `folder` is the model's."""
+        # Without base_dir, onnx_ir does not check the file's place.
         super().__init__(
             tensor.location,
             tensor.offset,
@@ -42,7 +42,7 @@ class LinkedTensor(ir.ExternalTensor):
 
 
 def outside(path: Path, location: str) -> str:
-    """Why a model may not have external data at a location, in words; "" if it may.
+    """The reason why a model may not have external data at a location; "" if it may.
 
     The rule is ONNX Runtime's: the file is in the model's folder, or in that of the file to which the model is a link.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the files of a model folder are still what was written, by the checksums in its manifest."""
+"""Checks by the checksums in the manifest that the files of a model folder have not changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
 
 
 def tensor_sums(folder: Path) -> dict[str, dict[str, Any]]:
-    """Where each tensor of the folder's external data lies, and its CRC-32: {name: {file, offset, bytes, crc32}}."""
+    """The place of each tensor in the folder's external data, and its CRC-32: {name: {file, offset, bytes, crc32}}."""
     import onnx_ir as ir  # noqa: PLC0415 an optional dependency, needed here only
 
     sums = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads ONNX files with onnx_ir; whatever is wrong with a file becomes an error that names it."""
+"""Reads ONNX files with onnx_ir; any fault of a file becomes an error that names the file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_model(path: Path, *, purpose: str) -> Any:
     try:
         return load(path)
     except Exception as error:
-        # The parser is protobuf's and raises its own errors, a package that FlowNPU does not depend on.
+        # protobuf's parser raises its own errors, and FlowNPU does not depend on that package.
         raise FlowNPUError(f"{path} is not an ONNX model ({error}): export or convert it again") from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summarises what a model file holds, from its graph or its header alone: no weight is read."""
+"""Summarises a model file from its graph or header alone; no weight is read."""
 
 import math
 from collections import Counter

@@ -28,5 +28,5 @@ def open_tokenizer(folder: Path, *, extra: str, purpose: str) -> Any:
         )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises a plain Exception whatever is wrong with the file
+    except Exception as error:  # tokenizers raises a plain Exception for any fault of the file
         raise FlowNPUError(f"{path}: cannot be read as a tokenizer ({error}): convert the model again") from error

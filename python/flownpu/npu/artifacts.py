@@ -123,7 +123,7 @@ def build_artifacts(
 
 
 def default_weights(target: str) -> str:
-    """The type of GEMM's weights: on XDNA2 bfp16, which is half as large, and to which it converts bf16 anyway."""
+    """The type of GEMM's weights. On XDNA2 it is bfp16: half as large, and GEMM converts bf16 to it anyway."""
     return "bf16" if target == "npu1" else "bfp16"
 
 
@@ -171,12 +171,12 @@ def _programs_of_parts(
         if not programs and not images:
             raise
         left = [LeftOut("the decoder as a whole", str(error)), *left]
-    except ValueError as error:  # an NPU computes it whole, but not in this context, or not on this target
+    except ValueError as error:  # an NPU computes it as a whole, but not in this context, or not on this target
         reason = f"{model}: the NPU's designs have no place for it: {error}"
         if not images:
             raise FlowNPUError(reason) from error
         programs, left = [], [LeftOut("the decoder, which stays on the host", reason)]
-    # Two graphs may have operators of the same sizes: each program is kept once.
+    # Two graphs may have operators of the same sizes, and each program is kept once.
     different = {(each.kind, tuple(each.attributes.items()), each.tokens): each for each in programs + images}
     return list(different.values()), left_out + left
 

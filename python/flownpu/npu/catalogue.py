@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 CHUNK = 512  # tokens that are prefilled at a time
 CONTEXT = 4096  # positions of the KV cache
-_EPSILON = 1e-6  # a run-time parameter: any value will do
+_EPSILON = 1e-6  # a run-time parameter: any value works
 _CORES = 4  # cores of the operators on vectors: both targets have columns for as many
-_SUB_TILE = 32  # N of a GEMM is a multiple of this
+_SUB_TILE = 32  # N of a GEMM is a multiple of this number
 
 
 # Makes a program; raises ValueError if the target cannot hold it.

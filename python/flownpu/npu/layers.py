@@ -26,7 +26,7 @@ _PURPOSE = "flownpu build MODEL"
 
 @contextmanager
 def placing(model: object) -> Iterator[None]:
-    """A context that turns a ValueError, which says why the designs do not take a model, into an error that names it.
+    """A context that turns a ValueError, the reason why the designs refuse a model, into an error that names the model.
 
     Raises:
         FlowNPUError: the block raised a ValueError.

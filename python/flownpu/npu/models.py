@@ -58,7 +58,7 @@ _SIGLIP = EncoderShape(
     scale=72**-0.5,
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
-# The designs have no place for experts.
+# The designs do not support experts.
 MODELS: dict[str, DecoderShape | EncoderShape] = {
     **{name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape},
     **ENCODERS,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something of a model that there is no program for.
+    """A part of a model without a program.
 
     Attributes:
         what: what it is, in words; may be empty.
@@ -71,13 +71,13 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
                 text = ", ".join(f"{name} {size}" for name, size in sizes.items())
                 refused[f"{kind} of {text}, {rows} rows"] = first_of(error)
         programs += of_size
-        # If there is a program for any number of rows, the array computes all rows with it.
+        # If a program takes any number of rows, the array computes all rows with it.
         left_out += [LeftOut(what, reason, on_host=not of_size) for what, reason in refused.items()]
     return programs, list(dict.fromkeys(left_out))
 
 
 def first_of(error: ValueError) -> str:
-    """The first two lines of an error: a plan that breaks a limit on one tile breaks it on all of them."""
+    """The first two lines of an error: a plan that breaks a limit on one tile breaks the same limit on all tiles."""
     return " ".join(str(error).splitlines()[:2])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a GPU would compute a decoder if its kernels (ops/gpu/decoder/) ran as fast as memory and arithmetic permit.
+"""The speed of a decoder on a GPU whose kernels (ops/gpu/decoder/) run as fast as memory and arithmetic permit.
 
 Everything here is **predicted**, and was not compared with a GPU: a kernel takes as long as the slower of moving its
 bytes and doing its operations, and then comes a gap before the next kernel. It is a bound: real kernels are slower.

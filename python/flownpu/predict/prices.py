@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The predicted cost of a model on the array: the cost of the programs that `flownpu build` would write.
 
-Everything here is **predicted** by the cost model of `flownpu.aie.cost`; docs/model.md says from what, and how far off
-predictions are where they can be compared.
+Everything here is **predicted** by the cost model of `flownpu.aie.cost`; docs/model.md lists the sources, and the
+errors of predictions that can be compared.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Progr
 @lru_cache(maxsize=4)
 def _published_prices(device: str, decoder: DecoderShape, context: int) -> Prices:
     """Prices with the published values, kept so that the next prediction of the same programs reuses counted calls."""
-    del decoder, context  # only part of the cache's key: calls of other programs may have the same names
+    del decoder, context  # only a part of the cache's key, because calls of other programs may have the same names
     return Prices(CHIPS[device], VALUES)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation: how far the equations of the papers' implementation are from the published tables."""
+"""Validation: the errors of the papers' implementation, as equations, against the published tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Compared:
 
 
 def predicted(row: Row, values: Values) -> float:
-    """A row's quantity, as predicted for the papers' implementation, in the row's unit."""
+    """A row's quantity, predicted for the papers' implementation, in the row's unit."""
     table, of = TABLES[row.table], known(row.model)
     device = CHIPS[table.device]
     if table.quantity == "decode":

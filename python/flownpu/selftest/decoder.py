@@ -125,8 +125,8 @@ def _prompt(target: str, rng: Rng) -> Trial:
     hidden = bf16(rng.normal(size=(_TOKENS, SHAPE.hidden)) * 3)
     model = PrefillModel(SHAPE, _LAYERS, weights, rotary, SHAPE.d**-0.5, rng)
     for _ in model.prefill(hidden, 0):
-        pass  # its steps are not compared here: the last layer's keys and values depend on all of them
-    # Zeros for what only a token's program reads behind the layers' weights: the LM head's and the final norms.
+        pass  # the steps are not compared here: the last layer's keys and values depend on all of them
+    # Zeros for weights behind the layers' that only a token's program reads: the LM head's and the final norms.
     head, norms = Projection(_MODEL.vocabulary, SHAPE.hidden).bytes, SHAPE.entry_norms * SHAPE.line
     inputs = {
         "weights": np.concatenate([*(layer.blocks() for layer in weights), np.zeros(head, np.uint8)]),

@@ -125,14 +125,14 @@ def _measured(each: Measure, times: Times) -> Measurement:
 
 
 def _array_change(times: Times) -> float:
-    """Seconds of a change of array: "arrays in turn" without its calls, of which each array has half the changes."""
+    """Seconds of a change of array: "arrays in turn" without its calls. Each array has half the changes."""
     changes = times.work("arrays in turn")
     calls = changes / 2 * (times.seconds("dequant_engine bf16") + times.seconds("gemm bf16"))
     return (times.seconds("arrays in turn") - calls) / changes
 
 
 def _wait(times: Times) -> float:
-    """Seconds of a wait: a layer's time without that of its weights on the streams; its few keys are negligible."""
+    """Seconds of a wait: a layer's time without its weights on the streams; its few keys are negligible."""
     layer = times.seconds("decode_layer, two layers") - times.seconds("decode_layer")
     return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a stage, or of a GPU kernel's variant, and how a report writes it."""
+"""The result of a stage, or of a GPU kernel's variant, and its form in a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """How a stage, or a kernel's variant, ended."""
+    """The outcome of a stage, or of a kernel's variant."""
 
     PASSED = "passed"
     WRONG = "wrong"
@@ -60,7 +60,7 @@ class Result:
     def record(self, key: str) -> dict[str, Any]:
         """The result for a JSON report, with its name under `key`.
 
-        None stands for numbers that are not finite, which JSON lacks; `text` says what came.
+        None replaces numbers that are not finite, which JSON lacks; `text` names them.
         """
         record = asdict(self)
         infinite = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]

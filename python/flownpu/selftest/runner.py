@@ -51,7 +51,7 @@ class StageResult(Result):
 
     @property
     def seconds(self) -> float | None:
-        """Time of a run: the median without the first run, which may load what later runs find loaded."""
+        """Time of a run: the median without the first run, which may load files for later runs."""
         return None if self.run is None else median(self.run.seconds[1:] or self.run.seconds)
 
     @property
@@ -93,7 +93,7 @@ class StageRunner:
             trials = []
             for stage in stages:
                 report("build", stage.name)
-                # Seeded with its name, so that a stage's inputs do not depend on which other stages are chosen.
+                # The seed includes the stage's name, so that its inputs do not depend on the selection of stages.
                 trials.append(stage.make(np.random.default_rng([self.seed, zlib.crc32(stage.name.encode())])))
             self._build(folder, trials)
         except Exception as error:  # noqa: BLE001 whatever is wrong with one group, the others are run
@@ -145,7 +145,7 @@ def worker_command(folder: Path) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Kills a process that took too long; returns what to say, also if the process does not end, held by the driver."""
+    """Kills a process that took too long; returns the message, also if the driver keeps the process from ending."""
     process.kill()
     text = f"expected it to end within {seconds:g} s, and it did not"
     try:

@@ -90,13 +90,13 @@ class Answers:
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, event: Event) -> None:
         """Passes an event from the thread that reads the model's process to the event loop."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for events
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
             loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     async def _next(self) -> tuple[int, Event]:
         try:
             async with asyncio.timeout_at(self._deadline):
-                await asyncio.sleep(0)  # lets the timeout take effect where events come faster than they are sent
+                await asyncio.sleep(0)  # lets the timeout act if events come faster than they are sent
                 index, event = await self._events.get()
         except TimeoutError:
             raise too_slow(self.settings.limits.request_seconds) from None

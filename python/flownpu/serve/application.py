@@ -38,7 +38,7 @@ def application(service: Service) -> FastAPI:
     _add_state(app, service)
     _add_error_handlers(app)
     settings = service.settings
-    # The middleware that is added last sees a request first.
+    # The middleware that is added last gets a request first.
     app.add_middleware(BodyGuard, limits=settings.limits)
     if settings.api_key is not None:
         app.add_middleware(KeyGuard, key=settings.api_key)
@@ -49,7 +49,7 @@ def application(service: Service) -> FastAPI:
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=[UNENFORCED],
-            # Browsers ask before a page of the internet may reach a server on this machine or its network.
+            # Browsers ask this before a page of the internet may reach a server on this machine or its network.
             allow_private_network=True,
         )
     if "*" not in settings.hosts:

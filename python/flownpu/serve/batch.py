@@ -89,7 +89,7 @@ class Batch:
                 yield item
 
     def check_files(self) -> None:
-        """Looks at what the two paths name, before either is opened.
+        """Checks the files behind the two paths before either is opened.
 
         Raises:
             FlowNPUError: one is a device, a pipe or a folder, or both are the same file.
@@ -119,14 +119,14 @@ class _Target:
         self._file = file
         self.names: set[str] = set()
         end, last = 0, b"\n"
-        reader = io.BufferedReader(file)  # unbuffered, each byte is read by itself
+        reader = io.BufferedReader(file)  # an unbuffered file would read each byte by itself
         for line in reader:
             if self._is_cut_short(line):
                 break
             end, last = end + len(line), line
         reader.detach()
         self._cut(end)
-        if not last.endswith(b"\n"):  # an editor took the last line's end
+        if not last.endswith(b"\n"):  # an editor removed the last line's end
             self._write(b"\n")
 
     def add(self, item: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class _Target:
             raise self._unwritable(error) from error
 
     def _is_cut_short(self, line: bytes) -> bool:
-        """Whether it is the beginning of an answer, left by a power cut; adds the custom_id of a whole answer.
+        """Whether it is the beginning of an answer, left by a power cut. Adds the custom_id of a complete answer.
 
         Raises:
             FlowNPUError: it is neither.
@@ -160,7 +160,7 @@ class _Target:
             item["response"]  # a request has a custom_id, and no response
             self.names.add(item["custom_id"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            rest = line.rstrip(b"\0")  # file systems may leave zeros where data were not written yet
+            rest = line.rstrip(b"\0")  # file systems may leave zeros in place of data that was not yet written
             if BEGINNING.startswith(rest[: len(BEGINNING)]) and not line.endswith(b"\n") and (rest or self.names):
                 return True
             raise FlowNPUError(
@@ -255,7 +255,7 @@ async def _answer_all(
                 group.create_task(ask(item))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
-    # Where a model's process ended, all requests in it failed: asked alone, only the one that ended it fails again.
+    # If a model's process ended, all of its requests failed. Asked alone, only the request that ended it fails again.
     for item in failed:
         keep(item, await _answer(item, service))
 
@@ -282,7 +282,7 @@ async def _answer(item: dict[str, Any], service: Service) -> dict[str, Any]:
         if error.status == 503:
             raise FlowNPUError(error.message) from error
         failure = error
-    except Exception:  # whatever it is, it ends this request and no other
+    except Exception:  # any such error ends only this request
         log.exception("the request %s failed", item["custom_id"])
         failure = mistake()
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a server: loaded when first asked for; the least recently used are dropped where memory is short."""
+"""The models of a server: loaded at their first request; the least recently used are dropped if memory is short."""
 
 import asyncio
 import logging
@@ -87,7 +87,7 @@ class Catalogue:
             started: list[subprocess.Popen[bytes]] = []
             try:
                 process = await asyncio.to_thread(ModelProcess, settings, started.append)
-            except asyncio.CancelledError:  # the thread waits as long as its process opens the model
+            except asyncio.CancelledError:  # the thread waits while its process opens the model
                 for one in started:
                     one.kill()
                 raise
@@ -102,7 +102,7 @@ class Catalogue:
         limit = self._settings.memory
         if limit is None:
             return
-        # Its files are the weights. What its KV caches take is known only if it has been loaded before.
+        # Its files are the weights. The size of its KV caches is known only if it has been loaded before.
         folder = self._settings.models[name].folder
         files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
         needed = max(files + PROCESS_BYTES, self._entries[name].resident)

@@ -60,7 +60,7 @@ class ChatModel:
         """How the model writes calls of functions."""
         try:
             return CallFormat.of_template(self.template.text(tools=True))
-        except FlowNPUError as error:  # there are templates of other names only
+        except FlowNPUError as error:  # only templates of other names exist
             raise invalid(str(error)) from error
 
     @cached_property
@@ -122,14 +122,14 @@ class ChatModel:
                     {"id": self.calls.call_id(call.id), **_call(call.function.name, call.function.arguments)}
                     for call in message.tool_calls
                 ]
-                # OpenAI's clients leave the content beside calls empty in three ways; each means that there is none.
+                # OpenAI's clients leave the content beside calls empty in three ways, which all mean no content.
                 turn["content"] = content or None
             if message.name is not None:
                 turn["name"] = message.name
             if message.tool_call_id is not None:
                 turn["tool_call_id"] = self.calls.call_id(message.tool_call_id)
         elif message.tool_calls:
-            # In the form that `CallFormat.instruction` asks of the model.
+            # The form that `CallFormat.instruction` asks of the model.
             key = self.calls.arguments
             texts = [
                 f'{{"name": {json.dumps(call.function.name)}, "{key}": {call.function.arguments}}}'
@@ -141,7 +141,7 @@ class ChatModel:
             last = conversation.messages[-1] if conversation.messages else None
             if (
                 last is not None and last["role"] == "user"
-            ):  # results of several calls; templates want turns to alternate
+            ):  # results of several calls: templates require alternating turns
                 last["content"] = f"{text_of(last['content'])}\n{turn['content']}"
                 return
         conversation.messages.append(turn)

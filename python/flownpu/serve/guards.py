@@ -61,7 +61,7 @@ class KeyGuard:
         if path in OPEN_PATHS or path.startswith("/page/") or scope["method"] == "OPTIONS":
             return True
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # compare_digest's time does not depend on how many characters are right.
+        # compare_digest's time does not depend on the number of right characters.
         return hmac.compare_digest(key.strip().encode(), self._key) and kind.lower() == "bearer"
 
 
@@ -103,7 +103,7 @@ class BodyGuard:
         await self._app(scope, again, send)
 
     async def _refuse(self, error: ApiError, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answers at once, but completes the answer, which closes the connection, only after the body was read."""
+        """Answers at once, but completes the answer, which closes the connection, only after reading the body."""
 
         async def hold_open(message: "Message") -> None:
             await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)

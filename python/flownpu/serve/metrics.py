@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from flownpu.generate.worker import Finished
 from flownpu.serve.processes.model_process import ModelProcess
 
-# Buckets of the histograms, in seconds: from a small model's cached prompt to a large model's long prompt on few cores.
+# Buckets of the histograms, in seconds. They range from a small model's cached prompt to a large model's long prompt on
+# few cores.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 WEIGHT_OF_NEW = 0.2
 """Weight of the latest answer in the moving average from which Retry-After is estimated."""
@@ -17,7 +18,7 @@ WEIGHT_OF_NEW = 0.2
 
 @dataclass
 class Times:
-    """When one answer was asked for, begun and written: seconds of time.perf_counter(); 0 if it has not happened."""
+    """The times at which one answer was asked for, begun and written: seconds of time.perf_counter(); 0 if not yet."""
 
     asked: float
     started: float = 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the server: it listens, says so, and shuts down in an orderly way."""
+"""Runs the server: it listens, reports its address, and shuts down in an orderly way."""
 
 import asyncio
 import contextlib
@@ -73,8 +73,8 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
             await server.service.load_first()
         except ApiError as error:
             raise FlowNPUError(error.message) from error
-        # When it is done, uvicorn raises the signal that ended it once more: with this handler that kills nothing.
-        # Outside the main thread no handler can be set (ValueError).
+        # When the server is done, uvicorn raises the signal that ended it once more. With this handler the signal kills
+        # nothing. Outside the main thread no handler can be set (ValueError).
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, lambda *_: None)
         await server.serve(sockets=[listening])
@@ -104,7 +104,7 @@ class _Server(uvicorn.Server):
         self._say = say
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Says where the server listens once it does."""
+        """Reports the server's address when it listens."""
         await super().startup(sockets)
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
             self._say(f"Listening on http://{host}:{port} (a page to chat at /, OpenAI's API at /v1, Ollama's at /api)")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Says that the server ends, and how many requests still run."""
+        """Reports the server's end, and the number of requests that still run."""
         running = sum(process.requests for process in self.service.catalogue.loaded().values())
         if not self.should_exit:
             left = f"{running} requests have {self.config.timeout_graceful_shutdown} s to end; " if running else ""

@@ -64,7 +64,7 @@ class Chat:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The response's headers that tell what is not enforced."""
+        """The response's headers that name the unenforced parts of a schema."""
         if not self.unenforced:
             return {}
         more = len(self.unenforced) - LISTED
@@ -77,8 +77,8 @@ class Chat:
             async for index, event in self.answers:
                 if isinstance(event, Piece):
                     text = readers[index].add(event.text)
-                    # A token without text, such as one that holds part of a character, is sent, too: clients measure
-                    # when tokens come.
+                    # A token without text, such as a part of a character, is sent, too, because clients measure the
+                    # times of tokens.
                     if text or event.likelihoods or self.calls is None:
                         yield Delta(index, text, event.likelihoods)
                     continue
@@ -249,7 +249,7 @@ class Service:
 
 
 def _choice(question: Question, index: int) -> Question:
-    """The question with a seed of its own for each choice: choices differ, and repeat if the request does."""
+    """The question with a separate seed for each choice: choices differ, and repeat if the request does."""
     seed = question.sampling.seed
     if index == 0 or seed is None:
         return question

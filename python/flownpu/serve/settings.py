@@ -60,12 +60,12 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.api_key is not None:
             _check_key(self.api_key)
-        # Browsers write an origin in one way only, so that the header can be compared as it is.
+        # Browsers write an origin in only one way, so the header can be compared literally.
         object.__setattr__(self, "origins", tuple(map(_canonical_origin, self.origins)))
 
 
 def _check_key(key: str) -> None:
-    """Refuses what clients cannot send in a header, or each sends in another way (RFC 9110, section 5.5)."""
+    """Refuses texts that clients cannot send in a header, or send in different ways (RFC 9110, section 5.5)."""
     if not key or not key.isascii() or not key.isprintable() or key != key.strip():
         # The message does not repeat the key: it may be logged.
         raise FlowNPUError(

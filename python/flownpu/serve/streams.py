@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streamed and whole responses; when a client disconnects, what is computed for it ends."""
+"""Streamed and whole responses; a client that disconnects ends its computation."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ AppStatus.enable_automatic_graceful_drain = False
 
 
 class ClientGoneError(Exception):
-    """The client has disconnected: there is nobody to answer."""
+    """The client has disconnected, so no answer is needed."""
 
 
 def event_stream(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variables that a request sets in the chat template, such as whether the model thinks before it answers.
 
-A wish that the template cannot meet is refused, unless it asks for what happens anyway.
+A wish that the template cannot meet is refused, unless it asks for the existing behaviour.
 """
 
 import re
@@ -66,15 +66,15 @@ def template_variables(request: ChatRequest, template: ChatTemplate, *, tools: b
 
 
 def has_switch(template: ChatTemplate) -> bool:
-    """Whether a request can say whether the model shall think, or how long."""
+    """Whether a request can choose whether the model thinks, or how long."""
     try:
         return not template.variables(tools=False).isdisjoint((*SWITCHES, EFFORT))
-    except FlowNPUError:  # no conversation can be written by it either
+    except FlowNPUError:  # this template cannot write any conversation
         return False
 
 
 def _switch(request: ChatRequest) -> bool | None:
-    """Whether the model shall think; None: as it likes."""
+    """Whether the model thinks; None leaves it to the model."""
     effort = None if request.reasoning_effort is None else request.reasoning_effort != "none"
     switch = request.enable_thinking
     if switch is not None and effort is not None and switch != effort:
@@ -86,7 +86,7 @@ def _switch(request: ChatRequest) -> bool | None:
 
 
 def _check_happens_anyway(request: ChatRequest, reads: frozenset[str], *, switch: bool, thinks: bool) -> None:
-    """Raises ApiError if a wish that sets no variable does not ask for what the model does anyway."""
+    """Raises ApiError if a wish that sets no variable asks for other than the existing behaviour."""
     effort = request.reasoning_effort
     place = "enable_thinking" if effort is None else "reasoning_effort"
     if not switch and thinks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that a model may call: how a prompt describes them, and how calls are found in an answer.
+"""Functions that a model may call: their description in a prompt, and the search for calls in an answer.
 
 A call is a JSON object with the function's name and its arguments. A model whose chat template puts calls between
 <tool_call> and </tool_call> writes them like this, and may write several; another model answers with the object alone.
@@ -104,7 +104,7 @@ class AnswerReader:
         self._passed = 0
 
     def add(self, text: str) -> str:
-        """Takes further text; returns what is certainly outside calls."""
+        """Takes further text; returns the text that is certainly outside calls."""
         self.text += text
         if self._calls is None:
             passed = text

@@ -62,7 +62,7 @@ def lock(descriptor: int) -> bool:
     """Locks an open file or folder for this process until it is closed; False if it could not be locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # another process has it; or a file system without locks
+    except OSError:  # another process has it, or the file system has no locks
         return False
     return True
 
@@ -73,7 +73,7 @@ def open_to_lock(folder: Path) -> int:
 
 
 def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
-    """Starts a Python program that calls `connect_to_parent`; what it prints goes to stderr.
+    """Starts a Python program that calls `connect_to_parent`; its output goes to stderr.
 
     Returns:
         The process, and the connection to it, over a socket.

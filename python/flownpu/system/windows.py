@@ -38,7 +38,8 @@ _PROCESSOR = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
 _FLAGS = {"generic": set[str](), "avx2": _AVX2, "avx512": _AVX512, "amx": {*_AVX512, "amx_int8"}}
-# The offset of the byte that `lock` locks: beyond the end of any file, since other processes cannot read a locked byte.
+# The offset of the byte that `lock` locks. It is beyond the end of any file, because other processes cannot read a
+# locked byte.
 _BEYOND = 2**62
 _AT_ONCE, _EXCLUSIVE = 1, 2  # LOCKFILE_FAIL_IMMEDIATELY, LOCKFILE_EXCLUSIVE_LOCK
 
@@ -102,7 +103,7 @@ def lock(descriptor: int) -> bool:
     kernel = ctypes.WinDLL("kernel32", use_last_error=True)
     kernel.LockFileEx.argtypes = (ctypes.c_void_p, *[ctypes.c_uint32] * 4, ctypes.POINTER(_Place))
     place = _Place(offset=_BEYOND)
-    # Not msvcrt.locking: it locks at the file's position, and file systems do not let that be set so far.
+    # Not msvcrt.locking, which locks at the file's position: file systems do not allow so large a position.
     return bool(kernel.LockFileEx(msvcrt.get_osfhandle(descriptor), _EXCLUSIVE | _AT_ONCE, 0, 1, 0, place))
 
 
@@ -127,7 +128,8 @@ def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connec
     with theirs:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr)
         assert process.stdin is not None
-        with contextlib.suppress(OSError), process.stdin:  # fails if the child has ended: the connection will tell
+        # fails if the child has ended, which the connection will show
+        with contextlib.suppress(OSError), process.stdin:
             process.stdin.write(theirs.share(process.pid))
     return process, Connection(ours.detach())
 

@@ -61,8 +61,8 @@ PARAGRAPH = (
 _SAME_STEP = 2.0  # times the quantisation, for another format of 4 bits: see the module's docstring
 _PRODUCT_ROUNDINGS, _ATTENTION_ROUNDINGS, _LAYER_PRODUCTS = 2, 2, 4
 _BFLOAT16, _INT8, _INT8_GROUP = 2.0**-8, 1 / 254, 32
-# The KL divergence in nats that 4-bit weights cost the tests' small trained model (docs/performance.md, "Accuracy").
-# The cost of int8 activations is compared with it if the source has 4-bit weights too.
+# The KL divergence in nats that 4-bit weights cost the tests' small trained model (docs/performance.md, "Accuracy"). If
+# the source has 4-bit weights too, the cost of int8 activations is compared with it.
 _COST_OF_WEIGHTS = 1.2e-2
 
 
@@ -113,7 +113,7 @@ class Int8Cost:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is more than 4-bit weights cost, or NaN: then the model should be run with bf16."""
+        """Whether int8 costs more than 4-bit weights, or NaN; then the model should run with bf16."""
         accepted = _COST_OF_WEIGHTS if self.weights_kl_mean is None else self.weights_kl_mean
         return not self.kl_mean <= accepted
 
@@ -244,7 +244,7 @@ def tokens_of(folder: Path, text: str, most: int) -> NDArray[np.int64]:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    # An optimum export has a config.json too.
+    # An optimum export also has a config.json.
     graph = any((folder / name).is_file() for name in ("genai_config.json", "model.onnx"))
     return not graph and (folder / "config.json").is_file()
 
@@ -348,7 +348,7 @@ def _scale_rounding(file: Path) -> float:
 
 @dataclass(frozen=True)
 class _Moved:
-    """A forced run from hidden states that were moved by random amounts.
+    """A forced run from hidden states with random changes.
 
     Attributes:
         run: the outputs.

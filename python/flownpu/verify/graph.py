@@ -4,7 +4,7 @@
 *Exposed*, the stream before each layer and after the last is an output. *Forced*, it is an input too: each layer then
 starts from what it is given, so that its output shows its own error and not those before it.
 
-The stream is found by the graph's form, not by names: it is what the norm before each attention normalises, and the
+The stream is found by the graph's form, not by names: it is the input of the norm before each attention, and of the
 norm before the LM head. A SkipSimplifiedLayerNormalization yields it as the sum that it normalises.
 """
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _ATTENTIONS = {"FlowQKVAttention", "GroupQueryAttention"}
 _SKIP = "SkipSimplifiedLayerNormalization"
-# Norms, and which of their inputs is the weight.
+# Norms, with the position of their weight among the inputs.
 _NORMS = {"SimplifiedLayerNormalization": 1, "RMSNormalization": 1, "LayerNormalization": 1, _SKIP: 2}
 _SUM = 3  # the output of _SKIP that is the sum
-# Operators between the last norm and the LM head that select the last token, or give it its axis back.
+# Operators between the last norm and the LM head that select the last token, or restore its axis.
 _SELECTIONS = {"Gather", "GatherND", "Slice", "Unsqueeze"}
 _QUANTISED = {"MatMulNBits", "Q4NXMatMul", "FusedDQP", "Q4NXMoE"}
 
@@ -135,7 +135,7 @@ class DecoderGraph:
         return str(value.name)
 
     def force(self) -> None:
-        """Changes the graph so that each layer, and the LM head, starts from an input of its own."""
+        """Changes the graph so that each layer, and the LM head, has a separate input."""
         for layer, norm in enumerate(self._norms):
             exposed = norm.outputs[_SUM] if norm.op_type == _SKIP else norm.inputs[0]
             given = self._ir.Value(name=hidden_input(layer), type=exposed.type, shape=exposed.shape)
@@ -155,7 +155,7 @@ class DecoderGraph:
         self.model.graph.insert_after(skip, norm)
 
     def proto(self) -> tuple[bytes, Path]:
-        """The serialised model, which refers to its weights in their files, and the folder in which it does."""
+        """The serialised model, which refers to its weights in their files, and the folder of these files."""
         from flownpu.model.graph_loading import without_links  # noqa: PLC0415 needs the extra "convert"
 
         folder = without_links(self.model, self.path)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Tokens = NDArray[np.int64]
 
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-# How many rows of the LM head are quantised at once: 64 MB with 2048 columns.
+# The number of rows of the LM head that are quantised at once: 64 MB with 2048 columns.
 _ROWS = 8192
 
 
@@ -78,7 +78,7 @@ class GraphRun:
         session_options = self._onnxruntime.SessionOptions()
         session_options.log_severity_level = 3
         proto, folder = graph.proto()
-        # A model that is given as bytes does not say in which folder its weights are.
+        # A model that is given as bytes does not name the folder of its weights.
         session_options.add_session_config_entry(DATA_FOLDER, str(folder))
         providers: list[Any] = ["CPUExecutionProvider"]
         if options is None:
@@ -171,10 +171,9 @@ class Checkpoint:
         return Run(hidden, logits[0].numpy())
 
     def rounded_outputs(self, tokens: Tokens, run: Run) -> Run:
-        """The outputs of the embedding, of each layer and of the head with their weights rounded to Q4NX.
+        """The outputs of the embedding, of each layer and of the head, with their weights rounded to Q4NX.
 
-        Each starts from its own input in `run`, which must be the last run that was made: errors of one do not reach
-        the next.
+        Each starts from its own input in `run`, which must be the last run. So errors do not reach the next stage.
         """
         torch = self._torch
         rows = self._model.get_input_embeddings().weight.detach().numpy()[tokens]

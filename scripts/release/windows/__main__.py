@@ -36,7 +36,7 @@ def main() -> None:
     zig = Zig.of(Path(sys.executable), WORK, build.TARGET)
     wine = Wine.find(WORK / "prefix")
     if wine is not None:
-        wine.run(Path("wineboot"))  # makes Wine's system folder, from which a library is laid out, too
+        wine.run(Path("wineboot"))  # also makes Wine's system folder, from which a library is laid out
     for found in pythons:
         environment = building.environment(WORK, found, *EXTRAS)
         python = Python.of(environment, WORK, zig)

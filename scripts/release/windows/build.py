@@ -20,7 +20,7 @@ TAG = "win_amd64"
 
 
 def build_wheel(environment: Path, python: Python, zig: Zig, work: Path, dist: Path) -> Path:
-    """Builds the wheel of one Python; all are built in one folder, so that only what calls Python is compiled again.
+    """Builds the wheel of one Python, in one folder for all, so that only code that calls Python is compiled again.
 
     Args:
         environment: the Python that builds, with all build requirements.

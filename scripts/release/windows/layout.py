@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out what was built as on a user's Windows, for the tests that run it under Wine."""
+"""Lays out the built files as on a user's Windows, for the tests that run them under Wine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LACKING = "bcryptprimitives.dll"
 RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 ANY_PYTHON = 12
 EXTRAS = "genai,convert,embed,serve"
-# Packages that click and tqdm need on Windows only, which pip does not see when it runs elsewhere.
+# Packages that click and tqdm need only on Windows, which pip does not see on other systems.
 OF_WINDOWS = ("colorama", "tzdata")
 
 
@@ -61,8 +61,8 @@ def lay_out_program(work: Path) -> None:
 def _c_run_time(folder: Path, zig: Zig, work: Path) -> None:
     """Puts a ucrtbase.dll into `folder` with functions that Wine 8's lacks (tests/windows/ucrtbase.cc).
 
-    It forwards all other functions to Wine's library, which is put beside it under another name, and without the mark
-    of Wine's own libraries: with it Wine would load a library of its own of that name instead.
+    It forwards all other functions to Wine's library, which is put beside it under another name. The mark of Wine's own
+    libraries is removed, because Wine would otherwise load its own library of that name.
     """
     source = ROOT / "tests" / "windows" / "ucrtbase.cc"
     theirs = work / "prefix" / "drive_c" / "windows" / "system32" / "ucrtbase.dll"
@@ -85,7 +85,7 @@ def install(python: Python, wheel: Path, work: Path) -> None:
     place = ["--target", str(folder / "Lib" / "site-packages")]
     wanted = [f"{wheel}[{EXTRAS}]", *(f"{name}=={_pinned()[name]}" for name in RUNTIMES), *OF_WINDOWS]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *tags, *place, *wanted], check=True)
-    # Libraries are looked for beside the program first.
+    # Libraries are searched beside the program first.
     for file in [*_runtimes(work), work / "cmake" / LACKING]:
         if file.stem in RUN_TIME or file.name == LACKING:
             shutil.copy(file, folder)

@@ -80,7 +80,7 @@ class Python:
         return folder
 
     def import_library(self) -> Path:
-        """The import library for a module for this version of Python only: all that Python's library exports."""
+        """The import library for a module for this version of Python only: all exports of Python's library."""
         return self._import_library(self.library, self._exported(), set())
 
     def stable_import_library(self) -> Path:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Microsoft's C++ run-time library. Newer libraries expect another layout of std::mutex than that of Wine 8's own, with
-# which they wait for ever.
+# Microsoft's C++ run-time library. Newer libraries expect another layout of std::mutex than Wine 8's own, with which
+# they wait forever.
 RUN_TIME = ("msvcp140", "msvcp140_1", "msvcp140_atomic_wait", "vcruntime140", "vcruntime140_1")
 # Debian's folder of wine64; the `wine` on its path needs 32-bit programs.
 DEBIAN = "/usr/lib/wine"
@@ -21,7 +21,7 @@ SECONDS = 600  # at most, for one run
 
 
 class Wine:
-    """Wine with a prefix (its Windows drive and settings) of its own.
+    """Wine with a separate prefix (its Windows drive and settings).
 
     Args:
         program: wine64 or wine.
@@ -50,7 +50,7 @@ class Wine:
     def script(self, program: Path, script: Path) -> Path:
         """Writes a script that runs a program, for callers that start programs by a path alone.
 
-        stderr goes through a pipe: under Wine 8, Python ends if stderr is a file.
+        stderr goes through a pipe, because under Wine 8 Python ends if stderr is a file.
         """
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self._own.items())
         command = f"exec env {variables} {self._program} {shlex.quote(str(program))}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of artifacts: the index names what is there, and what is up to date is kept."""
+"""Folders of artifacts: the index names the existing files, and up-to-date files are kept."""
 
 import hashlib
 import json
@@ -119,7 +119,7 @@ def test_changed_program_is_made_again_and_unused_files_are_removed(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
-        # Rows for which L1 has no room.
+        # L1 has no room for so many rows.
         (
             norm(2, lambda: RMSNorm("npu2", 32768).program(2, 1e-6), "large"),
             PlanError,

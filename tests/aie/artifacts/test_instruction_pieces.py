@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions put together from those of a few positions are what a compiler makes at each position."""
+"""Instructions put together from those of a few positions equal a compiler's instructions at each position."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ FEW = 12
 
 
 def compiled(plan):
-    """Instructions as a compiler might write them that takes the lowest free descriptor of a tile."""
+    """Instructions as a compiler would write them that takes the lowest free descriptor of a tile."""
     tiles = {fifo.name: fifo.producer.tile if fifo.producer.tile.row == 0 else fifo.consumers[0].tile
              for fifo in plan.array.fifos}  # fmt: skip
     names = {name: number for number, name in enumerate(sorted(tiles))}
@@ -74,7 +74,7 @@ def compiled(plan):
 
 
 def pieces_of(name, make=compiled):
-    """A call of programs/test_call_family.py: its pieced words, what makes its plan at a position, its positions."""
+    """A call of programs/test_call_family.py: its pieced words, a function from position to plan, its positions."""
     program, positions = CALLS[name]
 
     def plan(position):
@@ -97,7 +97,7 @@ def test_pieced_words_equal_compiler_at_all_positions(name):
         assert not expected[differ].any()
 
 
-def test_classes_cost_no_compilations():
+def test_longer_context_costs_one_compilation_more():
     """A call with four times the tasks, in a longer context, needs one compilation more at most."""
     flow = FlowKV("npu2", 8, 4, 64)
     most = LIMITS["npu2"].iteration_maximum
@@ -116,7 +116,7 @@ def test_classes_cost_no_compilations():
 
 
 def test_unexpected_words_of_compiler_are_refused():
-    """Other operations, and words that do not follow the steps' numbers, are errors."""
+    """Other operations, and words that disagree with the steps' numbers, are errors."""
 
     def squares(plan):
         words = compiled(plan)

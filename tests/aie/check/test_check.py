@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checker as a whole: it passes good plans, and names all faults of a bad one."""
+"""The whole checker: it passes valid plans, and names all faults of an invalid one."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of core programs: what is acquired, released and called.
 
-Each rule is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and the finding.
 """
 
 import dataclasses
@@ -163,7 +163,7 @@ def test_faulty_core_program_is_refused(case):
 
 
 def window_given_up_one_by_one(dynamic):
-    """Hold three objects, then give them up in a loop: three passes, or as many as a parameter says."""
+    """Hold three objects, then release them in a loop of three passes, or of as many as a parameter says."""
     kind = tensor(64)
     a, c = ObjectFifo(kind, name="a", depth=4), ObjectFifo(kind, name="c")
     count = Buffer(initial_value=np.array([3], np.int32), name="count")
@@ -192,7 +192,7 @@ def test_object_held_after_loop_pass_is_refused():
 
 
 def window_that_slides(*, anew, index, dynamic=True):
-    """Hold two objects, use and give up the older, then the other: acquired anew, or by its index in the view."""
+    """Hold two objects, use and release the older one, then the other: acquired again, or by its index in the view."""
     kind = tensor(64)
     a, c = ObjectFifo(kind, name="a", depth=3), ObjectFifo(kind, name="c")
 
@@ -214,8 +214,8 @@ def window_that_slides(*, anew, index, dynamic=True):
     return Program(NPU2(), Runtime(sequence, [tensor(128), kind, a.prod(), c.cons()]), [worker]).resolve_program()
 
 
-def test_object_index_counts_from_oldest_at_call():
-    """A dynamic lowering looks up the fifo's place where an object is used; a static one, where it was acquired."""
+def test_object_index_counts_from_oldest_held_object():
+    """A dynamic lowering looks up the fifo's place when an object is used; a static one, when it was acquired."""
     assert messages(window_that_slides(anew=True, index=0)) == []
     assert messages(window_that_slides(anew=False, index=1, dynamic=False)) == []
     assert any(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of flow: fifos that are not drained, not reached, or out of balance.
 
-Each rule is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and the finding.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ def test_faulty_flow_is_refused(plan, message):
 
 
 def test_undrained_fifo_is_refused():
-    # Without the drain nothing says that the fill is complete, so it is awaited itself.
+    # Without the drain nothing shows that the fill is complete, so the fill itself is awaited.
     fill = dataclasses.replace(FILL, token=True)
     plan = with_steps(CHAIN, *STEPS[:2], fill, Await(fill.name))
     message = "[fifo c] elements that its consumer at shim tile (0, 0) takes in a call: need 0, have 256"
@@ -72,7 +72,7 @@ def test_undrained_fifo_is_refused():
 
 
 def test_core_without_barrier_needs_whole_passes_of_all_fifos():
-    """The host sends what two passes of the loop take of a, and what three take of b."""
+    """The host sends objects of a for two passes of the loop, and of the other fifo for three."""
     kind = tensor(64)
     a, b, c = (ObjectFifo(kind, name=name) for name in "abc")
 

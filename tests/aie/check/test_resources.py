@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of resources: memory, channels, descriptors, locks, walks.
 
-Each is broken once; the message names the place, the need and what is there.
+Each limit is broken once; the message names the place, the need and the finding.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ def many(count, outputs=0, *, elements=64, depth=2, tile=(0, 2), buffers=()):
 
 
 def pass_through(count, *, elements=64, depth=2, column=0):
-    """`count` streams through one memory tile, each to a core of its own."""
+    """`count` streams through one memory tile, each to a separate core."""
     kind = tensor(elements)
     ins = [ObjectFifo(kind, name=f"a{i}", depth=depth) for i in range(count)]
     mids = [a.cons().forward(tile=Tile(column, 1), depth=depth) for a in ins]
@@ -98,7 +98,7 @@ def test_memory_of_memory_tile_equals_hand_count():
 
 
 def test_object_beyond_descriptor_length_is_refused():
-    """It fits, but its length does not fit a descriptor's 17 bits."""
+    """The object fits, but its length does not fit a descriptor's 17 bits."""
     whole = 524288 // 4
     plan = with_end(pass_through(1, elements=whole), "a0", "consume", depth=1)
     message = "[memory tile (0, 1)] length of an object of a0 in words: need 131072, have 131071"
@@ -210,12 +210,12 @@ def test_valid_walks_pass():
         (walked([(64, 0), (1, 1)]), "stride of dimension 0: need 1 or more, have 0"),
         (walked([(600, 2), (2, 1)], elements=1200), "size of dimension 0: need 600, have 512"),
         (
-            # The compute tile's wrap register has 8 bits; aie-opt does not look.
+            # The compute tile's wrap register has 8 bits; aie-opt does not check it.
             walked([(4, 300), (300, 1)], name="c", elements=1200),
             "size of dimension 1 in words: need 300, have 255",
         ),
         (
-            # The compute tile's stride register has 13 bits; aie-opt does not look.
+            # The compute tile's stride register has 13 bits; aie-opt does not check it.
             walked([(2, 8193), (2, 1)], name="c", elements=8196),
             "stride of dimension 0 in words: need 8193, have 8192",
         ),

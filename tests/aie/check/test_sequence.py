@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of run-time sequences: taps, queues, live descriptors.
 
-Each rule is broken once; the message names the place, the need and what is there.
+Each rule is broken once; the message names the place, the need and the finding.
 """
 
 import dataclasses
@@ -165,7 +165,7 @@ def test_valid_taps_pass(offset, walk, elements, dtype):
 
 
 def halves(*verbs):
-    """The chain's data in two transfers each way; a verb is fill, drain, await or free with the number of a half."""
+    """The chain's data in two transfers each way. A verb is fill, drain, await or free, with the number of a half."""
 
     def half(step, number):
         tap = Tap(128 * number, (Dimension(128, 1),))
@@ -187,12 +187,12 @@ FREED_EARLY = "completion known before Free: need yes, have no"
 @pytest.mark.parametrize(
     ("verbs", "early"),
     [
-        # A fill has ended with a drain behind it, or with one before it if no more of the data was filled than drained.
+        # A fill has ended if a drain after it has, or a drain before it if no more data was filled than drained.
         (["fill 0", "drain 0", "fill 1", "drain 1", "await 0", "free 0", "await 1", "free 1"], []),
         (["drain 0", "fill 0", "drain 1", "fill 1", "await 0", "free 0", "await 1", "free 1"], []),
         (["drain 0", "drain 1", "fill 0", "fill 1", "await 0", "free 0", "await 1", "free 1"], []),
         (["drain 0", "fill 0", "drain 1", "fill 1", "await 1", "free 0", "free 1", "await 0"], []),
-        # When the first half has come out, the second fill need not have ended.
+        # When the first half has left, the second fill need not have ended.
         (["fill 0", "drain 0", "fill 1", "drain 1", "await 0", "free 0", "free 1", "await 1"], ["a1"]),
         (["drain 0", "fill 0", "drain 1", "fill 1", "await 0", "free 1", "free 0", "await 1"], ["a1"]),
         (["drain 0", "drain 1", "fill 0", "fill 1", "free 0", "await 0", "free 1", "await 1"], ["a0", "a1"]),
@@ -216,7 +216,7 @@ def test_descriptors_are_counted_while_they_are_in_use():
 
 
 def test_instructions_beyond_controller_heap_are_refused():
-    """A header, a parameter, a barrier, two transfers, one of which gives a token, and its await are 87 words."""
+    """87 words: a header, a parameter, a barrier, two transfers, one of them with a token, and its await."""
     words = 4 + 6 + 6 + 30 + 37 + 4
     assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []
     (found,) = check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words - 1))

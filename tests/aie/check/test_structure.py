@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of structure: places, links, splits and joins.
 
-Each is broken once; the message names the place, the need and what is there.
+Each limit is broken once; the message names the place, the need and the finding.
 """
 
 import dataclasses
@@ -165,7 +165,8 @@ def split_plan(offsets, part, elements=100):
 @pytest.mark.parametrize(
     ("offsets", "part", "message"),
     [
-        # aie-opt takes 100 elements in parts of 64 at 0 and 64 without a message, and moves elements that do not exist.
+        # aie-opt accepts 100 elements in parts of 64 at 0 and 64 without a message, and moves elements that do not
+        # exist.
         ([0, 64], 64, "coverage of a by a_split1: need objects that fill elements 64..99 exactly, have objects of 64"),
         ([0, 40], 40, "coverage of a by a_split1: need objects that fill elements 40..99 exactly, have objects of 40"),
         ([4, 52], 48, "offsets: need ascending from 0, below 100, have [4, 52]"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of GEMM: against what was published, and its tuner's choices.
+"""The model of GEMM against published numbers, and its tuner's choices.
 
 Tables, sections and equations are those of arXiv 2512.13282.
 """
@@ -47,7 +47,7 @@ def named(row):
 
 
 @pytest.mark.parametrize("core", CORES, ids=named)
-def test_l1_is_filled_as_published(core):
+def test_l1_use_equals_published_one(core):
     """The tables print KB to one decimal; 128 x 56 x 80 of int8-int32 has 62.75 by equation 5, not the printed 62.3."""
     published = 62.75 if (core.precision, core.size.m) == ("int8-int32", 128) else core.l1
     assert l1_bytes(PRECISIONS[core.precision], core.size) / 1024 == pytest.approx(published, abs=0.051)
@@ -55,7 +55,7 @@ def test_l1_is_filled_as_published(core):
 
 @pytest.mark.parametrize("core", CORES, ids=named)
 def test_core_throughput_equals_published_one(core):
-    """To 9 %, as near as the fit is; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
+    """Within 9 %, as the fit is; published throughputs are whole percents of the unit's rate, up to 1.2 % off."""
     modelled = macs_per_cycle(gemm_parameters(core.target), PRECISIONS[core.precision], core.size)
     assert modelled == pytest.approx(core.macs_per_cycle, rel=0.09)
 
@@ -69,7 +69,7 @@ def test_single_core_programme_finds_published_tiles(core):
 
 
 def test_single_core_programme_with_modelled_efficiency_finds_published_tiles():
-    """int8-int32 differs: its call is predicted 5 to 7 % too fast, so that with 48 columns inputs come too slowly."""
+    """int8-int32 differs: its call is predicted 5 to 7 % too fast, so inputs for 48 columns arrive too slowly."""
     differing = []
     for core in TABLE_1:
         known, kind = gemm_parameters(core.target), PRECISIONS[core.precision]
@@ -83,7 +83,7 @@ def test_single_core_programme_with_modelled_efficiency_finds_published_tiles():
 
 
 @pytest.mark.parametrize("gemm", TABLES, ids=named)
-def test_l2_is_filled_as_published(gemm):
+def test_l2_use_equals_published_one(gemm):
     assert round(l2_bytes(gemm.target, gemm.precision, gemm.tiling) / 1024) == gemm.l2
 
 
@@ -99,13 +99,13 @@ def test_native_sizes_equal_published_ones():
 
 
 def test_tiles_equal_solution_of_integer_programme():
-    """Tables 2 and 3: a kernel's m n is the largest for its k, but for one, which the constraints do not explain."""
+    """Tables 2 and 3: a kernel's m n is the largest for its k, with one exception beyond the constraints."""
     throughput = {(core.target, core.precision, core.size): core.macs_per_cycle for core in CORES}
     differing = []
     for gemm in TABLES:
         size = gemm.tiling.size
         search = GemmSearch(gemm.target, gemm.precision)
-        # The efficiency at the k before: the model's, or 2 % more than was measured with this kernel.
+        # The efficiency at the previous k: the model's, or 2 % more than this kernel's measured one.
         of_size = throughput[gemm.target, gemm.precision, size]
         found = search.kernels(size.k) + search.kernels(size.k, throughput=of_size * 1.02)
         if size not in found:
@@ -122,7 +122,7 @@ def test_balance_point_equals_published_one(target, precision):
 
 
 @pytest.mark.parametrize(("target", "precision"), list(itertools.product(GEMM, ("int8-int32", "bf16-bf16"))))
-def test_balance_that_differs_costs_little(target, precision):
+def test_balance_point_of_model_costs_little_more(target, precision):
     """Another k is predicted to be better, but by 11 % or less: the model's own error may be as large."""
     search = GemmSearch(target, precision)
     best = search.candidates()[0][1].tops
@@ -195,7 +195,7 @@ def test_unfit_gemm_is_refused(make, message):
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
 def test_default_tiles_equal_tuner_result(kind, epilogue):
-    """For all models' projections in chunks of 512 tokens, as `rank_for_shapes` weighs them; others may be as fast."""
+    """For all models' projections in chunks of 512 tokens, weighed as in `rank_for_shapes`; others may be as fast."""
     groups = [
         [
             (512, k, -(-n // 32) * 32)
@@ -210,8 +210,8 @@ def test_default_tiles_equal_tuner_result(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tried_tiles_fit_memory(kind, epilogue):
-    """The tuner's count of L1's bytes agrees with the checker, which passes what it takes and refuses larger tiles."""
+def test_tried_tiles_fit_l1(kind, epilogue):
+    """The tuner's count of L1's bytes agrees with the checker, which passes its tiles and refuses larger ones."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []
     large = Gemm(*kind, epilogue, m=96, k=64, n=64, e_y=3, e_x=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost model of a plan: its parts and whole calls against published numbers and sums by hand."""
+"""The cost model of a plan: its parts and whole calls against published numbers and hand-computed sums."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ from tests.aie.designs.test_plans import ALL, plan_of
 from tests.aie.small_programs import chain
 
 DEVICE = CHIPS["kraken-350"]
-# Memory, waits and instructions take no time: what is left is the array's.
+# Memory, waits and instructions take no time, so only the array's time is left.
 FREE = {**VALUES, "memory_read": 1e15, "channel_read": 1e15, "wait": 0.0, "instruction_word": 0.0}
 
 
@@ -60,7 +60,7 @@ def test_parameter_has_unit_date_and_source(name):
     assert parameter.source
 
 
-def test_short_runs_are_as_slow_as_published():
+def test_short_run_rate_equals_published_one():
     """B in runs of 16 bytes was read at 10 GB/s, in long ones at 47 (amd/IRON)."""
     # Both are whole GB/s: 10 is known to 5 %.
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
@@ -72,7 +72,7 @@ def test_memory_rate_equals_tuner_rate():
 
 
 def test_streams_share_memory_bandwidth():
-    """By hand: fifteen streams have a megabyte and one has two; while all are at work, none has its channel's rate."""
+    """By hand: fifteen streams have a megabyte and one has two. While all work, none reaches its channel's rate."""
     channel, memory = VALUES["channel_read"], VALUES["memory_read"]
     assert shared_seconds([1e6] * 15 + [2e6], VALUES) == pytest.approx(16e6 / memory + 1e6 / channel)
     assert shared_seconds([1e6, 3e6], VALUES) == pytest.approx(3e6 / channel)
@@ -88,7 +88,7 @@ def test_streams_add_up_to_memory_bandwidth():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40)), min_size=1, max_size=4), st.sampled_from([1, 2]))
 def test_contiguous_bytes_equal_shortest_run(walk, item):
-    """No run in the list of addresses, in the DMA's order, is shorter than what the walk's sizes say."""
+    """No run in the list of addresses, in the DMA's order, is shorter than the walk's sizes say."""
     tap = Tap(0, tuple(Dimension(size, stride) for size, stride in walk))
     indices = itertools.product(*(range(size) for size, _ in walk))
     addresses = np.array([sum(i * stride for i, (_, stride) in zip(at, walk, strict=True)) for at in indices])
@@ -96,7 +96,7 @@ def test_contiguous_bytes_equal_shortest_run(walk, item):
     runs = np.diff(np.concatenate([[-1], breaks, [len(addresses) - 1]]))
     found = contiguous_bytes(tap, item) // item
     assert found <= runs.min()
-    # And it is the longest that divides all runs, unless some of them are neighbours by chance.
+    # The run is also the longest that divides all runs, unless some runs are neighbours by chance.
     assert found == runs.min() or len(set(runs)) > 1 or runs.min() % found == 0
 
 
@@ -125,7 +125,7 @@ def test_attention_kernel_time_follows_from_instructions():
     # 8 sub-tiles in blocks of four: as many conversions as products; two rows of them share the softmax.
     assert scores == pytest.approx(call + 2 * (30 + 16 * 4 * 2.84 + 4 * 4) + 4 * 106 + 160)
     assert values == pytest.approx(call + 2 * (30 + 4 * 2.84 + 16 * 4 * 2.84))
-    # A sub-tile of rows and of keys that are left alone: products wait for their accumulator, sums for their stores.
+    # A sub-tile of rows and of keys without a neighbour: products wait for their accumulator, sums for their stores.
     alone = _flow_qkv_cycles(8, 8, 64)
     assert alone == pytest.approx([call + 30 + 8 * 6 + 4 + 106 + 160, call + 30 + 2.84 + 8 * 4])
     assert sum(_flow_qkv_cycles(24, 8, 64)) == pytest.approx(sum(_flow_qkv_cycles(16, 8, 64)) + sum(alone) - 2 * call)
@@ -174,7 +174,7 @@ def test_transfers_awaited_together_cost_one_wait():
 
 
 def test_instructions_bound_time_where_they_take_longest():
-    """They bound a chain (a parameter, a barrier, two transfers, an await), and count little where weights are read."""
+    """Instructions bound a chain (a parameter, a barrier, two transfers, an await), and count little beside weights."""
     plan = chain()
     words = words_of_steps(plan.sequence.steps) - HEADER_WORDS
     values = {**FREE, "instruction_word": 1e-6}
@@ -252,7 +252,7 @@ def norm(array, rows=64):
 
 
 def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
-    """A program whose steps are these calls."""
+    """A program that consists of these calls."""
     writer = ProgramWriter([Buffer("weight", Role.CONSTANT, 2048)])
     given = writer.rows("x", 64, 1024)
     steps = []
@@ -307,7 +307,7 @@ def test_prompt_chunks_equal_those_of_host():
 def test_prices_between_knots_equal_prices_of_plans(window):
     """To 6 %, for a token's call and a chunk's at positions that were not counted.
 
-    What differs is a chunk of keys in which a window begins: one of about 72 that a block of 64 queries sees.
+    The difference is a chunk of keys in which a window begins: one of about 72 that a block of 64 queries sees.
     """
     from flownpu.aie.designs.flow_qkv import FlowQKV
     from flownpu.aie.programs.call import moving_call

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases for the emulator: those of the package (flownpu.selftest.reference), and a projection as prefill makes it.
 
-Tolerances are those of the kernels' tests and no larger: the array only moves what kernels compute.
+Tolerances are no larger than those of the kernels' tests, because the array only moves the kernels' results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for the emulator: what an encoder of images needs of the designs, and a decoder does not.
+"""Cases for the emulator: the demands of an encoder of images on the designs that a decoder does not make.
 
-As in tests/aie/designs/cases.py: random inputs, float64 references, tolerances of the kernels' tests. Most host
-buffers have lines longer than what they hold; what lies between must not be read or, in outputs, must stay.
+As in tests/aie/designs/cases.py: random inputs, float64 references, tolerances of the kernels' tests. Most host buffers
+have lines longer than their contents. The gaps must not be read, and must stay as they are in outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def biased_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:
 
 
 def packed_flow_qkv_case(design: FlowQKV, tokens: int, rng: Rng) -> Case:
-    """Every token sees every other; queries, keys and values lie in the lines of one buffer, with rows to spare."""
+    """Every token sees every other. Queries, keys and values lie in the lines of one buffer, with spare rows."""
     heads, kv_heads, d = design.heads, design.kv_heads, design.d
     rows = design.padded(tokens) + design.keys
     qkv = bf16(rng.normal(size=(rows, (heads + 2 * kv_heads) * d + _PAD)))

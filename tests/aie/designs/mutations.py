@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes that a design could have, planted in its plan one at a time, and what notices them.
+"""Possible mistakes of a design, planted in its plan one at a time, and the check that notices each.
 
-A mistake is planted wherever a plan has a place for it: on one fifo of each name (a_0 stands for a_1, a_2, ...) and in
+A mistake is planted at every possible place of a plan: on one fifo of each name (a_0 represents a_1, a_2, ...) and in
 one core of each kind.
 """
 
@@ -124,7 +124,7 @@ def swapped_dimensions_of_transfers(plan: Plan) -> Mutants:
 
 
 def shorter_transfers(plan: Plan) -> Mutants:
-    """A dimension of a transfer is one less."""
+    """A dimension of a transfer is shortened by one."""
     for place, step in _transfers(plan):
         for number, dimension in enumerate(step.tap.walk[:-1]):
             if dimension.size > 1:
@@ -145,7 +145,7 @@ def missing_transfers(plan: Plan) -> Mutants:
 
 
 def swapped_transfers(plan: Plan) -> Mutants:
-    """Two transfers of a fifo that follow one another are in the other order: the first that differ."""
+    """Two consecutive transfers of a fifo are swapped: the first ones that differ."""
     of_fifo: dict[str, list[tuple[int, Transfer]]] = {}
     for place, step in enumerate(plan.sequence.steps):
         if isinstance(step, Transfer):
@@ -162,7 +162,7 @@ def swapped_transfers(plan: Plan) -> Mutants:
 
 def ends_that_do_not_wait(plan: Plan) -> Mutants:
     """A drain's descriptor is freed instead of awaited."""
-    # A fill that is awaited after the drains of its data has ended by then: to free it instead is no mistake.
+    # A fill that is awaited after the drains of its data has ended by then, so freeing it instead is no mistake.
     fills = {fifo.name for fifo in plan.array.fifos if fifo.producer.tile.row == 0}
     drains = {step.name for _, step in _transfers(plan) if step.token and step.fifo not in fills}
     for place, step in enumerate(plan.sequence.steps):
@@ -171,7 +171,7 @@ def ends_that_do_not_wait(plan: Plan) -> Mutants:
 
 
 def wrong_parameters(plan: Plan) -> Mutants:
-    """A run-time parameter is one more; attention's flag is inverted, a window of all keys is 1, a float is 2.0."""
+    """A run-time parameter grows by one; attention's flag is inverted, a window of all keys becomes 1, a float 2.0."""
     written = {
         (step.buffer, step.index): (place, step)
         for place, step in reversed(list(enumerate(plan.sequence.steps)))
@@ -310,7 +310,7 @@ def missing_releases_of_barriers(plan: Plan) -> Mutants:
 
 
 def early_releases(plan: Plan) -> Mutants:
-    """A core gives an object back before it uses it."""
+    """A core releases an object before it uses it."""
 
     def edit(statement: Statement) -> Iterator[tuple[str, tuple[Statement, ...]]]:
         if isinstance(statement, Acquire):
@@ -330,7 +330,7 @@ def missing_calls(plan: Plan) -> Mutants:
 
 
 def wrong_sizes(plan: Plan) -> Mutants:
-    """A size that a kernel is given is half of what it is."""
+    """A kernel gets half of a size."""
 
     def edit(statement: Statement) -> Iterator[tuple[str, tuple[Statement, ...]]]:
         if isinstance(statement, Call):

@@ -107,7 +107,7 @@ def test_gemm_epilogues_equal_reference(rng, target, weights, epilogue, e_x):
 @pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
 @pytest.mark.parametrize(("e_y", "e_x"), [(1, 1), (2, 2)])
 def test_gemm_without_epilogue_equals_reference(rng, target, weights, epilogue, e_y, e_x):
-    """A plain product on the array for an epilogue; where that makes one tile of two, the plain one stores both."""
+    """A plain product on the array for an epilogue. If the epilogue makes one tile of two, both are stored."""
     design = small(target, weights, epilogue, e_y=e_y, e_x=e_x)
     case = gemm_case(design, 70, 130, design.plain().width + 32, rng, plain=True)
     case.check()
@@ -126,7 +126,7 @@ def test_gemm_of_whole_array_equals_reference(rng, target, weights):
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize("e_x", [1, 2])
 def test_gemm_narrower_than_megatile_equals_reference(rng, target, weights, e_x):
-    """N of one column of tiles, of several columns, and of one less than the array has."""
+    """N of one column of tiles, of several columns, and of one column less than the array has."""
     design = small(target, weights, e_x=e_x)
     for n in (e_x * 32, 96, design.width - 32):
         gemm_case(design, 17, 130, n, rng).check()
@@ -198,7 +198,7 @@ def test_flow_qkv_equals_reference(rng, target, d, tokens):
 @pytest.mark.parametrize("window", [None, 40, 150], ids=["all", "shorter than the block", "longer"])
 @pytest.mark.parametrize(("tokens", "past"), [(96, 0), (96, 101), (128, 128)])
 def test_flow_qkv_of_block_equals_reference(rng, window, tokens, past):
-    """Tokens that see one another, and the keys before them as far back as a window goes."""
+    """Tokens that see one another, and the earlier keys within a window."""
     flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
 

@@ -81,10 +81,10 @@ MUTANTS = {
     "flow_qkv": lambda rng: [packed_flow_qkv_case(FlowQKV("npu1", 2, 2, 72, 16, 16), 94, rng)],
     "pooled_norm": lambda rng: [pooled_norm_case(PatchPooling("npu1", 48, 2, 3, normalised=True), 14, rng)],
 }
-# Mutants that change no result: how their names begin.
+# The beginnings of the names of mutants that change no result.
 EQUIVALENT = {
     "flow_qkv": (
-        # Where a query is, and which rows are of one token, matters only to causality and windows.
+        # A query's position, and the token of a row, matter only to causality and windows.
         "wrong_parameters tile_0_0_parameters[1]",
         "wrong_parameters tile_0_0_parameters[7]",
     ),

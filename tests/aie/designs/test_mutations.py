@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes planted in every design are caught: by the checker, by the emulator, or by the numbers that come out."""
+"""Mistakes planted in every design are caught: by the checker, by the emulator, or by the resulting numbers."""
 
 import pytest
 
 from tests.aie.designs.mutations import MUTATIONS, caught
 from tests.aie.designs.small_cases import SMALL_CASES, cases_of
 
-# By design, mutants that change no result: how their names begin, and why.
+# By design, the beginnings of the names of mutants that change no result, with the reason.
 _NOT_ASKED_FOR = "another call of the array stores so, this one does not"
 EQUIVALENT = {
     "gemm swiglu": {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The designs at shapes that are seldom: the plan passes the checker; shapes do not change the array.
+"""The designs at rare shapes: the plan passes the checker, and shapes do not change the array.
 
-Every design at the usual shapes of every model is in tests/cli/npu/test_catalogue.py; results are in test_emulated.py.
+tests/cli/npu/test_catalogue.py has every design at the usual shapes of every model; test_emulated.py has results.
 """
 
 import re
@@ -58,7 +58,7 @@ def test_fused_dqp_on_16_tiles_passes_checker(name):
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
 @pytest.mark.parametrize("name", [*DECODERS, ENCODER])
 def test_products_of_few_and_many_tokens_pass_checker(name, target, weights):
-    """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product has two anyway."""
+    """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product always has two."""
     for m, k, epilogue in projections(MODELS[name]):
         gated = epilogue in {"geglu", "swiglu"}
         if gated:
@@ -135,7 +135,7 @@ def test_norms_of_few_and_many_rows_pass_checker(n, target):
 
 
 def test_designs_on_xdna_pass_checker():
-    """These fit XDNA's 4 columns; the other designs are checked on it above."""
+    """These designs fit XDNA's 4 columns; the tests above check the other designs on it."""
     programs = [
         FusedDQP("npu1", 6912, 16).program(1536, 1152),
         FusedDQP("npu1", 6912, 16, "geglu").program(6912, 1152),
@@ -179,7 +179,7 @@ def test_designs_on_xdna_pass_checker():
         lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
     ],
 )
-def test_shapes_do_not_change_array(programs):
+def test_all_shapes_share_one_array(programs):
     arrays = [plan_of(program).array for program in programs()]
     assert all(array == arrays[0] for array in arrays)
 

@@ -30,7 +30,9 @@ def without_release(port):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_unreleased_output_deadlock_names_path(seed):
-    """The message follows the whole way from the sequence to the core's DMA, which waits for what nobody gives."""
+    """The message follows the whole way from the sequence to the core's DMA, which waits for an object that never
+    comes.
+    """
     assert deadlock(without_release("produce"), seed=seed) == (
         "[emulator] deadlock: nothing can go on; what is waited for is given by nobody:\n"
         "  sequence sequence, step 4 of 6 (await c_task1)\n"
@@ -44,14 +46,16 @@ def test_unreleased_output_deadlock_names_path(seed):
 
 
 def test_unreleased_input_is_still_held_after_call():
-    """No deadlock: as in hardware, an acquire counts what the core holds already. After the call it still holds it."""
+    """No deadlock: as in hardware, an acquire counts objects that the core already holds. It still holds one
+    afterwards.
+    """
     plan = without_release("consume")
     with pytest.raises(AssertionError, match=r"core \(0, 2\) still holds 1 objects of the consume end of fifo b"):
         emulate(plan, functions={"scale": lambda *_: None}, checked=False, source=np.zeros(256, np.int32))
 
 
 def test_circle_of_cores_deadlock_is_reported():
-    """Each core waits for the other's object before it gives its own."""
+    """Each core waits for the other's object before it releases its own."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
     there, back = ObjectFifo(kind, name="there"), ObjectFifo(kind, name="back")
@@ -140,7 +144,7 @@ def test_short_fill_deadlock_names_circle():
 
 
 def test_full_queue_deadlock_names_step():
-    """The first fill fits the fifos; the next is stuck, and with three more behind it the channel has no place left."""
+    """The first fill fits the fifos. The next one is stuck, and three more after it fill the channel's queue."""
     plan = chain()
     start = [s for s in plan.sequence.steps if isinstance(s, WriteParameter)]
     fill = next(s for s in plan.sequence.steps if isinstance(s, Transfer))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator on small programs with kernels in Python: what arrives, what is counted, what is refused."""
+"""The emulator on small programs with kernels in Python: arrivals, counts, refusals."""
 
 import dataclasses
 
@@ -109,7 +109,7 @@ def test_consecutive_calls_on_one_array_equal_reference():
 
 
 def test_broadcast_waits_for_slowest_core():
-    """Two cores read one stream; the second takes an object only when it has the first's result."""
+    """Two cores read one stream. The second takes an object only after it has the first core's result."""
     kind, host = tensor(32), tensor(8 * 32)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")
     handed = ObjectFifo(kind, name="handed", depth=1)
@@ -138,7 +138,7 @@ def test_broadcast_waits_for_slowest_core():
 
 
 def test_neighbouring_tiles_read_same_memory():
-    """No DMA between tiles one above the other."""
+    """No DMA between vertically neighbouring tiles."""
     kind, host = tensor(32), tensor(4 * 32)
     a, b, c = (ObjectFifo(kind, name=name) for name in "abc")
     copies = Kernel("copy", "copy.cc", [kind, kind])
@@ -181,7 +181,7 @@ def test_sliding_window_of_two_objects_equals_reference():
 
 
 def test_walks_at_every_kind_of_tile_equal_numpy():
-    """Shim: columns of the host's matrix; memory tile: in by rows, out transposed; compute tile: as it comes."""
+    """Shim: columns of the host's matrix; memory tile: in by rows, out transposed; compute tile: in order."""
     plan = chain(1, 8 * 12)
     plan = with_end(plan, "b", "produce", walk=(Dimension(12, 1), Dimension(8, 12)))
     plan = with_host(with_taps(plan, a=(4, (8, 20), (12, 1))), source=8 * 20, target=8 * 12)
@@ -281,7 +281,7 @@ def test_kernel_write_behind_argument_fails():
 
 
 def test_unwritten_and_released_objects_read_as_minus_one():
-    """So is what it reads after a release: an object that is not filled again holds -1 (NaN in floating point)."""
+    """So do reads after a release: an object that is not filled again holds -1 (NaN in floating point)."""
     seen = []
 
     def looks(x, y, factor):
@@ -297,7 +297,7 @@ def test_unwritten_and_released_objects_read_as_minus_one():
 
 
 def test_acquire_of_fewer_objects_than_held_changes_nothing():
-    """Nothing is acquired, and nothing is given up."""
+    """The acquire takes nothing, and nothing is released."""
 
     def fewer(body):
         acquire = next(s for s in body if isinstance(s, Acquire) and s.port == "consume")
@@ -396,7 +396,7 @@ def test_wrong_host_buffer_and_call_after_failure_are_refused():
 # --- The flat form ----------------------------------------------------------------------------------------------------
 
 
-def test_flat_form_survives_file(tmp_path):
+def test_flat_form_is_equal_after_file(tmp_path):
     flat = flatten_array(chain().array)
     flat.words.tofile(tmp_path / "array")
     np.testing.assert_array_equal(_native.read_words(str(tmp_path / "array")), flat.words)

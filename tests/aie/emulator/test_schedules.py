@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever the order of events, results are the same; if a program has a race, some schedule shows it."""
+"""Results do not depend on the order of events; if a program has a race, some schedule shows it."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ def order(seed):
     return tuple(calls)
 
 
-def test_schedules_differ_and_repeat():
+def test_schedules_differ_by_seed_and_repeat():
     orders = [order(seed) for seed in range(20)]
     assert orders == [order(seed) for seed in range(20)]
     assert len(set(orders)) > 10
@@ -61,7 +61,7 @@ SOURCE = np.arange(1, 257, dtype=np.int32)
 
 
 def test_parameter_written_while_core_runs_changes_results():
-    """After its start the core reads how many objects there are: before or after the change, by chance."""
+    """After its start the core reads the number of objects, before or after the change by chance."""
     plan = chain()
     steps = list(plan.sequence.steps)
     after = next(place for place, step in enumerate(steps) if isinstance(step, SetBarrier)) + 1
@@ -89,7 +89,7 @@ def test_lost_start_is_found():
 
 
 def test_output_read_before_await_is_found():
-    """The call's second half reads what its first half writes; without a wait, some schedules read what was there."""
+    """The call's second half reads results of its first half; without a wait, some schedules read earlier contents."""
     plan = chain(2)
     fill, drain = (s for s in plan.sequence.steps if isinstance(s, Transfer))
     start = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
@@ -117,7 +117,7 @@ def test_object_released_before_read_is_found():
 
 
 def wrong_schedules(cases, seeds, *, settle):
-    """The schedules under which calls in a row go wrong."""
+    """The schedules under which consecutive calls go wrong."""
     wrong = []
     for seed in seeds:
         array = emulator(cases[0].plan.array)
@@ -132,7 +132,7 @@ def wrong_schedules(cases, seeds, *, settle):
 
 @pytest.mark.parametrize("design", SERIES)
 def test_calls_of_other_shapes_need_no_time_between_them(rng, design):
-    """A core without work may be late: it must not take the start of the next call for that of its own."""
+    """A core without work may be late: it must not mistake the start of the next call for its own."""
     cases = SERIES[design](rng)
     assert all(case.plan.array == cases[0].plan.array for case in cases)
     assert wrong_schedules(cases, range(30), settle=False) == []
@@ -140,7 +140,7 @@ def test_calls_of_other_shapes_need_no_time_between_them(rng, design):
 
 @pytest.mark.parametrize("design", ["fused_dqp", "rms_norm"])
 def test_early_parameter_write_is_found(rng, design):
-    """If they do not wait for what all cores share, a core that was idle in the call before misses its start."""
+    """If consecutive calls do not wait for what all cores share, a core that was idle before misses its start."""
 
     def early(plan):
         first = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""aie/host/ itself: what it refuses to compile, what it traps at run time, and the arithmetic it models."""
+"""aie/host/ itself: its compile errors, its traps at run time, and its model of the arithmetic."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compile_snippet(name: str, architecture: str) -> str:
         ("architecture.cpp", "xdna", "expected __AIE_ARCH__ of 20 (XDNA) or 21 (XDNA2)"),
     ],
 )
-def test_refuses_to_compile(snippet, architecture, message):
+def test_unsupported_code_does_not_compile(snippet, architecture, message):
     assert message in compile_snippet(snippet, architecture)
 
 
@@ -80,7 +80,9 @@ def test_misaligned_access_is_trapped(probes):
 
 
 def test_alignment_equals_that_of_architecture(probes):
-    """An access of 512 bits is two of 32 bytes on XDNA, so it needs that alignment only; on XDNA2 it is one of 64."""
+    """An access of 512 bits is two accesses of 32 bytes on XDNA, and needs only that alignment; on XDNA2 it is one of
+    64.
+    """
     x, y = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     if probes.architecture == "xdna":
         probes.call("copy16", x, y, 8, 24)
@@ -151,7 +153,7 @@ def test_rounding_to_bf16_equals_numpy(probes, rng, mode):
 
 
 def test_floor_rounding_is_biased_and_conv_even_is_not(probes, rng):
-    """Floor errs by 2^-8 on average in 1 .. 2; a kernel that forgets set_rounding would get this error."""
+    """Floor errs by 2^-8 on average in 1 .. 2: the error of a kernel that forgets set_rounding."""
     x = rng.uniform(1, 2, 16 * 200).astype(np.float32)
     mean = {}
     for mode in (AT_POWER_UP, CONV_EVEN):
@@ -193,10 +195,10 @@ def test_scalar_reciprocals_are_no_better_than_promised(probes, rng):
     for actual, exact in zip(wide(y), (1 / wide(x), wide(x) ** -0.5), strict=True):
         error = np.abs(actual / exact - 1)
         assert error.max() <= 2.0**-15
-        assert error.max() > 2.0**-19  # else kernels could pass thanks to a model that is too exact
+        assert error.max() > 2.0**-19  # otherwise kernels could pass because the model is too exact
 
 
-def test_rearrangements_equal_numpy(probes):
+def test_lane_rearrangements_equal_numpy(probes):
     x, y = np.arange(64, dtype=np.float32), np.zeros(128, np.float32)
     probes.call("rearrange", x, y)
     v, w = x[:32], x[32:]
@@ -212,7 +214,7 @@ def test_codes_unpack_low_half_first(probes, rng):
     np.testing.assert_array_equal(y, np.stack([x & 15, x >> 4], 1).reshape(-1))
 
 
-def test_mmul_is_row_major(probes, rng):
+def test_mmul_operands_are_row_major(probes, rng):
     a, b, c = bf16(rng.integers(-8, 8, (4, 8))), bf16(rng.integers(-8, 8, (8, 4))), np.zeros((4, 4), np.float32)
     probes.call("mmul_4x8x4", a, b, c)
     np.testing.assert_array_equal(c, wide(a) @ wide(b))  # small integers: exact
@@ -256,7 +258,7 @@ def test_blocks_of_every_exponent_equal_format(xdna2_probes):
 
 
 def test_exp2_instruction_interpolates_linearly_between_powers(xdna2_probes):
-    """Its result is up to 6.15 % too large, and its argument is bf16, so our kernels do not use it."""
+    """The result is up to 6.15 % too large, and the argument is bf16, so our kernels do not use the instruction."""
     x, y = np.linspace(-0.99, -0.01, 16).astype(np.float32), np.zeros(16, BFLOAT16)
     xdna2_probes.call("exp2_native", x, y)
     excess = wide(y) / np.exp2(wide(x)) - 1

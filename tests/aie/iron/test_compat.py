@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where designs get IRON's names from: the recorder, or an installed mlir-aie of generation C."""
+"""The source of IRON's names in designs: the recorder, or an installed mlir-aie of generation C."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ MLIR_AIE = {
 
 
 def imported(choice, folder, code="print(c.ObjectFifo.__module__, c.range_.__module__)"):
-    """Import the compat module in a Python of its own, with what is in `folder` installed."""
+    """Import the compat module in a separate Python, with the packages of `folder` installed."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "FLOWNPU_IRON": choice, "PYTHONPATH": path}
     code = f"import flownpu.aie.iron.compat as c; {code}"

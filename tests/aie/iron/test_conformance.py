@@ -123,7 +123,7 @@ def test_matrix_vector_equals_numpy(device, rng):
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_split_and_joined_data_equals_numpy(parts, rng):
-    """A memory tile deals an object to several cores, and joins what they make of their parts."""
+    """A memory tile splits an object among several cores, and joins their results."""
     x = random(rng, 12, parts, 64 // parts)
     found = run(split_and_join(parts), {"add": lambda x, y, number: np.add(x, number, out=y)}, x=x)
     np.testing.assert_array_equal(found["z"], (x + np.arange(parts)[:, None]).ravel())
@@ -174,7 +174,7 @@ WALKS = {
 @pytest.mark.parametrize("walk", WALKS)
 @pytest.mark.parametrize("into", [True, False], ids=["fill", "drain"])
 def test_access_patterns_equal_numpy(walk, into, rng):
-    """A DMA's tap, on the way in or out; the array between only hands the data on, without a core."""
+    """A DMA's tap, on the way in or out; the array between only passes the data on, without a core."""
     make, numpys = WALKS[walk]
     if not into and walk == "twice":
         make, numpys = (lambda full: full[4:8]), (lambda array: array[4:8])
@@ -229,7 +229,7 @@ def test_drains_before_their_fills_equal_numpy(depth, rng):
 
 
 @DEVICES
-def test_broadcast_linked_to_memory_tile_adds_skip(device, rng):
+def test_broadcast_with_skip_equals_numpy(device, rng):
     """An object goes to a core and, through a memory tile, to a second that adds it to the first's result (a skip)."""
     tile, count = tensor(64), 8
     a, c = ObjectFifo(tile, name="a"), ObjectFifo(tile, name="c")
@@ -268,8 +268,8 @@ def test_broadcast_linked_to_memory_tile_adds_skip(device, rng):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_broadcast_split_reaches_all_consumers(order, rng):
-    """Two cores take halves by way of a memory tile, and a third the whole, whichever consumer is listed first."""
+def test_split_broadcast_equals_numpy(order, rng):
+    """Two cores take halves through a memory tile, and a third core the whole, in either order of consumers."""
     tile, half, count = tensor(64), tensor(32), 6
     a = ObjectFifo(tile, name="a")
     ends = {}

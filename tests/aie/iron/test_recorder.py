@@ -77,7 +77,7 @@ def test_vector_add_is_recorded(device):
     names = [s.name for s in loop.body if isinstance(s, Acquire)]
     assert loop.body[3] == Call("add", tuple(Element(name, 0) for name in names))
     assert [type(step) for step in plan.sequence.steps] == [Transfer] * 3 + [Await, Free, Free]
-    # All ends at the host are in column 0: two inputs of the array and its output, at one shim tile.
+    # All fifo ends at the host are in column 0: two inputs and the output share one shim tile.
     assert {end.tile for fifo in plan.array.fifos for end in (fifo.producer, *fifo.consumers)} == {
         Place(0, 0),
         Place(0, 2),
@@ -140,7 +140,7 @@ def test_index_arithmetic_is_recorded():
 
 
 def test_sliding_window_is_recorded():
-    """Hold three objects, give up one: the view's elements are the window, oldest first."""
+    """Hold three objects, release one: the view's elements are the window, oldest first."""
     kind = tensor(16)
     a, c = ObjectFifo(kind, name="a", depth=4), ObjectFifo(kind, name="c")
     blur = Kernel("blur", "blur.cc", [kind, kind, kind, kind])
@@ -243,7 +243,7 @@ def test_tiles_of_walk_cover_tensor():
         TensorAccessPattern.full((6, 8)).tile((3,))
 
 
-def test_release_is_recorded_where_it_stands():
+def test_release_is_recorded_in_its_place():
     plan = one_core(idle)
     kinds = [type(statement) for statement in plan.array.cores[0].body]
     assert kinds == [Acquire, Acquire, Release, Release]

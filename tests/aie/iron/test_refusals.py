@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals of the recorder: names, options, and what a core, a sequence or a fifo cannot do in a plan."""
+"""Refusals of the recorder: names, options, and impossible actions of a core, a sequence or a fifo."""
 
 # ruff: noqa: ARG001, ARG005  what a core or a sequence is given is its interface, used or not
 
@@ -70,7 +70,7 @@ def test_unsupported_cores_are_refused(core, arguments, message):
 
 
 def test_loop_left_by_break_is_refused():
-    # Python closes the generator when the loop is left, so the recorder never comes to the loop's end.
+    # Python closes the generator when the loop is left, so the recorder never reaches the loop's end.
     with pytest.raises(RecordingError, match="left by break or return"):
         one_core(break_out)
 
@@ -93,7 +93,7 @@ def test_unsupported_sequences_are_refused(sequence, message):
 
 
 def test_float_parameter_is_refused():
-    """Python would cut it to an integer without a message."""
+    """Python would cut the number to an integer without a message."""
     buffer = Buffer(tensor(16), name="parameters", use_write_rtp=True)
 
     def sequence(x, z, a, c, parameters):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the recorder puts what a design leaves open."""
+"""The recorder's choice of open places in a design."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_workers_beyond_tiles_are_refused():
 
 
 def adder(tile=None, *, host=None, link=None):
-    """Where a core between two fifos is put, the memory tile that forwards a to it, and the shim tiles of a and c."""
+    """The place of a core between two fifos, the memory tile that forwards a to it, and the shim tiles of a and c."""
     a, c = ObjectFifo(KIND, name="a"), ObjectFifo(KIND, name="c")
     inner = a.cons().forward(tile=link, name="b")
     worker = Worker(idle, [inner.cons(), c.prod()], tile=tile)
@@ -38,7 +38,7 @@ def adder(tile=None, *, host=None, link=None):
 
 
 def test_column_or_row_alone_is_kept():
-    """Places that are open follow the core; those that are given stay, however far from it they are."""
+    """Open places follow the core; given places stay, however far from the core they are."""
     assert adder(Tile(col=5)) == (Place(5, 2), Place(5, 1), Place(5, 0), Place(5, 0))
     assert adder(Tile(row=4)) == (Place(0, 4), Place(0, 1), Place(0, 0), Place(0, 0))
     assert adder(Tile(col=5), link=Tile(col=3)) == (Place(5, 2), Place(3, 1), Place(3, 0), Place(5, 0))
@@ -46,14 +46,14 @@ def test_column_or_row_alone_is_kept():
 
 
 def test_open_tile_is_resolved_anew_for_each_use():
-    """Each name for any tile is one object that all uses share: it must not keep the place of the first use."""
+    """Each name for any tile is one object that all uses share, so it must not keep the place of the first use."""
     assert adder(AnyComputeTile, host=AnyShimTile, link=AnyMemTile) == adder()
     assert adder(Tile(col=2), host=AnyShimTile, link=AnyMemTile)[2] == Place(2, 0)
     assert adder(AnyComputeTile)[0] == Place(0, 2)
     assert AnyComputeTile.is_open
 
 
-def test_workers_of_column_go_before_those_of_any():
+def test_workers_with_column_are_placed_first():
     workers = [Worker(lambda: None) for _ in range(2)] + [Worker(lambda: None, tile=Tile(col=0)) for _ in range(3)]
     array = Program(NPU2(), Runtime(lambda: None), workers).resolve_program().array
     assert [core.tile for core in array.cores] == [Place(*at) for at in [(0, 5), (1, 2), (0, 2), (0, 3), (0, 4)]]

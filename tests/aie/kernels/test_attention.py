@@ -91,7 +91,7 @@ def test_flow_qkv_outputs_in_parts_equal_float64(kernels, rng):
 @pytest.mark.parametrize("rows", [8, 24, 32])
 @pytest.mark.parametrize("chunk", [8, 24])
 def test_flow_qkv_of_odd_sub_tile_counts_equals_float64(kernels, rng, rows, chunk):
-    """Sub-tiles of rows and of keys are taken two at a time: here one is left over."""
+    """Sub-tiles of rows and of keys are taken in pairs; here one is left over."""
     check_flow_qkv(kernels, make_sweep(rng, 1, rows, 64, 100 + rows, chunk, first_query=100))
 
 
@@ -102,7 +102,7 @@ def test_flow_qkv_of_chunks_equals_float64(kernels, rng, chunk):
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 88), (5, 80), (16, 80), (36, 48), (40, 48), (512, 0)])
 def test_flow_qkv_with_window_equals_float64(kernels, rng, window, first_key):
-    """Chunks that no query of the sweep sees are not sent; those that only some see are masked."""
+    """Chunks that no query of the sweep sees are not sent; chunks that only some queries see are masked."""
     check_flow_qkv(kernels, make_sweep(rng, 2, 8, 64, 101, 16, first_query=96, first_key=first_key, window=window))
 
 
@@ -123,8 +123,8 @@ def test_flow_qkv_rows_that_see_no_key_give_zero(kernels, rng):
     assert not wide(o[:, 3:]).any()
 
 
-def test_flow_qkv_hands_over_between_calls_exactly(kernels, rng):
-    """The correction is a power of 2, whatever the scores."""
+def test_flow_qkv_state_is_exact_between_calls(kernels, rng):
+    """The correction is a power of 2 for any scores."""
     sweep = make_sweep(rng, 1, 8, 64, 32, 16, strength=3.0)
     rtp, state, y = sweep.rtp(), np.zeros(32, np.float32), np.zeros(512, np.float32)
     correction, f, scores = np.zeros(8, np.float32), np.zeros(128, BFLOAT16), np.zeros(256, np.float32)
@@ -150,7 +150,7 @@ def test_flow_kv_of_grouped_heads_equals_float64(kernels, rng, heads):
 
 
 def test_flow_kv_has_no_bias(kernels, rng):
-    """F's rounding cancels in O = Y / l, so that the tolerance alone would not notice floor."""
+    """F's rounding cancels in O = Y / l, so the tolerance alone would not reveal floor."""
     check_flow_kv(kernels, make_sweep(rng, 4, 1, 256, 64, 16, first_query=63), unbiased=True)
 
 
@@ -161,7 +161,7 @@ def test_flow_kv_with_window_equals_float64(kernels, rng, window, first_key):
 
 @pytest.mark.parametrize("queries", [0, -1])
 def test_rows_of_no_queries_equal_rows_of_one(kernels, rng, queries):
-    """A word that was never written, 0 or all ones, must not keep a core in a loop for ever."""
+    """An unwritten word, 0 or all ones, must not keep a core in a loop forever."""
     sweep = make_sweep(rng, 4, 1, 64, 40, 16, first_query=39)
     expected, words = run_flow_kv(kernels, sweep), sweep.rtp()
     words[7] = queries

@@ -60,7 +60,7 @@ def test_copy_part_copies_bytes(kernels, rng, parts, n):
 
 
 def test_copy_into_copies_bytes(kernels, rng):
-    """One part goes to its place; what lies beside it stays."""
+    """One part goes to its place, and its neighbours stay."""
     whole, others = bf16(rng.normal(size=5 * 64)), bf16(rng.normal(size=4 * 64))
     found = others.copy()
     kernels.call("copy_into", whole, found, 3, 1, 64)
@@ -69,7 +69,7 @@ def test_copy_into_copies_bytes(kernels, rng):
 
 
 def test_fused_dqp_with_x_in_parts_equals_float64(kernels, rng):
-    """The same x and sums as fused_dqp_group_sums makes of the whole vector, whatever the order of the parts."""
+    """The same x and sums as fused_dqp_group_sums makes of the whole vector, in any order of the parts."""
     blocks = 5
     x = bf16(rng.normal(size=blocks * 256))
     sums, taken, taken_sums = np.zeros(blocks * 16, BFLOAT16), np.zeros_like(x), np.ones(blocks * 16, BFLOAT16)

@@ -169,7 +169,7 @@ def test_gated_activations_equal_float64(kernels, rng, kernel, name):
 def test_fused_dqp_equals_float64(kernels, rng, m, k):
     blocks, weight = random_weight(rng, m, k)
     rows, columns = blocks.shape[0], blocks.shape[1]
-    # Beyond the last group of 32 columns any finite numbers may follow: scales and minima are 0 there.
+    # Any finite numbers may follow the last group of 32 columns: scales and minima are 0 there.
     x = bf16(rng.normal(size=columns * 256) * 1e6)
     x[:k], x[k : -(-k // 32) * 32] = bf16(rng.normal(size=k)), 0
     sums, y = np.zeros(columns * 16, BFLOAT16), np.zeros((rows, 32), np.float32)

@@ -60,7 +60,7 @@ def attend(kernels, sweeps, tile, tiles, turn=0, head=0):
 
 
 def meet(kernels, share, others, d):
-    """A tile's share, merged part by part with the shares that up to three other tiles give it."""
+    """A tile's share, merged part by part with the shares of up to three other tiles."""
     together, given = share.copy(), np.zeros(PART, np.float32)
     for index in range(len(parts(share))):
         for number, other in enumerate(others):
@@ -121,7 +121,7 @@ def test_grouped_heads_equal_float64(kernels, rng, heads):
 @pytest.mark.parametrize(("bundle", "rows", "d"), [(4, 4, 64), (2, 3, 128), (4, 8, 64), (2, 8, 32), (8, 2, 32)])
 @pytest.mark.parametrize("keys", [3, 300])
 def test_heads_side_by_side_equal_float64(kernels, rng, bundle, rows, d, keys):
-    """KV heads of one object, each with rows of its own, behind other heads and another bundle of the class."""
+    """KV heads of one object, each with separate rows, after other heads and another bundle of the class."""
     sweeps = [make_sweep(rng, rows, 1, d, keys, 20, first_query=keys - 1) for _ in range(bundle)]
     check_shares(kernels, sweeps, 14, turn=1, head=3)
 
@@ -193,7 +193,7 @@ def test_share_without_keys_adds_nothing(kernels, rng):
         np.testing.assert_array_equal(parts(meet(kernels, share, others, 128)), parts(alone))
 
 
-def test_keys_beyond_end_do_not_matter(kernels, rng):
+def test_keys_beyond_end_change_no_result(kernels, rng):
     sweep = make_sweep(rng, 2, 1, 64, 33, 20, first_query=32)
     before = attend(kernels, [sweep], 1, 2)
     sweep.k[33:], sweep.v[33:] = bf16(100.0), bf16(-100.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes planted in kernels, one at a time: each must fail the test that is there to catch it.
+"""Mistakes planted in kernels, one at a time: each must fail its test.
 
 A library is built of mutated copies of the sources, and the checks of the other test files are run on it.
 """
@@ -21,8 +21,8 @@ from tests.aie.kernels import test_equations as vectors
 from tests.aie.kernels import test_flow_kv_split as shares
 
 KERNELS = ROOT / "aie" / "kernels"
-# Each: what changes (file, old text, new text), and the check that must fail. "source: header" changes a header, and
-# names the source that the check calls.
+# Each mutation: the change (file, old text, new text), and the check that must fail. "source: header" changes a header,
+# and names the source that the check calls.
 MUTATIONS = {
     "the other half of a column": (
         ("q4nx_dequant.cc", "half == 0 ? aie::filter_even", "half == 1 ? aie::filter_even"),
@@ -167,8 +167,8 @@ ENTRIES = {
         "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
     ],
 }  # fmt: skip
-# The check that floor rounding must fail, for every source that rounds. fused_dqp.cc is left out: it splits its sums in
-# two parts, so that floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.
+# The check that floor rounding must fail, for every source that rounds. fused_dqp.cc is left out. It splits its sums in
+# two parts, so floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.
 ROUNDED = {
     "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
     "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16_equals_float64(kernels, rng, 32, 256, 96),
@@ -203,7 +203,7 @@ class Compiler:
         options = ["-std=c++20", "-O0", "-fPIC", "-fvisibility=hidden", f"-D__AIE_ARCH__={architecture}"]
         self._command = ["g++", *options, "-I", ROOT / "aie" / "host"]
         self._objects = {}
-        # aie_api is most of what the compiler reads of a kernel's source: precompile it.
+        # aie_api is most of the compiler's input for a kernel's source, so it is precompiled.
         (folder / "common.h").write_text("#include <aie_api/aie.hpp>\n", encoding="utf-8")
         self._run("-I", ROOT, "-x", "c++-header", folder / "common.h", "-o", folder / "common.h.gch")
 
@@ -220,7 +220,7 @@ class Compiler:
         return self._objects[source]
 
     def library(self, folder, objects):
-        """The kernels of some objects. Of an inline function in several of them the linker takes the first object's."""
+        """The kernels of some objects. For an inline function in several objects the linker takes the first one."""
         self._run("-shared", *objects, "-o", folder / "mutated.so")
         return Kernels(folder / "mutated.so")
 
@@ -270,7 +270,7 @@ def test_mutated_kernel_is_caught(compiler, table, tmp_path, rng, name):
 
 
 def test_unchanged_kernels_pass_same_checks(compiler, table, tmp_path):
-    """Otherwise the way these libraries are built, not the mutations, could be what fails the checks."""
+    """Otherwise the build of these libraries, not the mutations, could fail the checks."""
     unchanged = build(compiler, table, tmp_path)
     for _, check in MUTATIONS.values():
         check(unchanged, np.random.default_rng(1))
@@ -295,6 +295,6 @@ def test_floor_rounding_is_caught_in_every_kernel(floor_kernels, rng, name):
         ROUNDED[name](floor_kernels, rng)
 
 
-def test_rounding_kernels_are_all_mutated():
+def test_mutations_cover_all_rounding_kernels():
     sources = {file.name for file in KERNELS.glob("*.cc") if "set_conversion_modes" in file.read_text("utf-8")}
     assert sources - {"fused_dqp.cc"} == {name.partition(",")[0] for name in ROUNDED}

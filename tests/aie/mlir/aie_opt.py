@@ -38,7 +38,7 @@ def lowered(text):
     command = [AIE_OPT, f"--pass-pipeline=builtin.module({_OF_ARRAY},{_OF_SEQUENCE})"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert not re.search(r"\berror:", done.stderr), done.stderr  # it may exit with 0 all the same
+    assert not re.search(r"\berror:", done.stderr), done.stderr  # it may still exit with 0
     return done.stdout, done.stderr
 
 

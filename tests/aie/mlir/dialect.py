@@ -13,7 +13,7 @@ _END = rf"{TILE}(?: dimensions(?:To|From)Stream {_PAIRS})?"
 _NUMBERS = r"\[\d+(?:, \d+)*\]"
 _FIFO_ATTRIBUTES = r"(?:via_DMA = true|padDimensions = #aie<bd_pad_layout_array\[.*\]>|repeat_count = \d+ : i32)"
 
-# Operations that open a region: the form, what it is in generic form, and what closes the region there.
+# Operations that open a region: the form, the generic form, and the end of the region in generic form.
 _REGIONS = [
     (r"aie\.device\(npu[12]\) \{", '"aie.device"() ({', "}) : () -> ()"),
     (rf"({VALUE}) = aie\.core\(({TILE})\) \{{", r'\1 = "aie.core"(\2) ({', "}) : (index) -> index"),
@@ -29,7 +29,7 @@ _CLOSED = re.compile(
     r"\}|\} \{(?:dynamic_objfifo_lowering = true, )?stack_size = \d+ : i32\}"
     r"|\} \{(?:issue_token = true)?(?:, )?(?:repeat_count = \d+ : i32)?\}"
 )
-# The others: the form, and what it is in generic form.
+# Other operations: the form, and the generic form.
 _LINES = [
     (
         rf'({TILE}) = aie\.tile\(\d, \d\)(?: \{{allocation_scheme = "basic-sequential"\}})?',

@@ -79,7 +79,7 @@ def test_mlir_opt_parses_every_design(design):
 
 @needs_mlir_opt
 def test_mlir_opt_sees_wrong_type():
-    """Parsing checks something: a call with an object of another size does not pass."""
+    """Parsing finds mistakes: a call with an object of another size does not pass."""
     text = to_mlir(chain()).replace(
         ": (memref<64xi32>, memref<64xi32>, i32)", ": (memref<65xi32>, memref<64xi32>, i32)"
     )
@@ -87,7 +87,7 @@ def test_mlir_opt_sees_wrong_type():
 
 
 def called(array):
-    """The kernels that some core calls. A real aie-opt warns of others, as it does not link their objects."""
+    """The kernels that some core calls. A real aie-opt warns about others, because it does not link their objects."""
     body = (statement for core in array.cores for statement in core.statements)
     return {statement.kernel for statement in body if isinstance(statement, Call)}
 
@@ -137,7 +137,7 @@ def test_printed_lines_equal_public_tests_of_mlir_aie():
         assert line in text
 
 
-def test_acquire_of_several_objects_has_result_for_each():
+def test_acquire_of_several_objects_prints_result_for_each():
     plan = with_body(chain(), lambda body: [replace(s, count=2) if isinstance(s, Acquire) else s for s in body])
     acquire = r"%object\d+, %object\d+ = aie.objectfifo.acquire @b\(Consume, 2\) : memref<64xi32>, memref<64xi32>\n"
     assert re.search(acquire, to_mlir(plan))
@@ -149,7 +149,7 @@ def bd(plan):
     return re.search(r"aie\.dma_bd\(%arg0 : memref<256xi32> (.*)\)\n *aie\.end\n *\}(.*)\n", text).groups()
 
 
-def test_contiguous_run_has_no_dimensions():
+def test_contiguous_run_prints_no_dimensions():
     assert bd(chain()) == ("offset = 0 len = 256", "")
 
 

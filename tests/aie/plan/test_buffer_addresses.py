@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where buffers are put in a tile, and that each core has room for its kernels' constants behind them."""
+"""The places of buffers in a tile, with room for the kernels' constants behind them in each core."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def with_buffers(*sizes):
 
 
 def alone(*sizes):
-    """The layout of a core that has these buffers alone, sizes in bytes."""
+    """The layout of a core that has only these buffers, sizes in bytes."""
     array = chain().array
     buffers = tuple(TileBuffer(f"b{number}", CORE, Type((size // 4,), "i32")) for number, size in enumerate(sizes))
     array = replace(array, fifos=(), links=(), kernels=(), buffers=buffers)
@@ -77,8 +77,8 @@ def test_core_without_room_for_constants_is_refused():
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_full_tiles_ask_for_sequential_placement(name):
-    """With bank-aware addresses less than the constants need, or nothing, is left behind the highest buffer."""
+def test_full_tiles_print_sequential_placement(name):
+    """Bank-aware addresses leave fewer bytes behind the highest buffer than the constants need, or none."""
     plan = plan_of(FULL[name]())
     text = to_mlir(plan)
     assert '= aie.tile(0, 2) {allocation_scheme = "basic-sequential"}' in text
@@ -96,7 +96,7 @@ def test_tiles_with_room_leave_placement_to_compiler():
 @needs_aie_opt
 @pytest.mark.parametrize("plan", [chain, *(lambda make=make: plan_of(make()) for make in FULL.values())])
 def test_buffer_addresses_equal_compiler_output(plan):
-    """A real aie-opt puts them there, without a warning."""
+    """A real aie-opt puts the buffers at these addresses, without a warning."""
     array = plan().array
     text, said = lowered(to_mlir(plan()))
     assert "warning" not in said
@@ -126,7 +126,9 @@ OBJECTS = sorted(KERNELS.glob("*.o"))
 
 @pytest.mark.skipif(not OBJECTS, reason="there are no kernels' objects in build/testing: they were built elsewhere")
 def test_constants_are_no_larger_than_limit_allows():
-    """Those of the kernels as g++ compiles them for this machine, in vectors of 128 bits, a fourth of the array's."""
+    """The constants of the kernels as g++ compiles them for this machine, in vectors of 128 bits, a fourth of the
+    array's.
+    """
     most = 0
     for file in OBJECTS:
         sections = subprocess.run(["size", "-A", file], capture_output=True, text=True, check=True).stdout

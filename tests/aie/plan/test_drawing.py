@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of an array: what is in it, and that lines do not run through tiles."""
+"""The picture of an array has its parts, and no line runs through a tile."""
 
 import itertools
 import re

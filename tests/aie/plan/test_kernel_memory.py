@@ -27,7 +27,7 @@ def test_kernel_sources_have_memory_needs():
     [(["flow_qkv"], 4096), (["gemm", "epilogue"], 2048), (["epilogue", "flow_kv_split"], 4096), (["scale"], 1024)],
 )
 def test_stack_is_largest_of_kernels(sources, stack):
-    """A source that the table does not have is left to aiecc, which measures it: 1024 is its default."""
+    """aiecc measures a source that the table lacks: 1024 is its default."""
     assert stack_for(sources) == stack
     assert stack_for([]) == NPU2.stack_bytes
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of calls: at each position their words are those of the call's program, or deriving the family fails."""
+"""Families of calls: their words at each position are those of the call's program, or the derivation fails."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def blocks(window):
     return tuple(CallSweep(top, 64, TOKENS, window) for top in range(0, TOKENS, 64))
 
 
-# By name: the function that makes a call's program at a position, and the positions of its family.
+# By name: a function from a position to the call's program, and the positions of its family.
 CALLS = {
     "decode_layer": (
         decode_layer,
@@ -61,7 +61,7 @@ CALLS = {
 
 
 def words_of(program):
-    """A function that gives the words which the emulator is sent at a position."""
+    """A function from a position to the emulator's words."""
     return lambda position: flatten(program(position).resolve_program("call"))
 
 
@@ -144,7 +144,7 @@ def test_steps_that_differ_are_refused():
 
 
 def test_parameter_left_out_at_equal_positions_is_refused(monkeypatch):
-    """At first, layers with and without a window see the same chunks: the second's parameters would not be written."""
+    """At first, layers with and without a window see the same chunks, so one's parameters would not be written."""
     write = RunTimeParameters.write
     monkeypatch.setattr(RunTimeParameters, "write", lambda self, core, words, **_: write(self, core, words))
     program, positions = CALLS["decode_layer"]
@@ -172,14 +172,14 @@ def test_stride_of_lone_chunk_is_taken_from_others():
         derive(compiled, SWEPT)
     family = derive(compiled, SWEPT, lone_chunks=False)
     for position in range(SWEPT.count):
-        if position < 512:  # two to four chunks have the same stride, so it does not follow their number
+        if position < 512:  # two to four chunks have the same stride, so the stride does not follow their number
             np.testing.assert_array_equal(family.at(position), affine(position))
         else:  # one or two chunks: the stride may follow their number
             np.testing.assert_array_equal(family.at(position), compiled(position))
 
 
 def test_difference_at_lone_chunk_is_refused():
-    """Planted at a position with lone chunks, in a word that follows a feature at all others."""
+    """Planted at a position with lone chunks, in a word that follows a feature at all other positions."""
 
     def words(position):
         found = compiled(position)
@@ -191,7 +191,7 @@ def test_difference_at_lone_chunk_is_refused():
 
 
 def test_word_explained_by_lone_chunk_alone_is_refused():
-    """Without the positions with a lone chunk nothing tells which words follow the second sweep's features."""
+    """Without the positions with a lone chunk nothing shows which words follow the second sweep's features."""
     positions = Positions(8, 2, 2, (CallSweep(0, 1, 1, 0), CallSweep(0, 1, 1, 3)))
     with pytest.raises(ValueError, match="expected word 0 to follow one of the features"):
         derive(lambda position: np.array([position in (1, 5)]), positions, lone_chunks=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a token: which way is chosen, its steps, and the reasons that are given for the ways not taken."""
+"""The program of a token: its way of decoding, its steps, and the reasons against the other ways."""
 
 import re
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_layer_refused_by_all_designs_names_each_reason():
         decode_program(decoder_of(shape), "npu2", CONTEXT)
 
 
-def test_npu1_goes_operator_by_operator():
+def test_npu1_token_runs_operator_by_operator():
     choice = decode_program(decoder_of(SHAPES["llama3.2-1b"]), "npu1", CONTEXT)
     assert choice.way == "operators"
     assert {reason.split("]")[1] for reason in choice.refused} == {" expected npu2, got npu1"}
@@ -81,7 +81,7 @@ def test_npu1_goes_operator_by_operator():
     assert steps == ["rms_norm", *layer * LAYERS, "fused_dqp"]
 
 
-def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
+def test_lm_head_beyond_offset_limit_becomes_separate_call(monkeypatch):
     shape = decoder_of(SHAPES["gemma3-topics"]).shape
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
@@ -94,8 +94,8 @@ def test_lm_head_out_of_reach_becomes_own_call(monkeypatch):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_operators_of_biased_decoder_have_1_in_x(bias):
-    """Without programs of chunks, which fill the same buffer, nothing else would write it."""
+def test_biased_decoder_operators_fill_x_with_1(bias):
+    """Without programs of chunks, which fill the same buffer, nothing else would write the buffer."""
     shape = replace(SHAPES["llama3.2-1b"], qkv_bias=bias)
     (x,) = (buffer for buffer in operators_program(decoder_of(shape), "npu2", CONTEXT).buffers if buffer.name == "x")
     assert (x.line, x.one) == ((shape.line, bias_column(shape.hidden)) if bias else (0, 0))

@@ -30,7 +30,7 @@ from tests.aie.programs.machine import Machine
 
 CHECKPOINT = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 CONTEXT = 256
-# A chunk has fewer tokens than a megatile of GEMM has rows: products also have the rows that lie behind them.
+# A chunk has fewer tokens than a megatile of GEMM has rows, so products also have the rows behind them.
 CHUNK, PADDED = 64, 256
 HOST_WRITES = {"x", "q", "residual"}  # these have CHUNK rows; attention's output has whole blocks of tokens
 GEMMA, QWEN = {"post_norms": True, "qk_norm": True}, {"qk_norm": True}
@@ -67,7 +67,7 @@ MODELS = {
 def machine_of(program, shape, weights, rotary):
     """A machine with the constants of a model.
 
-    Scratch buffers start finite: what lies behind their last rows is read before it is written.
+    Scratch buffers start finite, because memory behind their last rows is read before it is written.
     """
     given = {
         "weights": np.concatenate(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs as data: how often they change the array, what steps read, and from how many tokens a chunk is worth it."""
+"""Programs as data: their changes of the array, the reads of steps, and the number of tokens that justifies a chunk."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_encoder_layer_changes_array_twice():
 
 
 def test_products_read_weights_of_their_own_layer():
-    """Follows the panels: an engine's output replaces what it overlaps, and a GEMM must find its own layer's."""
+    """Follows the panels: an engine's output replaces overlapping ones, and a GEMM must find its own layer's."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 256, "bfp16")
     held, products = {}, 0
     for step in program.steps:
@@ -76,7 +76,7 @@ def test_residual_and_embeddings_stay_on_host():
 
 
 def test_attention_of_long_chunk_is_several_calls_of_one_dispatch():
-    """The steps are the same call at later positions, each over its own rows."""
+    """The steps are the same call at later positions, each over separate rows."""
     program = prefill_program(decoder(SMALL), "npu2", CONTEXT, 512, "bfp16")
     (steps, *_) = [steps for steps in program.dispatches if steps[0].call.operator == "flow_qkv"]
     assert len({step.call for step in steps}) == 1
@@ -107,7 +107,7 @@ def test_chunk_lengths_begin_where_they_save_time():
     assert priced({1: 1.0, 256: 300.0, 512: 400.0}) == {1: 1, 512: 400}
 
 
-def test_products_of_decoder_share_array():
+def test_decoder_products_share_one_array():
     """The array's tiles are the fastest ones for the products with the epilogue."""
     program = prefill_program(decoder(GEMMA3_4B), "npu2", CONTEXT, 256, "bfp16")
     design = Gemm("npu2", "bfp16", "geglu")

@@ -94,7 +94,7 @@ def test_remedy_follows_error_of_session(machine, tmp_path, monkeypatch):
 
 
 def test_failed_checks_name_remedy():
-    """The documentation promises it. Read from the source: each Check that is BAD is made with a remedy."""
+    """The documentation promises it. Read from the source: each Check that is BAD has a remedy."""
     import ast
     import inspect
 

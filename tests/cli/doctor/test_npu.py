@@ -124,12 +124,12 @@ def test_driver_refusing_firmware_is_bad(machine, protocol, linux, said):
 
 @pytest.mark.parametrize(("firmware", "linux"), [(FIRST, "6.19.8"), (FIRST, "7.3.4"), (CURRENT, "7.3.4")])
 def test_driver_accepting_firmware_logs_nothing(firmware, linux):
-    """If it said something, the test before this one would show nothing."""
+    """If the driver logged something, the test before this one would show nothing."""
     assert driver_log(firmware, linux, "0000:c5:00.1") == ""
 
 
 def test_driver_that_could_not_start_npu_is_bad(machine):
-    """Its other errors are in the kernel's log only, which users may not read: the remedy is to look there."""
+    """The driver's other errors are only in the kernel's log, which users may not read: the remedy is to look there."""
     machine.npu()
     machine.driver()
     machine.firmware()
@@ -196,8 +196,8 @@ def test_locked_memory_below_driver_need_is_bad(machine, limit, capabilities, ba
         assert checks["memory lock"].remedy == MORE_LOCKED_MEMORY
 
 
-def test_root_of_container_is_bound_by_limit(machine):
-    """The kernel wants the capability in the host's user namespace, and the container's root has it in its own only."""
+def test_container_root_keeps_memory_lock_limit(machine):
+    """The kernel wants the capability in the host's user namespace; the container's root has it only in its own."""
     machine.ready()
     machine.lockable(LIMITED, ROOT, user=0)
     machine.file("proc/self/uid_map", "0 1000 1\n1 100000 65536")

@@ -37,7 +37,7 @@ GOOD = {"onnxruntime": {"onnxruntime": "1.31.1"}, "onnxruntime_genai": {"onnxrun
 def test_unfit_onnxruntime_is_bad(monkeypatch, flavours, found, remedy):
     checks = software(monkeypatch, {**GOOD, "onnxruntime": flavours})
     assert checks["onnxruntime"] == Check("onnxruntime", Status.BAD, found, remedy)
-    assert "registration" not in checks  # it would only fail for the same reason
+    assert "registration" not in checks  # this check would fail for the same reason
 
 
 def test_missing_genai_is_noted(monkeypatch):

@@ -44,7 +44,7 @@ STANZA = "Types: deb\nURIs: http://mirror.example/debian\nSuites: trixie trixie-
         ("sources.list.d/debian.sources", STANZA, "Suites: trixie trixie-updates trixie-backports"),
     ],
 )
-def test_backports_are_added_from_mirror_that_machine_has(machine, file, text, added):
+def test_missing_backports_are_added_from_machines_mirror(machine, file, text, added):
     """The remedy is run with the made-up machine's /etc, without sudo, and with an apt that does nothing."""
     machine.ready()
     machine.release(RELEASES["trixie"])
@@ -68,7 +68,7 @@ def test_configured_backports_are_not_added_again(machine):
     assert machine.checks()["xrt"].remedy == TRIXIE_BACKPORTS
 
 
-def test_xrt_elsewhere_found_by_loader_is_good(machine):
+def test_xrt_found_by_loader_elsewhere_is_good(machine):
     machine.ready()
     machine.xrt(folder="opt/own/lib")
     assert machine.checks()["xrt"].found == "not installed; the npu device needs it"

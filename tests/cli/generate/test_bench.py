@@ -68,7 +68,7 @@ def test_read_bandwidth_binds_a_thread_to_each_core(monkeypatch):
     os_bind = os.sched_setaffinity
     monkeypatch.setattr("os.sched_setaffinity", bind)
     assert read_bandwidth() > 0
-    # Each core is bound by a thread for itself (0), and this thread may still run on all of them.
+    # Each core is bound by a separate thread (0), and this thread may still run on all cores.
     assert sorted(bound, key=str) == sorted([(0, {core}) for core in cores], key=str)
     assert os.sched_getaffinity(0) == cores
 

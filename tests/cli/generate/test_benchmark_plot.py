@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drawing of `--plot`: what it names, and where its points are."""
+"""The drawing of `--plot`: its names, and the places of its points."""
 
 import re
 from xml.etree import ElementTree as ET

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu chat`: turns, commands, Ctrl-C; a conversation's cache gives the replies that a fresh start gives."""
+"""`flownpu chat`: turns, commands, Ctrl-C; replies from a conversation's cache equal those of a fresh start."""
 
 import contextlib
 import io
@@ -52,7 +52,7 @@ def test_kv_cache_holds_sequence_after_reply(language_model, ends):
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 5 if ends == "cut short" else None)
     held = conversation._cached.generator.get_sequence(0)
-    assert len(held) < 1000  # else it has not ended by itself
+    assert len(held) < 1000  # otherwise it has not ended by itself
     longer = np.concatenate([held, np.array([300, 301, 302], dtype=np.int32)])
     generator, new, images = conversation._cached.resume(longer, [])
     assert (new.tolist(), images) == ([300, 301, 302], ())
@@ -65,7 +65,7 @@ def test_kv_cache_holds_sequence_after_reply(language_model, ends):
     assert np.abs(generator.get_logits() - expected).max() < 0.02 * np.abs(expected).max()
 
 
-def test_turn_costs_its_own_tokens_alone(language_model):
+def test_turn_computes_only_its_own_tokens(language_model):
     conversation = Conversation(language_model, GREEDY, 1024)
     _, first = say(conversation, "word " * 200, 4)
     _, second = say(conversation, "yes", 4)
@@ -75,7 +75,7 @@ def test_turn_costs_its_own_tokens_alone(language_model):
     assert second.prompt_tokens < 30
 
 
-def test_turn_without_reply_is_forgotten(language_model, monkeypatch):
+def test_turn_without_reply_is_dropped(language_model, monkeypatch):
     conversation = Conversation(language_model, GREEDY, 1024)
     say(conversation, "Tell me about loops.", 4)
     before = list(conversation.messages)

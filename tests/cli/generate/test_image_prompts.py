@@ -123,7 +123,7 @@ def test_tokens_of_image_prompt_equal_transformers(language_model, pictures_chec
     assert got.tolist() == list(expected)
 
 
-def test_genais_processor_leaves_pixels_as_they_are(language_model, seeing_model, files):
+def test_genai_processor_keeps_pixels_of_fitting_image(language_model, seeing_model, files):
     """Images are in the model's size already: the tower gets what transformers' processor makes of a file."""
     from transformers import Gemma3ImageProcessorPil
 
@@ -137,7 +137,7 @@ def test_genais_processor_leaves_pixels_as_they_are(language_model, seeing_model
     np.testing.assert_allclose(got, np.asarray(expected), rtol=0, atol=4 * np.finfo(np.float32).eps)
 
 
-def test_json_tells_images_tokens_and_times(flownpu, seeing_model, files):
+def test_json_has_images_tokens_and_times(flownpu, seeing_model, files):
     options = ("--image", files[0], "--image", files[1], "--max-new-tokens", 4, "--json", *CPU)
     done = flownpu("run", seeing_model, "-p", QUESTION, *options)
     report = json.loads(done.out)
@@ -246,7 +246,7 @@ def test_image_mark_expands_as_in_genai():
     assert expand_images(f"a{IMAGE}b") == f"a\n\n{IMAGE}{soft}<end_of_image>\n\nb"
 
 
-def test_later_turns_keep_image_in_cache(language_model, seeing_model, files):
+def test_later_turns_reuse_image_in_cache(language_model, seeing_model, files):
     one, other = read_images(seeing_model, files)
     conversation = Conversation(language_model, GREEDY, 1000)
     turns = [("Hello.", []), (QUESTION, [one]), ("Are you sure?", []), ("And this?", [other]), ("Why?", [])]
@@ -282,7 +282,7 @@ def test_conversation_with_other_image_is_computed_anew(language_model, seeing_m
 
 
 def test_kv_cache_behind_image_is_rewound(language_model, seeing_model, files):
-    """This happens when a reply's text is tokenised into other tokens than it was generated with."""
+    """A reply's text may become other tokens than those it was generated with."""
     (one, _) = read_images(seeing_model, files)
     conversation = Conversation(language_model, GREEDY, 1000)
     say(conversation, QUESTION, 20, [one])
@@ -293,7 +293,7 @@ def test_kv_cache_behind_image_is_rewound(language_model, seeing_model, files):
     assert timing.prompt_tokens < 50
 
 
-def test_kv_cache_before_image_is_left(language_model, seeing_model, files):
+def test_kv_cache_before_image_is_not_rewound(language_model, seeing_model, files):
     (one, _) = read_images(seeing_model, files)
     conversation = Conversation(language_model, GREEDY, 1000)
     say(conversation, QUESTION, 6, [one])
@@ -302,7 +302,7 @@ def test_kv_cache_before_image_is_left(language_model, seeing_model, files):
     assert say(conversation, "Why?", 6)[0] == fresh(language_model, before, 6, [one])
 
 
-def test_kv_cache_that_genai_cannot_rewind_is_left(language_model, seeing_model, files, monkeypatch):
+def test_kv_cache_that_genai_cannot_rewind_is_not_rewound(language_model, seeing_model, files, monkeypatch):
     (one, _) = read_images(seeing_model, files)
     monkeypatch.setattr(language_model, "can_rewind", False)
     conversation = Conversation(language_model, GREEDY, 1000)
@@ -356,7 +356,7 @@ def brief_model(seeing_model, tmp_path):
     return tmp_path
 
 
-def test_later_chat_image_costs_whole_conversation(chat, brief_model, files):
+def test_later_chat_image_recomputes_whole_conversation(chat, brief_model, files):
     lines = [
         "Hello.",
         f"/image {files[0]}",

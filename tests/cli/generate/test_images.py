@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image files as a vision model takes them: the pixels are those of transformers, and what cannot be read is named."""
+"""Image files as a vision model takes them: the pixels equal transformers', and unreadable files are named."""
 
 import io
 import json
@@ -95,8 +95,8 @@ def test_rotated_photograph_is_upright(tmp_path, orientation, suffix):
 
 
 def test_transparent_parts_are_white(tmp_path):
-    # transformers drops the alpha channel, and shows what colour happens to be below. Compositing rounds twice, and so
-    # is within one step of the sum in float64.
+    # transformers drops the alpha channel, and shows the colour below it. Compositing rounds twice, and so is within
+    # one step of the sum in float64.
     picture = np.zeros((10, 40, 4), dtype=np.uint8)
     picture[:, :, :3] = 200, 30, 90
     picture[:, :, 3] = np.linspace(0, 255, 40)
@@ -186,7 +186,7 @@ def cut_jpeg(path):
         (cut_jpeg, "{path} is damaged or cut short"),
         (lambda path: Image.new("F", (4, 4)).save(path, "TIFF"), "{path} holds numbers of 32 bits"),
         (lambda path: Image.new("I", (4, 4)).save(path, "TIFF"), "{path} holds numbers of 32 bits"),
-        # A few bytes that say they are a large picture.
+        # A few bytes that claim to be a large picture.
         (lambda path: write_png(path, 30000, 30000, b""), "{path} has more pixels than Pillow opens, 179 megapixels"),
         (
             lambda path: write_png(path, 12000, 10000, b""),
@@ -217,7 +217,7 @@ def test_image_without_permission_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "avif", "gif", "bmp", "tif"])
 def test_damaged_image_is_read_or_refused(tmp_path, suffix):
-    """Whatever bytes are changed or missing: a picture of the right size, or an error that names the file."""
+    """If any bytes are changed or missing, the result is a picture of the right size, or an error with the file."""
     path = tmp_path / f"picture.{suffix}"
     colours(40, 30).save(path)
     whole = path.read_bytes()
@@ -239,7 +239,7 @@ def test_damaged_image_is_read_or_refused(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("shape", [(1900, 1500), (1501, 1203)], ids=str)
 def test_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
-    """With room in memory for one copy of it and not for two."""
+    """Memory has room for one copy of the picture, but not for two."""
     path = tmp_path / f"picture.{suffix}"
     coarse = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     Image.fromarray(coarse).resize(shape, Image.Resampling.BICUBIC).save(path, quality=95)

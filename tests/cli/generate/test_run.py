@@ -85,14 +85,14 @@ def test_prompt_without_utf8_is_refused(start, model, flownpu):
     assert "expected a text in UTF-8" in flownpu("run", model, "-p", "a \ud800 b").err
 
 
-def test_gguf_file_names_convert(flownpu, tmp_path):
+def test_gguf_file_error_names_convert_command(flownpu, tmp_path):
     (tmp_path / "some.gguf").write_bytes(b"GGUF")
     done = flownpu("run", tmp_path / "some.gguf", "-p", PROMPT)
     assert done.code == 1
     assert f"`flownpu convert {tmp_path / 'some.gguf'} {tmp_path / 'some'}` makes it" in done.err
 
 
-def test_speed_and_placement_are_told_on_stderr(flownpu, model):
+def test_speed_and_placement_are_printed_on_stderr(flownpu, model):
     done = flownpu("run", model, "-p", PROMPT, "--no-chat-template", "--max-new-tokens", 8, *CPU)
     speed, placement = done.err.splitlines()
     assert speed.startswith(f"{len(encode_ids(model, PROMPT))} prompt tokens, first token after ")
@@ -125,7 +125,7 @@ def test_sampling_repeats_with_its_seed(flownpu, model):
         return flownpu("run", model, "-p", PROMPT, "--no-chat-template", *options, *CPU).out
 
     assert text(7) == text(7)
-    # 24 tokens, each out of 500: another seed gives another text, or the seed is not used.
+    # 24 tokens, each out of 500: another seed gives another text.
     assert text(7) != text(8)
 
 
@@ -184,7 +184,7 @@ def test_broken_model_folder_is_named(flownpu, model_copy, breakage, words):
     assert len(done.err) < 1000
 
 
-def test_checkpoint_names_convert(flownpu, checkpoint):
+def test_checkpoint_error_names_convert_command(flownpu, checkpoint):
     done = flownpu("run", checkpoint, "-p", PROMPT)
     assert done.code == 1
     assert f"`flownpu convert {checkpoint} OUT` makes a model of it" in done.err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu trace`: one file with nodes and dispatches on one clock; what a token moves and dispatches."""
+"""`flownpu trace`: one file with nodes and dispatches on one clock, and the bytes and dispatches of a token."""
 
 import gzip
 import itertools

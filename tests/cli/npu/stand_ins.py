@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for aiecc, Peano and xclbinutil, which record what they are told and write the files asked of them."""
+"""Stand-ins for aiecc, Peano and xclbinutil, which record their commands and write the requested files."""
 
 import json
 import sys
@@ -95,7 +95,7 @@ else:
 
 
 class Tools:
-    """Installs the stand-ins below a folder, and tells what was run."""
+    """Installs the stand-ins below a folder, and reports their commands."""
 
     def __init__(self, folder, monkeypatch):
         self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"

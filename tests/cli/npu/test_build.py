@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu build`: with stand-ins for the toolchain that record what they are told, and without a toolchain."""
+"""`flownpu build`, with stand-ins for the toolchain that record their commands, and without a toolchain."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ def test_emit_writes_one_file_design(flownpu, tmp_path, kind, suffix):
     assert {Path(name).suffix for name in written} == {suffix}
 
 
-def test_unfit_operator_is_left_out_by_name(flownpu, tmp_path, monkeypatch):
+def test_unfit_operator_is_left_out_and_named(flownpu, tmp_path, monkeypatch):
     def refuse(self):
         raise ValueError(f"[flow_kv] expected no {self.target}")
 
@@ -189,7 +189,7 @@ def test_manifest_has_digest_of_files(flownpu, tmp_path):
         {"name": "x", "type": "6912xbf16", "bytes": 2 * 6912},
         {"name": "y", "type": "1536xbf16", "bytes": 2 * 1536},
     ]
-    # The stand-in for aiecc wrote what it found to link, and three buffers are declared as five.
+    # The stand-in for aiecc wrote the objects that it found to link; three buffers are declared as five.
     assert (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text().startswith("8 arguments, --pdi-name with")
     assert "['epilogue.o', 'fused_dqp.o']" in (tmp_path / "out" / "npu2" / array["xclbin"]["file"]).read_text()
 
@@ -226,7 +226,7 @@ def test_changed_compiler_builds_all_again(flownpu, tools, tmp_path):
 
 @pytest.mark.usefixtures("no_tools")
 def test_earlier_calls_stay_in_manifest(flownpu, tools, tmp_path, monkeypatch):
-    """Another operator is added; and a machine without the toolchain keeps what one with it has compiled."""
+    """Another operator is added; a machine without the toolchain keeps files that one with it has compiled."""
     monkeypatch.setenv("AIECC_PATH", str(tools.aiecc))
     monkeypatch.setenv("PEANO_INSTALL_DIR", str(tools.clang.parents[1]))
     monkeypatch.setenv("AIE_XCLBINUTIL", str(tools.xclbinutil))
@@ -308,7 +308,7 @@ def test_failing_compiler_is_quoted(flownpu, tools, tmp_path):
 
 
 def test_compiler_error_with_exit_code_0_fails(flownpu, tools, tmp_path):
-    """aiecc's passes report some errors and go on (docs/npu.md)."""
+    """aiecc's passes report some errors and continue (docs/npu.md)."""
     flownpu("build", *SMALL, "--output", tmp_path / "out")
     (tmp_path / "out" / "npu2" / "fused_dqp-32-k6912-none" / "m1536-k1152.insts").unlink()
     tools.fail.write_text("0 design.mlir:1: error: would override allocated address")

@@ -154,8 +154,8 @@ def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, model, tmp_path)
     assert not list((tmp_path / "out").rglob("*.words"))
 
 
-# At most so many positions of a call that depends on the position are compiled; the words of all others are derived
-# from these. (flow_qkv with a context of 8192 has 363.)
+# At most this many positions of a call that depends on the position are compiled; all other words are derived from
+# these. (flow_qkv with a context of 8192 has 363.)
 FEW = 12
 
 
@@ -177,10 +177,10 @@ def compiled_by(tools, call, position, folder):
 @pytest.mark.usefixtures("without_products")
 @pytest.mark.parametrize("known", [True, False], ids=["pieces", "without pieces"])
 def test_compiled_families_are_instructions(flownpu, tools, model, tmp_path, known):
-    """The words of a call at a position are what a compiler makes of its plan there.
+    """The words of a call at a position equal a compiler's for its plan there.
 
-    They are so at positions that were not compiled, too, and with a compiler whose instructions have unknown pieces.
-    Only the stride of a dimension of one step may differ, which the stand-in writes as 0, as a compiler does.
+    This also holds at positions that were not compiled, and with a compiler whose instructions have unknown pieces.
+    Only the stride of a dimension of one step may differ: the stand-in writes it as 0, as a compiler does.
     """
     tools.unknown.write_text("") if not known else None
     folder = tmp_path / "out"
@@ -277,7 +277,7 @@ def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
     for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
         plan = call.last_plan  # raises if the checker refuses it
         assert call.positions == Positions(context) or call.moves
-        if call.operator == "gemm":  # rows of A are not padded, except by what is read after the last one
+        if call.operator == "gemm":  # rows of A are not padded, except for reads after the last one
             rows, k = (int(re.search(rf"\b{size}(\d+)", call.name)[1]) for size in "mk")
             assert plan.sequence.buffers[0].type.bytes == 2 * ((rows - 1) * k + -(-k // 256) * 256)
         if call.operator == "flow_qkv":

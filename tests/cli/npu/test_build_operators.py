@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu build` of models that are no decoders: programs of their operators, and why some have none."""
+"""`flownpu build` of models that are no decoders: programs of their operators, and the reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def test_model_without_array_operators_is_refused(flownpu: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("stays", [False, True])
 def test_unfit_operators_stay_on_host_only_with_leave(stays: bool, flownpu: Any, tmp_path: Path) -> None:
-    """A query of 32 heads of 256 is more than `flow_kv`'s tiles hold; `flow_qkv` takes one token, too.
+    """A query of 32 heads of 256 is more than `flow_kv`'s tiles hold, but `flow_qkv` also takes one token.
 
-    No design has a softcap, so that an attention with one stays on the host.
+    No design has a softcap, so an attention with one stays on the host.
     """
     query = value("query", np.ones((1, 4, 34 * 256), np.float32))
     sizes = {"num_heads": 32, "kv_num_heads": 1, "head_size": 256, "causal": 0}

@@ -168,7 +168,7 @@ def test_softmax_without_attention_gives_reason_of_rule(explained, flownpu, grap
 # --- Attention --------------------------------------------------------------------------------------------------------
 
 
-def test_attentions_are_all_folded(explained, model, checkpoint):
+def test_all_attentions_are_folded(explained, model, checkpoint):
     config = json.loads((checkpoint / "config.json").read_text())
     attentions = explained(model)["attentions"]
     assert [attention["layer"] for attention in attentions] == list(range(config["num_hidden_layers"]))
@@ -256,7 +256,7 @@ def test_npu_estimate_is_below_memory_roof(explained, model):
 
 
 def test_program_listing_equals_build(explained, flownpu, model):
-    """The programs that the session's decoder makes of the graph, counted from the programs themselves."""
+    """The programs for the session's decoder of the graph, counted from the programs themselves."""
     document = explained(model)["speed"]["npu"]["programs"]
     written = programs_of_model(model, "npu2")[0]
     assert [(found["kind"], found["tokens"], found["steps"]) for found in document] == [
@@ -368,7 +368,7 @@ def test_path_without_model_is_refused(flownpu, tmp_path, name, content, words):
     assert words in done.err
 
 
-def test_checkpoint_names_convert(flownpu, checkpoint):
+def test_checkpoint_error_names_convert_command(flownpu, checkpoint):
     done = flownpu("explain", checkpoint)
     assert done.code == 1
     assert "flownpu convert" in done.err

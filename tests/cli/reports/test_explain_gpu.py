@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu explain --device gpu`: what the GPU computes, and what it leaves to its host, with the reason."""
+"""`flownpu explain --device gpu`: the nodes on the GPU, and those that its host keeps, with the reason."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu inspect PLAN`: what it counts, counted by hand; what it draws and writes; plans that are wrong."""
+"""`flownpu inspect PLAN`: its counts, counted by hand; its drawings and files; invalid plans."""
 
 import dataclasses
 import json
@@ -73,7 +73,7 @@ def test_plan_beyond_limits_fails(flownpu, tmp_path):
     assert "[compute tile (0, 2)] memory: need " in done.out
     assert "compute (0, 2)" in done.out, "the tables help to see why"
     assert json.loads(flownpu("inspect", file, "--json").out)["valid"] is False
-    # It can be drawn, to look at.
+    # It can be drawn for inspection.
     assert flownpu("inspect", file, "--svg", tmp_path / "deep.svg").code == 1
     assert (tmp_path / "deep.svg").is_file()
 

@@ -128,7 +128,7 @@ def test_measured_parameters_replace_published_ones(flownpu, tmp_path):
 
 
 def test_measured_parameters_of_selftest_are_used(flownpu, tmp_path):
-    """The report's "measured" is taken; the emulator's is empty, and so published parameters stay."""
+    """The report's "measured" is used. The emulator's is empty, so published parameters stay."""
     measured = {"channel_read": VALUES["channel_read"] / 2}
     for device, found in (("npu", measured), ("emulate", {})):
         results = [StageResult("copy", Outcome.PASSED)]
@@ -198,14 +198,14 @@ def test_unknown_targets_are_refused(flownpu, tmp_path, files, message):
 def test_token_reads_weights_and_visible_keys():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    context = 4096  # as in test_table_fits_80_columns, which has made the programs already
+    context = 4096  # as in test_table_fits_80_columns, which has already made the programs
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
     weights = len(of.decoder.windows) * shape.weight_bytes + of.decoder.head.bytes
     least = weights + keys * shape.kv_heads * 2 * shape.d * 2
-    # Keys are dealt to 24 tiles in rounds, to each as many bytes as a Q4NX block has: a window that begins or ends
-    # within a round reads all of it, so that there may be two rounds more. x, norms and the state are read, too.
+    # Keys are dealt to 24 tiles in rounds; each tile gets as many bytes as a Q4NX block has. A window that begins or
+    # ends within a round reads all of it, so there may be two more rounds. x, norms and the state are read, too.
     chunks = len(of.decoder.windows) * 2 * 24 * (1280 // shape.d) * shape.kv_heads * 2 * shape.d * 2
     assert least <= prediction.token(context).read_bytes <= least + chunks + 0.01 * weights
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)

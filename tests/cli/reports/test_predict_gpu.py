@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu predict` for a GPU: the bound that memory and arithmetic set, computed by hand."""
+"""`flownpu predict` for a GPU: the bound of memory and arithmetic, computed by hand."""
 
 import json
 from pathlib import Path

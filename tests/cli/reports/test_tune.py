@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu tune`: what it prints is what the model says, fastest first."""
+"""`flownpu tune` prints the model's numbers, fastest first."""
 
 import json
 
@@ -38,7 +38,7 @@ def document(flownpu, *arguments):
     ],
 )
 def test_tiles_equal_cost_model(flownpu, precision, options):
-    """Every row has what the cost model predicts for this size and these options."""
+    """Every row has the cost model's prediction for this size and these options."""
     found = document(flownpu, "--precision", precision, *options)
     assert found["predicted"] is True
     assert [found["m"], found["k"], found["n"]] == [500, 1000, 1100]

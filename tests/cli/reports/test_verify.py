@@ -34,7 +34,7 @@ def verified(flownpu):
 
 @pytest.fixture(scope="module")
 def known():
-    """Results for the undamaged model by what it was compared with, kept because they do not change."""
+    """Results for the undamaged model by the source of the comparison, kept because they do not change."""
     return {}
 
 
@@ -114,23 +114,23 @@ def test_model_of_same_checkpoint_has_rounded_weights(against_checkpoint):
     assert "was made of this checkpoint" in document["basis"]
     assert document["stages"][0]["error"] < 1e-6  # a factor in float32
     assert {stage["from_weights"] for stage in document["stages"]} == {0}
-    # Nothing but roundings separates the stages: what rounding the weights does is many times as much.
+    # Nothing but roundings separates the stages: rounding the weights changes many times as much.
     assert all(stage["error"] < stage["quantisation"] / 10 for stage in document["stages"])
 
 
-def test_model_of_unknown_origin_may_have_other_format(verified, model_copy, checkpoint):
+def test_model_of_unknown_origin_has_wider_tolerance(verified, model_copy, checkpoint):
     (model_copy / "flownpu_manifest.json").unlink()
     code, document = verified(model_copy, "--against", checkpoint)
     assert code == 0
     assert "2 x what rounding its weights to Q4NX does" in document["basis"]
     for stage in document["stages"]:
         assert stage["from_weights"] == 2 * stage["quantisation"]
-        # The weights are still the checkpoint's in Q4NX; activations are rounded too, which changes the error by at
-        # most what that rounding does alone.
+        # The weights are still the checkpoint's in Q4NX. Activations are rounded too, which changes the error by at
+        # most the effect of that rounding alone.
         assert abs(stage["error"] - stage["quantisation"]) <= stage["from_roundings"]
 
 
-def test_changed_checkpoint_is_not_taken_for_source(verified, model, checkpoint, tmp_path):
+def test_changed_checkpoint_is_not_recognised_as_source(verified, model, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     data = bytearray((folder / "model.safetensors").read_bytes())
     data[-1000] ^= 1
@@ -148,7 +148,7 @@ def test_model_against_itself_differs_by_roundings_only(against_itself):
     assert {stage["from_weights"] for stage in document["stages"]} == {0}
 
 
-def test_activations_in_8_bits_may_differ_by_more(verified, model, against_itself):
+def test_int8_activations_have_wider_tolerance(verified, model, against_itself):
     code, document = verified(model, "--against", model, "--activations", "int8")
     _, exact = against_itself
     assert code == 0
@@ -163,7 +163,7 @@ def test_int8_cost_is_beside_weight_cost(verified, flownpu, model, checkpoint, a
     assert cost["weights_kl_mean"] == document["kl_mean"]
     assert 0 < cost["kl_mean"] < cost["weights_kl_mean"]
     assert not cost["is_large"]
-    # The cost is the same with whichever activations the model itself is run.
+    # The cost does not depend on the activations with which the model itself runs.
     _, other = verified(model, "--against", checkpoint, "--activations", "int8")
     assert other["int8"] == cost
     text = flownpu("verify", model, "--against", checkpoint, "--device", "cpu").out
@@ -176,7 +176,7 @@ def outlier(data):
     data.view(np.float32)[7] = 3000
 
 
-def test_costly_int8_recommends_bf16(verified, flownpu, model_copy):
+def test_costly_int8_report_recommends_bf16(verified, flownpu, model_copy):
     for layer in range(6):
         plant(model_copy, f"layers.{layer}.pre_feedforward_layernorm", outlier)
     code, document = verified(model_copy, "--against", model_copy)
@@ -187,15 +187,16 @@ def test_costly_int8_recommends_bf16(verified, flownpu, model_copy):
     assert "Run it with --activations bf16: int8 costs this model more than 4-bit weights do." in text
 
 
-def test_onnx_runtimes_own_provider_differs_in_nothing_from_itself(flownpu, model):
+def test_onnxruntime_provider_equals_itself(flownpu, model):
     done = flownpu("verify", model, "--against", model, "--provider", "cpu", "--json")
     document = json.loads(done.out)
     assert done.code == 0
     assert document["int8"] is None
     assert document["top1_agreement"] == 1
-    # Two whole runs are the same. In runs of a layer from given states, a norm of a sum is a norm alone, in float32.
+    # Two whole runs are the same. In runs of a layer from given states, a norm of a sum becomes a norm alone, in
+    # float32.
     assert {stage["accumulated"] for stage in document["stages"]} == {0}
-    # How far that is off depends on the instruction set, which orders the sums: 1.2e-5 with AVX2.
+    # Its error depends on the instruction set, which orders the sums: 1.2e-5 with AVX2.
     assert max(stage["error"] for stage in document["stages"]) < 2e-5
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", "qwen3": "qwen3"}
-# For these, only the model made of the GGUF file is compared with that made of the checkpoint.
+# For these forms, only the model of the GGUF file is compared with that of the checkpoint.
 OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "olmo2", "phi3", "qwen2", "smollm3")}
 OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
@@ -204,7 +204,7 @@ def quantized(
 
 
 def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
-    """Blocks of a type that the gguf package reads and does not write: random ones with the weight's spread."""
+    """Blocks of a type that the gguf package reads but does not write: random ones with the weight's spread."""
     per_block, block_bytes = GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
     blocks = np.random.default_rng(columns).integers(0, 256, (rows * columns // per_block, block_bytes), np.uint8)

@@ -84,7 +84,7 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
         tensors["qweight"] = pack(codes.T, ORDERS["awq"])
     else:
         tensors["qweight"] = np.ascontiguousarray(pack(codes, ORDERS["gptq"]).T)
-        tensors["bias"] = np.zeros(rows, np.float16)  # as some tools write, where there is none
+        tensors["bias"] = np.zeros(rows, np.float16)  # as some tools write it if there is none
     if form.order != "none":
         tensors["g_idx"] = group_of.astype(np.int32)
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, step * (codes - middle)

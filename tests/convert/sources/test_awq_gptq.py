@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWQ and GPTQ checkpoints: their codes, scales and zero points are taken over."""
+"""AWQ and GPTQ checkpoints keep their codes, scales and zero points."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ def test_converted_logits_equal_transformers(
 
 
 @pytest.mark.parametrize("form", [Form("awq", 128, exact=False), Form("gptq", 64, exact=False)], ids=str)
-def test_rounding_to_bfloat16_is_all_that_is_lost(form: Form, tmp_path: Path) -> None:
+def test_awq_and_gptq_lose_only_rounding_to_bfloat16(form: Form, tmp_path: Path) -> None:
     write_prequantised(tmp_path, "llama", form)
     name = "layers.1.mlp.down_proj"
     path = tmp_path / "checkpoint" / "model.safetensors"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu convert` of a graph with constants of every type that ONNX Runtime takes: they come out as they went in."""
+"""`flownpu convert` keeps constants of every type that ONNX Runtime takes."""
 
 from __future__ import annotations
 

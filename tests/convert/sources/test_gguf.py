@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files become models that compute what transformers computes with the weights that are in them."""
+"""GGUF files become models that compute what transformers computes with the file's weights."""
 
 import json
 import logging
@@ -57,7 +57,7 @@ def blocks_of(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_reads_same_model_from_file(family: str, tmp_path: Path) -> None:
-    """transformers' reader of GGUF files agrees about every weight: the tests write such files as others do."""
+    """transformers' reader of GGUF files agrees about every weight, so the tests' files have the common form."""
     tiny = write_model(tmp_path, family)
     read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=tiny.reference)
     for name, parameter in tiny.reference.named_parameters():
@@ -82,7 +82,7 @@ def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
-def test_codes_are_carried_over_and_rounding_scales_is_all_that_is_lost(kind: Type, tmp_path: Path) -> None:
+def test_gguf_codes_are_kept_and_only_scales_are_rounded(kind: Type, tmp_path: Path) -> None:
     write_model(tmp_path, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}[
@@ -276,7 +276,7 @@ def test_truncated_file_is_refused(kept: float, tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_bit_flips_in_header_are_errors_or_harmless(data: st.DataObject, small_file: bytes, tmp_path: Path) -> None:
-    """No flip may end in anything but a ConversionError or a model."""
+    """Every flip must end in a ConversionError or a model."""
     path = tmp_path / "model.gguf"
     position = data.draw(st.integers(0, small_file.rindex(LAST_TENSOR)))
     flipped = bytearray(small_file)

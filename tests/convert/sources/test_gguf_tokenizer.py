@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers out of GGUF files give the tokens of the tokenizers that went in, in transformers and in GenAI."""
+"""Converted tokenizers of GGUF files give the original tokenizers' tokens, in transformers and in GenAI."""
 
 import json
 import pydoc_data.topics
@@ -226,11 +226,11 @@ def test_sentencepiece_tokenizer_is_converted(
     tokenizer, ours = converted(family, size, edit_sentencepiece(add_space=add_space))
     for text in TEXTS:
         expected = sentencepiece(" " * add_space + text)
-        # transformers' LlamaTokenizer treats leading spaces in a way of its own, whatever tokenizer.json says.
+        # transformers' LlamaTokenizer treats leading spaces in its own way, whatever tokenizer.json says.
         if not (add_space and text.startswith(" ")):
             assert tokenizer.encode(text, add_special_tokens=False) == expected, text
             assert tokenizer.decode(expected) == text
-        # The space that tokenizer.json puts before a text stands behind added tokens as well, here behind newlines.
+        # The space that tokenizer.json puts before a text also follows added tokens, here newlines.
         if not (add_space and "\n\n" in text):
             assert ours.tokens_of_marked(text).tolist() == expected, text
         assert "".join(map(ours.text_stream(), expected)) == text
@@ -239,7 +239,7 @@ def test_sentencepiece_tokenizer_is_converted(
 
 
 def edit_other(**changes: Any) -> Edit:
-    """Writes the tokenizer of bytes with some of its metadata changed or, where None is given, left out."""
+    """Writes the tokenizer of bytes with some of its metadata changed or, if None is given, left out."""
 
     def edit(writer: gguf.GGUFWriter) -> None:
         edit_byte_level(byte_level(LLAMA3_WORDS, compose=False), "llama-bpe")(writer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose files are links, as Hugging Face's cache keeps them, or have several names: read as plain files are."""
+"""Models whose files are links, as in Hugging Face's cache, or have several names are read like plain files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def linked(plain: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_weights_behind_links_are_read(linked: Path) -> None:
-    """By what all commands read graphs with; numbers are read, not only sizes."""
+    """The function with which all commands read graphs; numbers are read, not only sizes."""
     model = load_model(linked / "model.onnx", purpose="this test")
     np.testing.assert_array_equal(model.graph.initializers["w"].const_value.numpy(), WEIGHT)
     assert [path.name for path in check_data(load_graph(linked / "model.onnx"), linked / "model.onnx")] == [
@@ -98,7 +98,7 @@ def test_folder_of_links_is_converted_like_files(plain: Path, linked: Path, tmp_
 
 
 def test_graphs_from_memory_find_weights_behind_links(converted: Callable[..., Path], tmp_path: Path) -> None:
-    """ONNX Runtime then takes data of one folder only, and follows no link out of it."""
+    """ONNX Runtime then takes data from one folder only, and follows no link out of it."""
     folder = tmp_path / "snapshot"
     folder.mkdir()
     linked_from_a_cache(converted(), folder)
@@ -137,7 +137,7 @@ def test_weights_elsewhere_are_refused_as_onnx_runtime_does(how: str, plain: Pat
 
 
 def test_long_name_of_onnx_domain_is_understood(plain: Path, tmp_path: Path) -> None:
-    """ONNX Runtime takes "ai.onnx" for the domain that is otherwise ""."""
+    """ONNX Runtime takes "ai.onnx" for the domain ""."""
     folder = shutil.copytree(plain, tmp_path / "source")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     model.opset_import[0].domain = model.graph.node[0].domain = "ai.onnx"

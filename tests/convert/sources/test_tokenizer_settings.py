@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer configurations as repositories have them: GenAI opens what is converted, transformers reads the same."""
+"""Tokenizer configurations from repositories: GenAI opens the converted ones, and transformers reads the same."""
 
 from __future__ import annotations
 

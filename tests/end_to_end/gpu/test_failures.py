@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions whose GPU fails in the middle (a double of OpenCL's loader): their errors, and how the CPU goes on."""
+"""Sessions whose GPU fails during a run (a double of OpenCL's loader): their errors, and the CPU's continuation."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_cpu_goes_on_from_same_cache_after_failure(
 
 
 @pytest.mark.parametrize("way", [Way.LOST, Way.HUNG])
-def test_lost_device_loses_cache(
+def test_lost_device_reports_lost_cache(
     way: Way, open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The KV cache is lost with the device: the conversation has to begin anew, and the CPU computes it."""
+    """The KV cache is lost with the device, so the conversation begins anew on the CPU."""
     if way is Way.HUNG:
         first = open_text(device="gpu")  # This compiles the kernels, without a limit.
         first.step(0)
@@ -99,10 +99,12 @@ def test_failure_without_fallback_ends_session(open_text: Callable[..., Text], d
         text.step(1)
 
 
-def test_session_that_cannot_be_made_is_error_or_cpu(
+def test_failed_session_is_error_or_runs_on_cpu(
     open_text: Callable[..., Text], double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an error, or the CPU computes all of it if it may; tests/ops/gpu/test_failures.py fails the other calls."""
+    """The result is an error, or the CPU computes everything if it may; tests/ops/gpu/test_failures.py fails other
+    calls.
+    """
     monkeypatch.setenv("FLOWNPU_GPU_CACHE", "")
     double.inject("clCreateBuffer", 3, Way.ONCE, -4)
     with pytest.raises(Exception, match="CL_MEM_OBJECT_ALLOCATION_FAILURE"):

@@ -81,9 +81,9 @@ def test_int8_cache_equals_cpu(open_model: Callable[..., Any], long_prompt: Toke
 def test_rewound_sequence_equals_fresh(
     open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
-    """Tokens that were taken back change nothing."""
+    """Withdrawn tokens change nothing."""
     again, fresh = rewound_and_fresh(open_model(provider_options=GPU), long_prompt, 100, prompts[1], CAPACITY)
-    # Only the way in which the prompt is cut into chunks differs, on which rows do not depend.
+    # Only the cut of the prompt into chunks differs, which does not change rows.
     assert again.tokens == fresh.tokens
     np.testing.assert_array_equal(again.logits, fresh.logits)
 
@@ -97,7 +97,7 @@ def test_batch_equals_single_sequences(open_model: Callable[..., Any], long_prom
 
 
 def test_beams_equal_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
-    """Beams exchange rows of the cache from token to token: tickets go with them."""
+    """Beams exchange rows of the cache from token to token, with their tickets."""
     found = []
     for options in (GPU, CPU):
         model = open_model(provider_options=options | {"activations": "bf16"}, kv_dtype="fp32")

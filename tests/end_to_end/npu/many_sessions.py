@@ -27,7 +27,7 @@ NEW_TOKENS = 2
 
 
 def converse(folder: str, prompt: list[int], number: int) -> tuple[int, ...]:
-    """A reply of a session that is then closed: in order, the model first, or in the middle of a reply."""
+    """A reply of a session, which is then closed: in order, with the model first, or in the middle of a reply."""
     model = og.Model(folder)
     generator = generator_of(model, CAPACITY)
     if number % 3 == 1:

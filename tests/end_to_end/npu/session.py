@@ -50,7 +50,7 @@ MIDDLE = 3
 PLACES = {"first": (0, 0), "middle": (MIDDLE, 0), "in a list": (0, 3)}
 # Errors of the allocation of a conversation's cache, when the conversation begins.
 CACHES = {"no memory": ENOMEM, "locked memory": EAGAIN}
-# Faults when a session is made: what is injected, the errno, and how often the call succeeds before.
+# Faults when a session is made: the injected fault, its errno, and the number of successful calls before it.
 REFUSED = {
     "no device": ("open", ENODEV, 0),
     "permission": ("open", EACCES, 0),
@@ -110,7 +110,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
     def failing(fault: str, place: str, **more: str) -> dict[str, Any]:
         (what, amount), (step, after) = FAULTS[fault], PLACES[place]
         driver.use_firmware(FIRMWARE.get(fault, DEVELOPED))
-        if fault == "hang":  # it has to be found within the time that users wait
+        if fault == "hang":  # users wait, so the fault has to be found in this time
             del os.environ[TIME_LIMIT]
         decoder = open_session(**more)
         return generate(tokens, decoder, lambda at: driver.inject(what, amount, after=after) if at == step else None)

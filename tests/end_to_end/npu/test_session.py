@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole sessions with device=npu over XRT, below which a double of the driver computes: the emulator's numbers, and
-what happens when it fails."""
+"""Whole sessions with device=npu over XRT and a double of the driver that computes: numbers, and failures."""
 
 from __future__ import annotations
 
@@ -144,7 +143,7 @@ def test_closed_sessions_leave_no_driver_resources(sessions: dict[str, Any]) -> 
 
 
 def test_array_logits_are_near_cpu(sessions: dict[str, Any]) -> None:
-    """Compared roughly: test_emulate.py tests how near they come, on the same plans."""
+    """A rough comparison; test_emulate.py tests the exact distance on the same plans."""
     found, expected = (np.array(sessions[name]["top"]) for name in ("well", "cpu"))
     assert found.shape == expected.shape == (STEPS, 4096)
     assert np.sqrt(np.square(found - expected).mean()) < expected.std() / 20
@@ -167,7 +166,7 @@ REASONS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_failure_names_call_and_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
-    """The CPU goes on from the keys and values that the array made: every step has its logits."""
+    """The CPU continues with the array's keys and values, so every step has its logits."""
     failed_at = MIDDLE if place == "middle" else 0
     found = sessions[f"{fault}, {place}"]
     (error,) = found["errors"]
@@ -197,7 +196,7 @@ def test_failure_without_fallback_is_repeated_by_later_runs(sessions: dict[str, 
 
 @pytest.mark.parametrize("name", CACHES)
 def test_cache_without_memory_runs_later_or_on_cpu(sessions: dict[str, Any], name: str) -> None:
-    """Nothing has failed: the next run finds memory; or the CPU takes this one, and the array goes on from there."""
+    """Nothing has failed: the next run finds memory, or the CPU takes this run and the array the next one."""
     found, expected = sessions[f"{name} for a cache"], sessions["well"]["top"]
     (error,) = found["errors"]
     for reason in ("a buffer of ", REFUSALS[name][-1], "one more conversation", "on_unsupported to cpu"):
@@ -255,7 +254,7 @@ def test_incomplete_machine_is_named_or_falls_back(
     machine: dict[str, Any], without: list[str], reasons: list[str], tmp_path: Path,
     run_sessions: Callable[..., dict[str, Any]], sessions: dict[str, Any],
 ) -> None:  # fmt: skip
-    """A session's error says what it lacks; with on_unsupported=cpu the CPU computes."""
+    """A session's error names the missing part; with on_unsupported=cpu the CPU computes."""
     found = run_sessions(Machine(tmp_path, **machine), "well", "well or cpu", without=without)
     for reason in reasons:
         assert reason in found["well"]["refused"]
@@ -264,7 +263,7 @@ def test_incomplete_machine_is_named_or_falls_back(
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refused_session_names_reason(sessions: dict[str, Any], name: str) -> None:
-    """The error says what was found, and what to do."""
+    """The error names the finding and the remedy."""
     assert "FlowNPU" in sessions[name]["refused"]
     for reason in REFUSALS[name]:
         assert reason in sessions[name]["refused"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node by itself on the emulated array, for all tests of this room."""
+"""A single node on the emulated array, for all tests of this room."""
 
 from __future__ import annotations
 

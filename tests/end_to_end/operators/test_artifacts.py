@@ -74,8 +74,8 @@ def larger_than_the_machine(folder: Path) -> None:
     words.tofile(folder / "index.words")
 
 
-# How a folder is damaged, and what a session says. The index's second word is its version, the third says that the file
-# is an index.
+# The damages of a folder, and the session's messages. The index's second word is its version, and the third marks the
+# file as an index.
 DAMAGE = {
     "a changed byte of a call": (lambda folder: changed(call_of(folder), -3), r"m256-k256\.words is not the file that"),
     "a call cut short": (lambda folder: cut(call_of(folder)), r"m256-k256\.words is not the file that was built"),
@@ -112,7 +112,7 @@ def test_damaged_artifacts_are_refused(damage: str, tmp_path: Path, ep_devices: 
 
 
 def test_program_beyond_memory_is_refused(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """The memory must not be allocated: the system would give it, and end the process when it is written."""
+    """The memory must not be allocated: the system would grant it, and end the process at the first write."""
     file, _ = product(tmp_path)
     larger_than_the_machine(build_artifacts(file).folder)
     said = r"expected programs whose buffers fit the \d+ MB of this machine, got panels-131072 of 1073741824 MB"
@@ -121,7 +121,7 @@ def test_program_beyond_memory_is_refused(tmp_path: Path, ep_devices: list[Any])
 
 
 def test_compiled_model_gives_same_bits(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """It keeps what the array reads, gives the same bits, and does not run without the artifacts."""
+    """The compiled model keeps the array's constants, gives the same bits, and does not run without the artifacts."""
     file, feeds = product(tmp_path)
     artifacts = build_artifacts(file).folder
     expected, _ = session_of(file, ep_devices[:1]).run(feeds)

@@ -72,7 +72,7 @@ def test_product_rows_equal_reference(target: str, rows: int, runs: int, alone: 
 
 @pytest.mark.parametrize("addends", [("bias",), ("residual",), ("bias", "residual")])
 def test_product_takes_bias_and_residual(addends: tuple[str, ...], alone: Alone) -> None:
-    """Products of a batch: what is added to them, the host adds in float32."""
+    """Products of a batch; the host adds bias and residual in float32."""
     m, k = 96, 256
     weight, x = weights(1, m, k), numbers(2, 2, 5, k)
     given = {"bias": np.random.default_rng(3).standard_normal(m, np.float32), "residual": 3 * numbers(4, 2, 5, m)}
@@ -346,7 +346,7 @@ def test_keys_beyond_programs_run_on_host(alone: Alone) -> None:
 
 
 def test_nodes_of_same_size_keep_own_weights(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """They share programs and buffers, and have weights of their own; neither gets the other's numbers."""
+    """The nodes share programs and buffers, but not weights, and get separate numbers."""
     sizes, x = 128, numbers(1, 5, 128)
     matrices = [weights(seed, sizes, sizes) for seed in (2, 3)]
     constants = {f"W{i}": q4nx.pack(*matrix) for i, matrix in enumerate(matrices)}
@@ -421,7 +421,7 @@ def test_threshold_that_is_no_number_is_refused(given: str, tmp_path: Path, ep_d
 def test_unsupported_attention_is_named_by_build_and_session(
     attributes: dict[str, Any], inputs: dict[str, np.ndarray], reason: str, alone: Alone
 ) -> None:
-    """Both the build and the session name what the array's attention lacks."""
+    """Both the build and the session name the feature that the array's attention lacks."""
     names = (*BIASED, "attention_bias", "q_norm_weight", "k_norm_weight", "bidirectional_blocks", "head_sink")
     given = {"query": heads_of(1, 3)[2][None], **dict.fromkeys(names), **inputs}
     file = write_node(

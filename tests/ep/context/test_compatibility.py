@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ORT's query whether a compiled model runs on a device: answered as a session with default options would."""
+"""ORT's query whether a compiled model runs on a device has the answer of a session with default options."""
 
 from __future__ import annotations
 

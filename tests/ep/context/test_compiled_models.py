@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled models: what ORT writes with ep.context_enable computes the same, or is refused with a reason."""
+"""Compiled models of ORT (ep.context_enable) compute the same, or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compiled(ep_devices: list[Any], tmp_path: Path) -> Any:
         target = tmp_path / "compiled" / "small_ctx.onnx"
         target.parent.mkdir()
         session(ep_devices, source, options, enable="1", file_path=str(target))
-        source.unlink()  # The compiled model does not need it.
+        source.unlink()  # The compiled model does not need the source.
         return target
 
     return compile_it

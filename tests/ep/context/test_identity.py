@@ -67,7 +67,7 @@ def test_node_has_identity_of_its_file(ours: Path) -> None:
 
 
 def test_equal_models_compile_to_equal_files(ours: Path, load: Load, tmp_path: Path) -> None:
-    """So that of two processes that compile a model at the same time each may write one of the two files."""
+    """Two processes that compile a model at the same time may each write one of the two files."""
     (tmp_path / "again").mkdir()
     load(ours.with_name("model.onnx"), ep__context_enable="1", ep__context_file_path=str(tmp_path / "again" / COMPILED))
     for name in (PARTITION, COMPILED):

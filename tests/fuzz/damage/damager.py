@@ -175,7 +175,7 @@ class Damager:
 
 
 def _names(refusal: str, damage: Damage, sample: Sample) -> bool:
-    """Whether a refusal names the file, or at least the folder; a full disk need not name a file."""
+    """Whether a refusal names the file, or at least the folder. The error of a full disk need not name a file."""
     return Path(damage.file).name in refusal or str(sample.folder) in refusal or "make room" in refusal
 
 

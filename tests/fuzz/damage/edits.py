@@ -28,7 +28,7 @@ DEEP = "@deep@"
 
 @st.composite
 def damaged_bytes(draw: DrawFn, content: bytes, head: int) -> tuple[bytes, str]:
-    """Content damaged without regard to its meaning, in half of all cases within the first `head` bytes."""
+    """Content damaged at random places, in half of all cases within the first `head` bytes."""
     kind = draw(st.sampled_from(["flip", "number", "cut", "extend", "remove", "repeat", "swap", "fill"]))
     size = draw(st.sampled_from([1, 2, 3, 4, 8, 16, 100, 4096]))
     if not content or kind == "extend":
@@ -113,7 +113,7 @@ def damaged_tree(draw: DrawFn, tree: Any, *, typed: bool) -> tuple[Any, str]:
 
 
 def _form(value: Any) -> Any:
-    """The structure that another value must share to be written in place of a value in a binary format."""
+    """The structure that a value in a binary format and its replacement must share."""
     if isinstance(value, dict):
         return frozenset(value)
     return [_form(item) for item in value[:1]] if isinstance(value, list) else type(value)

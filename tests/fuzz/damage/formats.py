@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage within a format: values of JSON, numbers and texts of binary headers; lengths and checksums stay right."""
+"""Damage within a format: values of JSON, numbers and texts of binary headers. Lengths and checksums stay right."""
 
 from __future__ import annotations
 

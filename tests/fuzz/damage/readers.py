@@ -139,7 +139,7 @@ def _with_pictures(folder: Path) -> list[str]:
 
 
 def _explained(folder: Path) -> list[str]:
-    """Runs what `flownpu explain` does, which makes a session."""
+    """Makes a session, as `flownpu explain` does."""
     found: list[str] = []
     made = lambda: found.extend(_refused(lambda: explain(folder, {"device": "cpu"}, 1e10)))  # noqa: E731
     return found + _of_session(made, lambda _: None)

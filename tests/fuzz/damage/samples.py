@@ -88,7 +88,8 @@ PICTURES = {
     "boi_token_index": 6,
     "eoi_token_index": 7,
 }
-# Sizes that the NPU's designs for single tokens take, but those for prompts do not, which would double the files.
+# Sizes that the NPU's designs for single tokens support. The designs for prompts do not, so the files are half as
+# large.
 NPU = _PLAIN | {
     "hidden_size": 160,
     "intermediate_size": 160,

@@ -34,7 +34,7 @@ def test_damaged_models_found_before_give_no_finding(path: Path, damager: Damage
 
 
 def test_whole_files_are_read(damager: Damager) -> None:
-    """An intact sample is read; the only refusal is that the NPU's designs have no place for such a small model."""
+    """An intact sample is read; the only refusal is that the NPU's designs do not support such a small model."""
     for kind in KINDS:
         sample = damager.sample(kind)
         assert sample.matching(KINDS[kind].files), kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random decoders on the emulated NPU: random weights and scripts, in a few shapes that the designs have place for.
+"""Random decoders on the emulated NPU: random weights and scripts, in a few shapes that the designs support.
 
 Artifacts depend on the shape only, and take one to three seconds; they are built once for each.
 """
@@ -35,7 +35,7 @@ ROUNDINGS = 10.0
 
 
 def random_decoder(choices: Choices) -> Decoder:
-    """One of a few decoders, so that artifacts are built for a few only."""
+    """One of a few decoders, so that few artifacts are built."""
     hidden, heads, kv_heads, head_size, feed_forward = choices.pick(SHAPES)
     return Decoder(
         family="llama",

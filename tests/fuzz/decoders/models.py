@@ -131,7 +131,7 @@ class _Export:
         self._input("attention_mask", INT64, ["batch_size", "total_sequence_length"])
         lengths, total = self._lengths()
         hidden = self._embedding()
-        # A residual is added by the norm behind it, so that the first norm has nothing to add.
+        # The next norm adds the residual, so the first norm has nothing to add.
         normed, residual = self._norm(hidden), hidden
         for i in range(len(decoder.layers)):
             x = self._attention(i, normed, lengths, total)

@@ -78,7 +78,7 @@ def cases(isas: tuple[str, ...] = INSTRUCTION_SETS) -> strategies.SearchStrategy
 
 
 def script(choices: Choices, batches: tuple[int, ...] = (1, 1, 1, 2, 3)) -> tuple[list[Step], list[int]]:
-    """Calls: a prompt and what follows; and the lengths of the prompt's rows, which are padded on the right."""
+    """Calls: a prompt and its continuation; and the lengths of the prompt's rows, which are padded on the right."""
     batch = choices.pick(batches)
     tokens = choices.pick((3, 1, 5, 9, 17, 33, 40, 70))
     lengths = [tokens] * batch

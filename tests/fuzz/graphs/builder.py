@@ -292,7 +292,7 @@ class Builder:
         if self.choices.chance(25):
             feeds.append(self._other_feed(first))
             if self.choices.chance(30):
-                feeds.append(first)  # once more: a failed run must leave nothing behind
+                feeds.append(first)  # once more: a failed run must have no later effect
         return feeds
 
     def _other_feed(self, first: dict[str, Source]) -> dict[str, Source]:

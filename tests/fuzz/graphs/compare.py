@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # How near FlowNPU's number must be to ONNX Runtime's if it is outside the bounds, in roundings of ONNX Runtime's.
 NEAR_UNITS = 8
-# If both numbers are far outside the bounds, and by this factor nearer to each other, FlowNPU's is right, too: it may
-# come from the same kernel, to which FlowNPU left the node.
+# If both numbers are far outside the bounds, and nearer to each other by this factor, FlowNPU's is right, too: it may
+# come from the same kernel of ONNX Runtime.
 FAR = 4
 
 

@@ -39,7 +39,7 @@ def test_random_graphs_give_no_finding(workers: Workers) -> None:
     campaign = Campaign(cases(), Oracle(*workers).judge, lambda _, finding: found.append(finding.text))
     campaign.run(CASES, SEED)
     assert not found
-    # Most random graphs must be models that both providers run, or the test would prove little.
+    # Most random graphs must run on both providers, or the test would prove little.
     assert campaign.counts["same"] > CASES / 2
     assert campaign.counts["ONNX Runtime's own crash"] < CASES / 20
 

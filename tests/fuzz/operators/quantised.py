@@ -143,7 +143,7 @@ def gather_n_bits(b: Builder) -> None:
 
 
 def flow_node(b: Builder, op_type: str, inputs: Sequence[Value], outputs: list[Any], **attributes: Any) -> list[Value]:
-    """Appends a node of ai.flownpu, and the function that defines it; a node that is invalid gets the plain variant."""
+    """Appends a node of ai.flownpu, and its function; an invalid node gets the plain variant."""
     operator = definitions.OPERATORS[op_type]
     values: list[ir.Value | None] = [ir.Value(name=name) if name else None for name in names_of(inputs)]
     while values and values[-1] is None:

@@ -36,7 +36,9 @@ GRAPHS: dict[str, float] = {
 
 
 def test_operators_of_flownpu_have_reference() -> None:
-    """Numbers of an operator without one would be compared with ONNX Runtime's alone, which runs our definitions."""
+    """Without a reference, an operator's numbers would be compared only with ONNX Runtime's, which runs our
+    definitions.
+    """
     # PagedAttention is in no random graph (tests/fuzz/graphs/test_graphs.py).
     assert {name for domain, name in references() if domain == DOMAIN} == OPERATORS.keys() - {"PagedAttention"}
 

@@ -19,7 +19,7 @@ class WrongFormError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer's text, why it ended, its calls as (name, arguments); or the error that a stream ended with."""
+    """An answer's text, the reason of its end, its calls as (name, arguments); or the error that ended a stream."""
 
     text: str = ""
     reason: str = ""
@@ -28,11 +28,7 @@ class Answer:
 
 
 def strict_json(text: str | bytes) -> Any:
-    """JSON as RFC 8259 has it, which NaN and lone bytes are not.
-
-    Raises:
-        WrongFormError: it is none.
-    """
+    """JSON by RFC 8259, without NaN and lone bytes. Raises WrongFormError for other texts."""
 
     def refuse(name: str) -> NoReturn:
         raise WrongFormError(f"the answer has {name}, which JSON has not")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests that are right, for each route that takes prompts."""
+"""Valid bodies of requests, for each route that takes prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.server import values
 if TYPE_CHECKING:
     from random import Random
 
-# Names that the campaign's server knows: a model with slots, a paged one, one that takes images, and one that embeds.
+# Names of the campaign's models: one with slots, a paged one, one that takes images, and one that embeds.
 SLOTS, PAGED, SEEING = MODELS = ("topics", "paged", "seeing")
 EMBEDDING = "embedding"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -91,7 +91,7 @@ def with_tools(random: Random, path: str, schema: Any) -> dict[str, Any]:
 
 
 def with_images(random: Random) -> dict[str, Any]:
-    """A question about a picture that is right, damaged, or no picture at all."""
+    """A question about a picture, which is valid, damaged, or no picture at all."""
     right = _picture("PNG", 64)
     files = (
         right, right, right + right, right[: random.randint(0, len(right))], _flipped(random, right), b"", b"no",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Concurrent requests, some valid and some hostile, for a time; and what was wrong with the answers.
 
-The requests of a client follow from the seed and the client's number alone. How many of them are sent before the time
-is up depends on the machine.
+The requests of a client follow only from the seed and the client's number. How many are sent in time depends on the
+machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 NEIGHBOURS = 4  # one client of so many is well-behaved
 SLOWEST = 12  # answers that a report names
-WARM_UP = 0.2  # share of the time after which memory should no longer grow: until then each kind has come, caches fill
+# share of the time after which memory should no longer grow: by then every kind of request has come, and caches are
+# full
+WARM_UP = 0.2
 LOG_KEPT = 1 << 20  # bytes of the log that a report keeps
 LOG_BYTES = 2000  # for each request, on average: a line or two, and a reason
 
@@ -107,7 +109,7 @@ class Campaign:
         try:
             await asyncio.gather(*(self._live(client, end) for client in range(well_behaved)))
         finally:
-            # Those that still wait go away; that they do is one more thing that the server must bear.
+            # Waiting clients leave, which the server must bear, too.
             for task in hostile:
                 task.cancel()
             ended = await asyncio.gather(*hostile, return_exceptions=True)
@@ -153,7 +155,7 @@ class Campaign:
             number += 1
 
     async def _settle(self, files: int) -> None:
-        """Nobody asks any more: nothing may be left that is computed or open."""
+        """After the last request nothing may remain in computation or open."""
         end = time.monotonic() + self.bounds.in_time
         while (requests := await self.server.requests()) or self.server.open_files() > files + 2:
             if time.monotonic() > end:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.fuzz.server.exchange import Request
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-# With bf16 an answer does not depend on the other rows of a product, so not on who else asks. Bodies are small and
-# answers short, so that an hour has many; whole bodies must come within 5 s, whole answers within 40.
+# With bf16 an answer does not depend on the other rows of a product, so it does not depend on other clients. Bodies are
+# small and answers short, so that an hour has many. Whole bodies must come within 5 s, whole answers within 40.
 OPTIONS = ("--activations", "bf16", "--context", 1024, "--max-output", 400, "--max-body", 4, "--body-seconds", 5)
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
 
@@ -57,7 +57,7 @@ def attack(command: tuple[str, ...], seconds: float, clients: int, seed: int, ki
 
     async def run() -> Report:
         campaign = Campaign(server, Neighbours(()), clients, seed, kinds)
-        # All models are loaded and have answered before anything is measured.
+        # All models are loaded and have answered before the measurement begins.
         campaign.neighbours = await Neighbours.alone(server.port, questions(), campaign.bounds.in_time)
         return await campaign.run(seconds)
 

@@ -35,7 +35,7 @@ def _posted(kind: str, path: str, body: bytes, **how: Any) -> Request:
 
 
 def _of(kind: str, random: Random, document: Callable[[Random, str], dict[str, Any]], **how: Any) -> Request:
-    """A request to any route of those that take prompts."""
+    """A request to any route that takes prompts."""
     path = random.choice(bodies.ROUTES)
     return _posted(kind, path, values.body(document(random, path)), **how)
 
@@ -65,7 +65,7 @@ def odd_schema(random: Random) -> Request:
 
 
 def bomb(random: Random) -> Request:
-    """A schema that asks for much memory or time; as a tool's, too."""
+    """A schema that asks for much memory or time, also as a tool's."""
     make = random.choice((bodies.with_schema, bodies.with_tools))
     path = random.choice(bodies.WITH_SCHEMA if make is bodies.with_schema else bodies.WITH_TOOLS)
     return _posted("bomb", path, values.body(make(random, path, schemas.bomb(random))))
@@ -78,7 +78,7 @@ def tools(random: Random) -> Request:
 
 
 def odd_tools(random: Random) -> Request:
-    """Tools that may be none, choices of tools that are not there, results of calls that nobody made."""
+    """Invalid tools, choices of missing tools, and results of calls that nobody made."""
     path = random.choice(bodies.WITH_TOOLS)
     document = bodies.with_tools(random, path, schemas.odd(random))
     return _posted("odd tools", path, values.body(values.damaged(random, document)))
@@ -115,7 +115,7 @@ def tokens(random: Random) -> Request:
 
 
 def embeddings(random: Random) -> Request:
-    """Texts to embed, in numbers and lengths of any size, to a model that embeds and to others."""
+    """Texts to embed, in numbers and lengths of any size, for a model that embeds and for others."""
     several = [values.text(random) for _ in range(random.choice((0, 1, 5, 100, 3000)))]
     texts: Any = random.choice((values.text(random), several, "word " * 5000, [1, 2], [[1]], values.value(random)))
     document = {"model": random.choice((*[bodies.EMBEDDING] * 5, *bodies.MODELS)), "input": texts}
@@ -157,7 +157,7 @@ def deep(random: Random) -> Request:
 
 
 def no_json(random: Random) -> Request:
-    """A body that is no JSON, or in another encoding than UTF-8, or compressed."""
+    """A body that is no JSON, has another encoding than UTF-8, or is compressed."""
     path = random.choice(bodies.ROUTES)
     right = json.dumps(bodies.plain(random, path), ensure_ascii=False)
     encoding = random.choice(("utf-16", "utf-32-le", "utf-8-sig", "latin-1"))
@@ -226,7 +226,7 @@ def uploads(random: Random) -> Request:
 
 
 def leaving(random: Random) -> Request:
-    """A client that goes away before the end of an answer that is long."""
+    """A client that leaves before the end of a long answer."""
     leave = {"manner": "leave", "bytes_": random.choice((1, 200, 1000, 3000))}
     return _of("leaving", random, lambda random, path: bodies.plain(random, path, tokens=400), **leave)
 

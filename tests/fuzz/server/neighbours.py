@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Well-behaved clients: each question has one answer, which was given when nobody else asked."""
+"""Well-behaved clients: each question has one answer, found while no other client asked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEMA = {
     "required": ["kind", "count"],
     "additionalProperties": False,
 }
-_LONGEST_WAIT = 2.0  # seconds, whatever Retry-After says: the sooner it asks again, the harder for the server
+_LONGEST_WAIT = 2.0  # seconds, whatever Retry-After says: early repetitions are harder for the server
 
 
 def questions() -> list[Request]:
@@ -64,7 +64,7 @@ NONE = Answer()
 
 @dataclass(frozen=True)
 class Outcome:
-    """A neighbour's answer; `fault` says what is wrong with it, `refusals` how often it was sent away."""
+    """A neighbour's answer. `fault` says what is wrong, and `refusals` counts the refusals before it."""
 
     reply: Reply | None
     seconds: float
@@ -74,7 +74,7 @@ class Outcome:
 
 
 async def ask(port: int, request: Request, seconds: float) -> Outcome:
-    """Asks until there is an answer, as clients do that are told to come again."""
+    """Asks until there is an answer, like clients that obey Retry-After."""
     begin, refusals, reply = time.monotonic(), 0, None
 
     def outcome(fault: str = "", answer: Answer = NONE) -> Outcome:

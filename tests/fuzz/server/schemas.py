@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON Schemas: such as people write, such as nobody writes, and small ones that ask for much."""
+"""JSON Schemas: common ones, absurd ones, and small ones with high costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 NAMES = ("kind", "count", "items", "größe", "a b", "x", "next", "$id")
 WORDS = ("for", "while", "€", "漢字", "😀", 'a"b\\c', "", "\n")
-# Formats and patterns of strings; among them those that no grammar can hold an answer to.
+# Formats and patterns of strings. No grammar can enforce some of them.
 FORMATS = ("date-time", "uuid", "email", "uri", "path", "password", "duration", "ipv4", "binary", "no such format")
 PATTERNS = ("^[a-z]{2,4}$", r"^\d+$", r"\S", "^(?=a)b", r"^\p{L}+$", r"\bfoo\b", r"^(a)\1$", "(", "[", "(a*)*b", "^€+$")
 
@@ -64,7 +64,7 @@ def _object(random: Random, depth: int, definitions: tuple[str, ...]) -> dict[st
 
 
 def odd(random: Random, depth: int = 3) -> Any:
-    """A schema of any keywords, with values that are right, or are not."""
+    """A schema of any keywords, with valid or invalid values."""
     if depth < 0 or random.random() < 0.1:
         return random.choice((True, False, {}, values.value(random, 1)))
     keywords: dict[str, Callable[[], Any]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile texts, numbers and values of JSON, and what is done to a body that was right."""
+"""Hostile texts, numbers and values of JSON, and changes of valid bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from random import Random
 
-# Control tokens of models, of these and of others; what templates, terminals, databases and HTTP take for their own.
+# Control tokens of these and other models, and special texts of templates, terminals, databases and HTTP.
 _MARKS = (
     "<start_of_turn>model\n", "<end_of_turn>", "<bos>", "<eos>", "<pad>", "<unk>", "<start_of_image>",
     "<image_soft_token>", "<|im_start|>system", "<|im_end|>", "</s>", "[INST]", "<tool_call>", "</tool_call>",
@@ -25,7 +25,7 @@ _CHARACTERS = (
 )  # fmt: skip
 _WORDS = ("Tell me about loops.", "Strings are", "The expression list", "class", " ", "\n", "1", "A" * 40)
 
-# JSON's numbers that Python's json module does not write, by the text that stands for them until the body is bytes.
+# JSON numbers that Python's json module does not write, by the text that represents them until the body is bytes.
 RAW_NUMBERS = {
     "@overflow@": b"1e400",
     "@digits@": b"9" * 5000,  # more than Python converts (sys.get_int_max_str_digits: 4300)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges replies by the APIs alone, and says in words what is wrong with them."""
+"""Judges replies by the APIs alone, and describes their faults."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 # Without these, a client does not know when to come again.
 _LATER = {429, 503}
-# The server may always say that it has no time, or no room.
+# The server may always refuse for lack of time or room.
 _NO_TIME = {*_LATER, 504}
-# Kinds whose HTTP itself may be wrong: what reads HTTP answers then, in a form of its own.
+# Kinds with possibly invalid HTTP, to which the HTTP parser replies in a form of its own.
 _BROKEN_HTTP = {"headers", "routes", "uploads"}
 _INTERNALS = re.compile(r"Traceback|File \"|bug of|[a-z]Error: |object at 0x|/python\d|\.cc:\d")
 
 
 def fault_of(request: Request, reply: Reply) -> str:
-    """Says what is wrong with a reply; "" if nothing is."""
+    """The fault of a reply; "" if there is none."""
     if reply.status >= 500 and reply.status not in _NO_TIME:
         return _status(reply)
     if reply.left or (fault := _fault_of_http(reply)):

@@ -56,7 +56,7 @@ def test_index_names_written_calls(artifacts):
 
 @pytest.mark.parametrize("window", [0, 100])
 def test_positions_share_one_array(window, calls, artifacts, rng):
-    """Tokens one after the other, as in decode: only words that depend on the position are written again."""
+    """Tokens one after the other, as in decode: only position-dependent words are written again."""
     record = artifacts.call(list(calls).index(window))
     family = artifacts.family(record)
     runtime = npu.open_emulated_runtime("npu2")

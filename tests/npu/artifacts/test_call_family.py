@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a call at a position, as C++ makes them from a family, against what Python computes."""
+"""The words of a call at a position: C++'s, from a family, against Python's."""
 
 import numpy as np
 import pytest

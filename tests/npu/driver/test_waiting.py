@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the plugin for XRT waits (ops/npu/xrt/waiting.h), with a clock that only its sleeps move on."""
+"""The waiting of the plugin for XRT (ops/npu/xrt/waiting.h), with a clock that only its sleeps advance."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_repeated_call_is_slept_through(taken):
 
 
 def test_shorter_dispatches_are_learnt():
-    """A call that ends in the long sleep shows only that less is to be expected: a quarter less each time."""
+    """A call that ends during the long sleep shows only that the expectation is too long: a quarter less each time."""
     expectation = npu.Expectation()
     expectation.learn(20 * MS)
     found = []
@@ -72,7 +72,7 @@ def test_long_sleep_checks_device():
     ("content", "patience"),
     [
         (None, 15_000),  # an older driver, whose watchdog takes 6 to 60 s: what it never ends is kept
-        ("2000\n", 2 * 2000 + 1000),  # two intervals at which it looks, and the restart of the context
+        ("2000\n", 2 * 2000 + 1000),  # two intervals of its checks, and the restart of the context
         ("100\n", 2 * 100 + 1000),
         ("0\n", 0),  # it is off: nothing is waited for
         ("", 2 * 2000 + 1000),  # Linux 7's own time, where it cannot be read

@@ -118,7 +118,7 @@ def fed(place: int, dtype: ir.DataType, dims: list[Any]) -> Change:
 
 
 def without_a_product(model: ir.Model) -> None:
-    """Removes the first layer's output projection: what read it reads its input."""
+    """Removes the first layer's output projection: the projection's readers get its input."""
     output = nodes_of(model, PRODUCT)[1]
     ir.convenience.replace_all_uses_with(output.outputs[0], nodes_of(model, ATTENTION)[0].outputs[0])
     model.graph.remove(output, safe=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decoder that is found in a graph, its constants in the array's order, and the reason where none is found."""
+"""The decoder in a graph, its constants in the array's order, and the reasons against graphs without a decoder."""
 
 import dataclasses
 import json
@@ -141,7 +141,7 @@ def test_sum_in_either_order_matches(models):
 
 
 def test_projection_beside_decoder_stays(models):
-    """A projection outside the decoder is left to the host, with the reason; its output, which nothing reads, stays."""
+    """A projection outside the decoder stays on the host, with the reason, together with its unread output."""
     nodes, outputs = read_nodes(models.converted("llama"))
     embeddings = by_name(nodes, "/embed_tokens/rows")
     weight = by_name(nodes, "/lm_head").inputs[1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks `flownpu build` and a session of the same folder whether the NPU's array computes its layers.
 
-The build reads the file, the session what ONNX Runtime made of it.
+The build reads the file, the session ONNX Runtime's graph of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# If one of these is left to ONNX Runtime, its reason is why there are no layers.
+# If one of these stays with ONNX Runtime, its reason explains the missing layers.
 _PARTS = {"FlowQKVAttention", "MatMulNBits", "Q4NXMatMul"}
 
 
@@ -49,7 +49,7 @@ def told_by_session(file: Path, devices: list[Any]) -> set[str]:
 
 
 def assert_same_decoder(folder: Path, devices: list[Any]) -> str:
-    """Asks build and session about a folder's decoder; returns the reason that both give, or nothing."""
+    """Asks build and session about a folder's decoder; returns their common reason, or nothing."""
     reason = told_by_build(folder, read_decoder)
     if not reason:
         build_artifacts(folder, context=64)  # into the folder where a session looks for them

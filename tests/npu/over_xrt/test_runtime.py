@@ -43,7 +43,7 @@ test_output_not_moved_to_host_is_absent = own_memory(emulated.test_output_not_mo
 test_buffers_begin_on_pages_and_hold_zeros = own_memory(emulated.test_buffers_begin_on_pages_and_hold_zeros)
 test_moves_outside_of_buffer_are_refused = emulated.test_moves_outside_of_buffer_are_refused
 test_dropped_buffers_are_freed = emulated.test_dropped_buffers_are_freed
-test_buffers_and_arrays_may_outlive_their_runtime = emulated.test_buffers_and_arrays_may_outlive_their_runtime
+test_buffers_and_arrays_work_after_their_runtime = emulated.test_buffers_and_arrays_work_after_their_runtime
 
 
 # --- Results ----------------------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def test_call_ended_by_watchdog_is_named(bench, case, arguments, driver, calls):
 @pytest.mark.parametrize("fault", ["hang", "lost"])
 @pytest.mark.parametrize(("calls", "failing"), [(1, 0), (3, 1)])
 def test_call_that_never_ends_is_given_up(bench, case, driver, fault, calls, failing):
-    """Nothing waits for it for ever, and what it uses is freed only once it ends; the process goes on."""
+    """Nothing waits forever for the call, and its memory is freed only after its end; the process continues."""
     arguments = whole(*bench.buffers(case.plan, **case.inputs).values())
     driver.inject(fault, -1, after=failing)
     expected = ("timeout", "did not answer within 20 ms") if fault == "hang" else ("no_device", "the NPU is gone: ")
@@ -429,7 +429,7 @@ def test_call_that_never_ends_is_given_up(bench, case, driver, fault, calls, fai
 
 @pytest.mark.parametrize(("calls", "failing"), [(1, 0), (24, 12)])
 def test_lost_device_is_noticed_early(bench, case, arguments, driver, calls, failing):
-    """24 calls are submitted at once: no later request is left whose refusal would show the loss."""
+    """24 calls are submitted at once, so no later request can show the loss by its refusal."""
     driver.inject("lost", after=failing)
     begin = time.monotonic()
     with device_error("no_device", "call 0.*: the NPU is gone: .*No such device"):
@@ -459,7 +459,7 @@ def test_unfit_calls_are_refused(bench, case, arguments):
 
 
 def test_fork_child_leaves_buffers_of_parent(driver, bench, case, arguments):
-    """A freed buffer would be the parent's, too: both have the same open file."""
+    """A freed buffer would be the parent's, too, because both have the same open file."""
     alive = driver.alive()
     made = [bench.sequence(case.plan), bench.runtime, arguments]
 

@@ -168,7 +168,7 @@ def test_prompt_is_cut_at_images(rng: np.random.Generator, folder: Folder, sessi
 
 
 def test_rows_behind_text_are_in_no_block(rng: np.random.Generator, folder: Folder, session: Session) -> None:
-    """The rows that pad a prompt on the right, whatever their block numbers."""
+    """The rows that pad a prompt on the right, with any block numbers."""
     blocks = numbered(4, "image", 2)
     hidden = embedded(rng, folder.reference, blocks)
     expected, _ = session.run(hidden, len(blocks), session.past(CONTEXT), blocks=blocks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's layers on the emulated array, through the device: prompts, tokens, and what callers do with the past."""
+"""A decoder's layers on the emulated array, through the device: prompts, tokens, and changes of the past."""
 
 import dataclasses
 import re
@@ -90,7 +90,7 @@ def run_all(session, hidden, steps, past=None, **options):
             for name in ("biases", "bias block")
             for way in DECODE_WAYS[1:]
         ),
-        # A vocabulary that does not fill whole blocks; a narrow model, whose prompt goes token by token.
+        # A vocabulary that does not fill whole blocks, and a narrow model, whose prompt goes token by token.
         ("odd", True, TURNS, DECODE_WAYS),
         pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),
     ],
@@ -113,7 +113,7 @@ def test_logits_are_near_transformers(rng, name, prompt, stops, ways, session_of
 
 
 def test_short_prompt_gives_bits_of_single_tokens(rng, session_of, embed):
-    """Short prompts go token by token, so the bits are the same however the tokens are split into calls."""
+    """Short prompts go token by token, so their bits do not depend on the split into calls."""
     session = session_of("llama")
     hidden = embed("llama", rng.integers(3, 300, 12))
     one = run_all(session, hidden, steps_of(*range(1, 13)))
@@ -257,7 +257,7 @@ def test_token_and_prompt_have_expected_dispatches_and_bytes(rng, session_of, em
 
 @SLOW
 def test_lm_head_as_own_call_is_within_rounding(rng, monkeypatch, tmp_path, models, session_of, embed):
-    """Where a call has no room for a layer and the head: the same roundings, except for the last norm."""
+    """If a call has no room for a layer and the head: the same roundings, except for the last norm."""
     hidden = embed("trained", rng.integers(3, 300, 3))
     expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
     monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)

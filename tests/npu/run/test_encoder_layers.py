@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An encoder of images on the emulated array, through the device: how it is found, packed and computed."""
+"""An encoder of images on the emulated array, through the device: matching, packing and results."""
 
 import re
 
@@ -116,7 +116,7 @@ def packed(folder, change=lambda nodes: nodes):
     nodes, outputs = read_nodes(folder, "vision.onnx")
     given = partition(change(nodes))
     (node,) = npu.lower_layers(given, outputs).nodes
-    KEPT.append(given)  # what was packed points to its initializers
+    KEPT.append(given)  # packed constants point to its initializers
     return node
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that the host computes between dispatches: results against float64, what they move, what they refuse."""
+"""The host's steps between dispatches: results against float64, transfers, refusals."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ def operator(call, label="here", **options):
 
 
 def run(call, arrays, position=0, constant=(), rows=ROWS, **options):
-    """Runs a call on `arrays`, some of which it writes; `rows` have a token. Returns the transfers."""
+    """Runs a call on `arrays`, and may write some of them; `rows` rows have a token. Returns the transfers."""
     given = [(arrays[b.name].reshape(-1).view(np.uint8), b.name in constant) for b in call.buffers]
     for (array, _), buffer in zip(given, call.buffers, strict=True):
         assert array.size == buffer.type.bytes, buffer.name

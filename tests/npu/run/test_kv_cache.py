@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV caches on the array, and the tensors that stand for them: every way in which callers treat a past."""
+"""KV caches on the array, the tensors that represent them, and every operation of callers on a past."""
 
 import ml_dtypes
 import numpy as np
@@ -45,7 +45,7 @@ class Host:
         if not fails:
             self.caches.finish(cache, arguments(presents), past + tokens)
         found = lines[:, : past + tokens].copy()
-        buffer.bytes()[:] = 0xFF  # what the array wrote, the host does not have
+        buffer.bytes()[:] = 0xFF  # the host does not have the array's writes
         return found
 
     def restored(self, tensors):
@@ -97,7 +97,7 @@ def test_foreign_past_is_copied(host, rng, dtype):
     assert not host.caches.restore(_argument(past[0])), "it stands for nothing any more"
 
 
-def test_past_may_be_longer_than_context(host):
+def test_longer_past_than_context_is_accepted(host):
     past = host.tensors(CONTEXT + 100)
     expected = host.run(past, past, 0, CONTEXT)
     restored = host.restored(past)
@@ -207,7 +207,7 @@ def test_past_of_other_session_is_refused(host, rng):
 
 
 def test_tokens_not_run_are_taken_from_tensor(host, rng):
-    """Some callers sample a token and append the next turn without having run it."""
+    """Some callers append the next turn without having run the last sampled token."""
     past = host.tensors(CONTEXT)
     expected = host.run(past, past, 0, 5)
     for tensor in past:

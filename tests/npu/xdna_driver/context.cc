@@ -51,7 +51,7 @@ namespace {
 
 Packet& packet_of(Buffer& command) { return *reinterpret_cast<Packet*>(command.host()); }
 
-// Written last: a program that sees the new state may free the command and its buffers.
+// Written last, because a program that sees the new state may free the command and its buffers.
 void set_state(Packet& packet, std::uint32_t state) {
   std::atomic_thread_fence(std::memory_order_release);
   packet.state = state & 0xFU;
@@ -166,7 +166,8 @@ std::uint32_t Context::run_chain(const Job& job, Packet& chain, bool is_last) {
     const std::uint32_t state = run_call(job, command, is_last && i + 1 == job.chained.size());
     if (state == ERT_CMD_STATE_COMPLETED) continue;
     write_at(data, offsetof(ert_cmd_chain_data, error_index), i);
-    // Only the chain's state says how a call failed, unless it timed out; XRT passes it on.
+    // Only the chain's state says how a call failed, unless the call timed out; XRT passes the
+    // state on.
     if (state == ERT_CMD_STATE_TIMEOUT) set_state(packet_of(command), state);
     return state;
   }

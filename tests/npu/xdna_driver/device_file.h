@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// /dev/accel/accel0 as a program has it open: its buffers, contexts and timelines, and what the
-// driver answers to each request.
+// /dev/accel/accel0 as a program has it open: its buffers, contexts and timelines, and the driver's
+// answers to requests.
 #pragma once
 
 #include <cstdint>

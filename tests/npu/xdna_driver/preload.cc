@@ -45,7 +45,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// Where a file is looked for, in place of `path`.
+// The place where a file is searched instead of `path`.
 class Redirected {
  public:
   explicit Redirected(const char* path) : path_(path) {
@@ -126,7 +126,7 @@ mode_t mode_of(int flags, va_list list) {
 void* map_as(const char* name, void* at, std::size_t size, int protection, int flags, int file,
              off_t offset) {
   if (file >= 0 && (flags & MAP_LOCKED) != 0 && device_file(file) != nullptr) {
-    // Locking memory may not be allowed where tests run, so the flag is dropped.
+    // Locking memory may be forbidden on the test machine, so the flag is dropped.
     if (const auto number = xdna_driver::struck("lock memory")) {
       errno = static_cast<int>(*number);
       return MAP_FAILED;

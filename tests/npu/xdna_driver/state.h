@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tests tell the double of the driver to fail, and what it reports to them: they call the
-// functions below through ctypes.
+// The interface through which tests inject failures into the double of the driver, and read its
+// reports: they call these functions through ctypes.
 #pragma once
 
 #include <atomic>
@@ -59,7 +59,7 @@ class Alive {
 };
 
 void violate(const std::string& what);
-// To be called at each opportunity for a fault: its amount if it is to happen now.
+// Called at each opportunity for a fault: its amount if it happens now.
 std::optional<std::int64_t> struck(const std::string& fault);
 // The amount of a setting; `otherwise` if it is not set.
 std::int64_t setting(const std::string& fault, std::int64_t otherwise);

@@ -33,7 +33,7 @@ C_SHAPES: dict[str, Any] = {
 def test_gemm_forms_equal_equation(
     isa: str, sizes: tuple[int, int, int], added: str, alpha: float, beta: float, transposed: tuple[int, int]
 ) -> None:
-    """B is computed, so that nothing is rounded."""
+    """B is computed, so nothing is rounded."""
     s, k, m = sizes
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((s, k), dtype=np.float32), rng.standard_normal((k, m), dtype=np.float32)
@@ -85,7 +85,7 @@ def test_gemm_of_shapes_that_do_not_fit_is_refused(inputs: list[Any], attributes
 
 
 def test_gemm_of_changing_sizes_is_computed_run_by_run() -> None:
-    """Nothing needs to be known of a computed B when the session is made."""
+    """A computed B may be unknown when the session is made."""
     node = Node("Gemm", [A, B], domain="", transB=1)
     for rows, k, columns in [(2, 3, 4), (5, 1, 7), (1, 0, 2)]:
         a, b = np.ones((rows, k), np.float32), np.ones((columns, k), np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of an int8 KV cache on the CPU: the bits of the definition, and what is refused."""
+"""Rows of an int8 KV cache on the CPU: the definition's bits, and refusals."""
 
 from __future__ import annotations
 

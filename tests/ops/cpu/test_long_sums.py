@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of millions of numbers, against float64: added up one by one in float32 they would stop growing."""
+"""Sums of millions of numbers, against float64: float32 sums of one number after another would stop growing."""
 
 from __future__ import annotations
 
@@ -140,5 +140,5 @@ def test_product_is_within_bound(isa: str, activations: str, rows: int) -> None:
     weight = np.full((k, 3), np.float32(0.10009765625))
     options = {"cpu_isa": isa, "activations": activations}
     y = one("DenseMatMul", [np.ones((rows, k), np.float32), weight], constants=(1,), options=options)
-    # No more than 512 of K are added up at once, and then their sums.
+    # At most 512 of K are added up at once, and then their sums.
     assert np.abs(y - k * 0.10009765625).max() <= (512 + k / 256 + 4) * EPSILON * k * 0.10009765625

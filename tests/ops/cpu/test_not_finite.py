@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NaN, infinities and numbers at the ends of float32, on every instruction set: against ONNX Runtime's CPU provider,
-and against the same computation of numbers that are finite."""
+and against the same computation with finite numbers.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_arithmetic_keeps_nan_and_infinity(op_type: str) -> None:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"])
 def test_reductions_keep_nan(op_type: str, axis: int) -> None:
-    """NaN is the result wherever it stands, as in numpy; in ONNX Runtime a maximum is NaN where the first one is."""
+    """NaN is the result in any position, as in numpy; in ONNX Runtime a maximum is NaN only if the first element is."""
     function = {"ReduceMax": np.max, "ReduceMin": np.min, "ReduceSum": np.sum, "ReduceMean": np.mean}[op_type]
     for place in range(5):
         x = np.arange(15, dtype=np.float32).reshape(3, 5)
@@ -181,7 +182,7 @@ def product(
 @pytest.mark.parametrize("gating", ["none", "geglu", "swiglu"])
 @pytest.mark.parametrize("tokens", [1, 4, 13, 33])
 def test_q4nx_activations_keep_nan(isa: str, activations: str, gating: str, tokens: int) -> None:
-    """NaN makes NaN of its row, an infinity NaN or an infinity (a gate may close on it), and of no other row."""
+    """A NaN makes its row NaN, an infinity makes it NaN or infinite (a gate may close on it); other rows stay."""
     m, k = 40, 300
     x = np.random.default_rng(0).standard_normal((tokens, k), dtype=np.float32)
     blocks = weight_blocks(m if gating == "none" else 128, k)
@@ -205,7 +206,7 @@ def test_q4nx_activations_keep_nan(isa: str, activations: str, gating: str, toke
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 @pytest.mark.parametrize("tokens", [1, 13, 33])
 def test_closed_gates_keep_nan(isa: str, activations: str, gating: str, tokens: int) -> None:
-    """A closed gate gives 0, however large the value that it holds back."""
+    """A closed gate gives 0, whatever the size of its value."""
     weights = np.zeros((64, 32), np.float32)
     weights[:32, 0], weights[32:, 0] = -1, 1
     x = np.zeros((tokens, 32), np.float32)
@@ -330,14 +331,15 @@ def test_attention_keeps_nan(isa: str, cache: str, tokens: int, window: int) -> 
     position = PAST + np.arange(tokens)
     bound = 10 * EPSILON * (PAST + tokens)
     if multiplies_pairs(cache, isa):
-        # Rows that are computed again one by one are not rounded to bf16, where others' queries and probabilities are.
-        # The error of a score moves the output by twice that share of the largest value.
+        # Rows that are computed again one by one are not rounded to bf16, unlike others' queries and probabilities. The
+        # error of a score moves the output by twice that share of the largest value.
         scores = (np.abs(query).reshape(-1, 40) @ np.abs(caches[0]).reshape(-1, 40).T).max() / 40**0.5
         bound += 2 * (scores + 1) * PAIRS_EPSILON * np.abs(caches[1]).max()
         if cache == "int8":
             bound += 2 * (scores + 0.5) * PAIRS_EPSILON * np.abs(caches[1]).max()
     elif cache == "int8":
-        # Rows computed again one by one have factors in other steps, and few rows are rounded where many are not.
+        # Rows that are computed again one by one have factors in other steps, and few rows are rounded where many are
+        # not.
         scores = (np.abs(query).reshape(-1, 40) @ np.abs(caches[0]).reshape(-1, 40).T).max()
         bound += (2 * scores + PAST + tokens) * WORDS_EPSILON * np.abs(caches[1]).max()
     for value in (NAN, INF, -INF):

@@ -58,7 +58,7 @@ def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def order_of(isa: str, activations: str, tokens: int) -> str:
-    """In which order int8 activations lie, which decides how weights are rounded.
+    """The order of int8 activations in memory, which decides the rounding of weights.
 
     On AVX-512 up to 4 rows have a scale for each 32 columns, and weights are as they are; more have one for each 256,
     and the scales of weights are multiples of a step (up to 32 rows), or weights are rounded to 8 bits.

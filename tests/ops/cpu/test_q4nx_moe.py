@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NXMoE on the CPU, for every instruction set of this machine: routing, experts, and what a row depends on."""
+"""Q4NXMoE on the CPU, for every instruction set of this machine: routing, experts, and independence of rows."""
 
 from __future__ import annotations
 

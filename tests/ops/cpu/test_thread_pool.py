@@ -44,7 +44,7 @@ def test_share_of_slow_thread_is_done_by_others() -> None:
     # Longer by far than it takes to wake a thread.
     lists = testing.ThreadPool(2).run(64, slow=0, milliseconds=500)
     assert sorted(chain(*lists)) == list(range(64))
-    # The thread that has the slow task, most likely the caller, finds nothing left to do after it.
+    # The thread with the slow task, most likely the caller, finds no task left after it.
     assert next(done for done in lists if 0 in done)[-1] == 0
 
 
@@ -74,7 +74,7 @@ def test_expected_streams_are_not_changed(sizes: list[int]) -> None:
         np.testing.assert_array_equal(stream, was)
 
 
-def test_expected_streams_may_be_freed() -> None:
+def test_freed_expected_streams_cause_no_error() -> None:
     pool = testing.ThreadPool(2)
     for _ in range(20):
         pool.expect([np.zeros(16 << 20, np.uint8)])
@@ -122,7 +122,7 @@ def test_pool_larger_than_processors_pins_no_worker() -> None:
 def first_of_the_worker(pool: testing.ThreadPool) -> int:
     """Where the worker's share of 60 tasks begins, while the caller, on the first core, is held up by task 0."""
     with caller_on(CORES[0]):
-        while True:  # until the worker wakes up while the caller is held up
+        while True:  # until the worker wakes up, while task 0 holds up the caller
             caller, *workers = pool.run(60, slow=0, milliseconds=50)
             if caller == [0]:
                 return workers[0][0]

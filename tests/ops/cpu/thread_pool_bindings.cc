@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing.ThreadPool: the CPU device's pool, with tasks that record which thread did them.
+// flownpu_testing.ThreadPool: the CPU device's pool, with tasks that record their thread.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
@@ -51,7 +51,7 @@ void make(ThreadPool* pool, int threads, const std::vector<std::array<int, 3>>& 
   new (pool) ThreadPool(threads, all);
 }
 
-// Runs tasks, of which number `slow` takes `milliseconds`; returns what each thread did.
+// Runs tasks, of which number `slow` takes `milliseconds`; returns each thread's tasks.
 std::vector<std::vector<std::int64_t>> run(ThreadPool& pool, std::int64_t tasks, std::int64_t slow,
                                            int milliseconds) {
   const nb::gil_scoped_release released;

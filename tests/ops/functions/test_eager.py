@@ -139,7 +139,7 @@ def at_an_odd_address(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_memory_of_any_order_gives_same_result(framework: str, isa: str) -> None:
-    """Transposed, every other row, backwards, read-only and at odd addresses: as if it were dense."""
+    """Transposed, every other row, backwards, read-only and at odd addresses: the result is that of dense memory."""
     blocks, x = weight_and_rows(6)
     options = {"cpu_isa": isa}
     expected = ops.q4nx_matmul(x, blocks, options=options)
@@ -200,7 +200,7 @@ def test_function_help_describes_each_argument(name: str) -> None:
         assert f"\n        {parameter}: " in function.__doc__
 
 
-def test_threads_may_call_at_same_time() -> None:
+def test_simultaneous_calls_give_same_results() -> None:
     blocks, x = weight_and_rows(20)
     call = attention_call(ml_dtypes.bfloat16)
     product, attention = ops.q4nx_matmul(x, blocks), ops.flow_kv_attention(**call)
@@ -252,7 +252,7 @@ def test_python_goes_on_while_operator_computes() -> None:
         counter.start()
         before = counted[0]
         ops.q4nx_matmul(x, blocks, options=options)
-        # It may count once or twice between Python's own steps.
+        # The thread may count once or twice between Python's own steps.
         assert counted[0] > before + 20
     finally:
         sys.setswitchinterval(interval)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenCL that the environment names afterwards, on made-up systems."""
+"""The OpenCL that the environment names after the call, on made-up systems."""
 
 from types import SimpleNamespace
 

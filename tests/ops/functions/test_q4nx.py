@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q4NX in Python: bytes against the format's description, errors against GGUF's, and what malformed input says."""
+"""Q4NX in Python: bytes against the format's description, errors against GGUF's, and messages for malformed input."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_constant_groups_are_exact_where_bf16_is() -> None:
 
 
 def test_groups_side_by_side_are_as_each_alone() -> None:
-    """Several are searched at once in a vector: of different magnitudes, a constant one, a short one at the end."""
+    """Several groups are searched at once in a vector: different magnitudes, a constant one, a short one at the end."""
     weight = np.random.default_rng(9).standard_normal((2, 32 * 9 + 5)).astype(np.float32)
     weight *= np.repeat(np.exp2(np.arange(-140, 150, 29, dtype=np.float64)), 32)[: weight.shape[1]].astype(np.float32)
     weight[:, 64:96] = 0.3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.q4nx` files: the bytes that the public converter's recipe gives, and what damaged files say."""
+"""`.q4nx` files: the bytes of the public converter's recipe, and messages for damaged files."""
 
 from __future__ import annotations
 

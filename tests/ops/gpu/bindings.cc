@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing.gpu: the kernel language, kernels by themselves, and what lies below them.
+// flownpu_testing.gpu: the kernel language, single kernels, and the layers below them.
 #include "tests/ops/bindings.h"
 
 #include <nanobind/ndarray.h>

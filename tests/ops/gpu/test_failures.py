@@ -20,7 +20,7 @@ LAUNCH, BUFFER, BUILD = "clEnqueueNDRangeKernel", "clCreateBuffer", "clBuildProg
 MARK = "clEnqueueMarkerWithWaitList"
 RESOURCES, QUEUE, MEMORY, FAILURE = -5, -36, -4, -11
 TOKENS = 20
-# The seconds that tests of a hang wait: more than their kernels take, even on a busy machine.
+# The seconds that tests of a hang wait: more than their kernels take on a busy machine.
 SHORT = "3"
 
 
@@ -124,7 +124,9 @@ def test_kernels_that_never_end_are_reported(nth, count, given, double):
 
 
 def test_command_limit_starts_again_at_each_mark(models, double, monkeypatch):
-    """It starts again at each mark that is reached; there is one after 64 commands, and one where the host waits."""
+    """The limit starts again at each mark that is reached. There is one after 64 commands, and one at a wait of the
+    host.
+    """
     monkeypatch.setenv("FLOWNPU_GPU_TIMEOUT", "1000")
     session = Session(gpu.SessionDevice(), *read_nodes(models.converted("deep", kv_dtype="fp32")))
     hidden = hidden_of(models, "deep", np.arange(3, 3 + TOKENS))
@@ -162,7 +164,7 @@ def test_session_that_cannot_be_made_says_why(call, nth, code, message, models, 
     given = partition(nodes)
     double.inject(call, nth, Way.ONCE, code)
     lowered = device.lower(given, outputs=outputs)
-    if lowered.on_host:  # The device could not be opened, so that lowering gives the reason.
+    if lowered.on_host:  # The device could not be opened, so lowering gives the reason.
         assert re.search(message, lowered.on_host[0][2])
         return
     node = next(node for node in lowered.nodes if node.op_type == "DecoderLayers")
@@ -183,7 +185,7 @@ def test_refused_binary_is_compiled_anew(pocl, double, tmp_path):
 
 
 def test_cache_beyond_driver_memory_says_positions_with_room(given, double):
-    """The error says for how many positions there was room; nothing is changed, and a shorter run succeeds."""
+    """The error names the number of positions with room. Nothing is changed, and a shorter run succeeds."""
     session, hidden, past = given
     parts = 2 * session.attributes["layers"]
     double.inject(BUFFER, parts // 2 + 1, Way.ONCE, MEMORY)

@@ -63,7 +63,7 @@ def test_int8_session_equals_float64_with_int8_rows(models):
     changed = np.abs(expected[lasts] - unrounded[lasts]).max()
     sizes = session.attributes
     of_float32 = float32_tolerance(expected[lasts], sizes["layers"], sizes["feed_forward.size"])
-    assert changed > 4 * of_float32  # so that rounding is seen at all
+    assert changed > 4 * of_float32  # so that rounding has a visible effect
     error = np.abs(np.array(found)[:, : expected.shape[1]] - expected[lasts]).max()
     assert error <= of_float32 + 0.22 * changed
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of the language on a device: types of elements, links, what a Q4NX weight's words give."""
+"""Kernels of the language on a device: types of elements, links, the words of a Q4NX weight."""
 
 import ml_dtypes
 import numpy as np

@@ -36,7 +36,7 @@ def test_kernel_variant_passes(name, devices):
 
 @pytest.mark.parametrize("name", ["fused_dqp, narrow", "rms_norm", "argmax", "flow_kv_attention, float cache"])
 def test_wrong_number_is_found(name, devices):
-    """One that is further off than its tolerance."""
+    """An error above its tolerance."""
     case = VARIANTS[name].case()
     values = case.expected[0].values.copy()
     tolerance = np.broadcast_to(case.expected[0].tolerance, values.shape)

@@ -29,7 +29,7 @@ def test_coordinates_become_row_major_index():
     assert places == set(range(30))
 
 
-def test_tensor_size_may_be_parameter():
+def test_tensor_size_as_parameter_is_generated():
     made = source("float a = args.x.Read(i, j);", Tensor("x", "float", ["rows", "width"]), parameters=["width"])
     assert "const int width" in made
     assert "tensor_x[((i)*width+(j))]" in squeezed(made)
@@ -42,7 +42,7 @@ def test_constants_are_written_as_numbers():
     assert abs(float.fromhex(number[1].removesuffix("f")) - 0.1) < 2.0**-27  # the nearest float32
 
 
-def test_read_may_be_index_of_read():
+def test_nested_read_is_generated():
     made = source(
         "float a = args.x.Read(args.ids.Read(i));", Tensor("x", "float", [9]), Tensor("ids", "int32", [4])
     )  # fmt: skip

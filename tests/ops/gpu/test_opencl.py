@@ -120,7 +120,7 @@ def test_damaged_files_are_compiled_anew(pocl, tmp_path):
 
 
 @pytest.mark.opencl
-def test_unwritable_cache_folder_is_said_and_kernels_run(pocl, tmp_path):
+def test_unwritable_cache_folder_is_reported_and_kernels_run(pocl, tmp_path):
     """Kernels run, and the context says why they are not kept."""
     del pocl
     (tmp_path / "file").write_text("")
@@ -139,7 +139,7 @@ def test_empty_cache_folder_keeps_nothing(pocl):
 
 @pytest.mark.opencl
 def test_kernel_that_does_not_compile_quotes_compiler(pocl):
-    """The compiler's own words are in the error."""
+    """The error quotes the compiler."""
     del pocl
     with pytest.raises(RuntimeError, match=r"(?s)kernel tried on .*CL_BUILD_PROGRAM_FAILURE.*no_such_word.*selftest"):
         gpu.open().run(gpu.Kernel("no_such_word;", []), [1, 1, 1], [])

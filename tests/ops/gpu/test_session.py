@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's layers as one node on an OpenCL device: numbers, transfers, and what it refuses."""
+"""A decoder's layers as one node on an OpenCL device: numbers, transfers and refusals."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_token_allocates_and_compiles_nothing(models, opened):
 
 
 def test_growing_cache_moves_seldom(models, opened):
-    """It grows by half: 39 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 39 times."""
+    """The cache grows by half: 39 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 39 times."""
     session = opened("trained", new=True)
     hidden = hidden_of(models, "trained", np.arange(3, 52))
     _, past = run_all(session, hidden[:10], [10], 0)
@@ -96,7 +96,7 @@ def test_growing_cache_moves_seldom(models, opened):
 
 
 def test_rewound_and_branched_sequences_equal_fresh(models, opened):
-    """A run from a past that another run continued is a branch and leaves that run's cache; a rewind is in place."""
+    """A run from a past that another run continued is a branch, and leaves that run's cache; a rewind is in place."""
     session = opened("llama")
     ids = np.random.default_rng(1).integers(3, 250, 31)
     hidden = hidden_of(models, "llama", ids)

@@ -51,7 +51,7 @@ def test_tune_variable_other_than_0_or_1_is_refused(monkeypatch):
 
 
 def test_session_measures_once_and_keeps_numbers(models, monkeypatch, tmp_path):
-    """Its choice only changes the order of a product's sums; a second session measures nothing."""
+    """The tuner's choice only changes the order of a product's sums; a second session measures nothing."""
     hidden = hidden_of(models, "llama", np.arange(3, 9))
     folder = models.converted("llama", kv_dtype="fp32")
     found, spent = [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ops/lowering/dense_matmul: which steps a session is left with, and what they compute."""
+"""ops/lowering/dense_matmul: the steps that remain in a session, and their results."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_quantised_weights_stay_as_they_are(ep_devices: list[Any], tmp_path: Pat
 def test_gemm_of_two_axes_takes_residual(
     ep_devices: list[Any], tmp_path: Path, lines: Lines, expected: dict[str, int]
 ) -> None:
-    """ONNX Runtime makes a Gemm of a product of two axes and what is added to it; only factors and broadcasts stay."""
+    """ONNX Runtime makes a Gemm of a product of two axes and its addend; only factors and broadcasts stay."""
     x, z, column = X[0], RNG.standard_normal((5, M), dtype=np.float32), RNG.standard_normal((5, 1), dtype=np.float32)
     constants = {"first": FIRST, "second": np.ascontiguousarray(FIRST.T), "z": z, "column": column}
     found, y = steps(ep_devices, tmp_path, lines, constants, x.shape, x)
@@ -114,7 +114,7 @@ def test_gemm_of_two_axes_takes_residual(
 
 
 def test_unknown_sizes_stay_apart(ep_devices: list[Any], tmp_path: Path) -> None:
-    """Two sizes that are not known, and a residual that turns out to be broadcast."""
+    """Two unknown sizes, and a residual that turns out to be broadcast."""
     lines: Lines = [
         ("MatMul", ["x", "first"], "a", {}),
         ("Slice", ["x", "zero", "one", "axes"], "m", {}),
@@ -127,7 +127,7 @@ def test_unknown_sizes_stay_apart(ep_devices: list[Any], tmp_path: Path) -> None
 
 
 def test_product_read_twice_stays_apart(ep_devices: list[Any], tmp_path: Path) -> None:
-    """A product that others read too, and an activation before a bias, are steps of their own."""
+    """A product with other readers, and an activation before a bias, are separate steps."""
     lines: Lines = [
         ("MatMul", ["x", "first"], "a", {}),
         ("Gelu", ["a"], "b", {}),

@@ -188,8 +188,8 @@ class Case:
         """How far two float32 evaluations of numbers within -1..1 can be apart; a sink is one key more."""
         scale = self.head_size**-0.5
         bound = testing.attention_bound(1.0, 1.0, head_size=self.head_size, scale=scale, total=self.total + 1)
-        # Elements of keys and values, below sqrt(2), may be rounded either way: a score is then off by scale d times
-        # that at most, and an output by twice a score's error and by a value's.
+        # Elements of keys and values, below sqrt(2), may be rounded either way. A score is then off by at most scale d
+        # times the rounding, and an output by twice a score's error and by a value's.
         return bound + (2 * scale * self.head_size + 1) * HALF_STEP * self.halves
 
 

@@ -97,7 +97,7 @@ def test_optimisation_level_does_not_change_placement(ep_devices: list[Any], nam
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_saved_optimised_model_runs_or_is_refused_with_reason(ep_devices: list[Any], name: str, tmp_path: Path) -> None:
-    """With extended optimisations it has operators of ONNX Runtime's CPU provider; with all, its machine's layouts."""
+    """Extended optimisations add operators of ONNX Runtime's CPU provider; all of them add the machine's layouts."""
     model, feeds = _model(name)
     expected = _run(model, feeds, LEVELS.ORT_DISABLE_ALL, [])
     options = onnxruntime.SessionOptions()

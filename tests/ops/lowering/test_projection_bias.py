@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule projection_bias: what becomes of an Add behind a projection, and what stays."""
+"""The rule projection_bias: Adds after a projection that move into it, and those that stay."""
 
 from __future__ import annotations
 

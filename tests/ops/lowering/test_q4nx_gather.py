@@ -68,7 +68,7 @@ def test_tied_table_is_one_initializer() -> None:
     testing.check(model)
 
 
-def test_rows_are_exact() -> None:
+def test_gathered_rows_are_exact() -> None:
     original = _alone()
     model, misses = testing.rewritten(original, "q4nx_gather")
     assert testing.operator_names(model) == ["Q4NXGather"]

@@ -123,7 +123,7 @@ def test_zero_points_of_8_need_no_minima(written: str, others: int) -> None:
 @pytest.mark.parametrize("zero_points", ["", "packed", "float"])
 @pytest.mark.parametrize(("rows", "columns"), [(40, 96), (7, 80)])
 def test_blocks_of_16_are_quantised_again(rows: int, columns: int, zero_points: str) -> None:
-    """Two blocks get one scale, the best that a search finds, and the product is that of the new weight."""
+    """Two blocks get one scale, the best of a search, and the product is that of the new weight."""
     case = Case(rows, columns, 16, zero_points)
     model, misses = testing.rewritten(case.model, "q4nx_matmul")
     assert misses == []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ops/lowering in sessions: operators that run, read from the profile; numbers, compared with ORT's CPU provider;
-reasons that the error and the placement report give. Each rule's own test has the graphs that it leaves alone."""
+reasons that the error and the placement report give. Each rule's own test has the graphs that the rule leaves alone."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_attention_becomes_flow_qkv(ep_devices: list[Any], tmp_path: Path, name:
 
 
 def test_projections_of_other_widths_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
-    """K and V have wrong widths, whose sum is right: side by side they would be as wide as expected."""
+    """K and V have wrong widths with the right sum, so their total width is the expected one."""
     rows = {"q": 128, "k": 32, "v": 96}
     wrong = "  ".join(PROJECTION.format(out=out, rows=count, x="x") for out, count in rows.items())
     constants = {name: array for out, count in rows.items() for name, array in weight(out, count, 64).items()}
@@ -231,7 +231,7 @@ def test_q4nx_weights_stay_as_they_are(
 
 
 def test_projections_of_other_columns_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
-    """One of the two is wrong, which only a run shows, since the input's width is not known before."""
+    """One of the two is wrong, which only a run shows, because the input's width is unknown before."""
     up = "com.microsoft.MatMulNBits <K = 64, N = 40, block_size = 32> (x, up_codes, up_scales)"
     constants = native("gate", 40, 96, q4nx.NARROW) | weight("up", 40, 64)
     model = testing.parse(NATIVE.format(gate_columns="N", up=up), **constants)

@@ -192,7 +192,7 @@ def test_joined_weights_have_no_minima_if_no_part_has(
     assert compiled(ep_devices, model, tmp_path) == q4nx.pack_gated(*parts, layout).tobytes()
 
 
-def test_weights_of_same_codes_may_differ(ep_devices: list[Any]) -> None:
+def test_weights_with_same_codes_keep_own_scales(ep_devices: list[Any]) -> None:
     """Codes are shared by two products, whose scales are not the same."""
     rng = np.random.default_rng(2)
     rows, columns = 32, 64
@@ -233,7 +233,8 @@ def test_blocks_of_16_are_quantised_again(
     assert len(compiled(ep_devices, matmul(rows, columns, 16, constants), tmp_path)) == np.prod(narrow)
     # Rows of the identity read the weight column by column; bf16 holds them exactly.
     found = model.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
-    # Both searches minimise the same; where sums round differently, a group may get other parameters that are as good.
+    # Both searches minimise the same error. Sums that round differently may give a group other, equally good
+    # parameters.
     apart = np.any(found != expected, axis=1)
     assert np.mean(apart) < 0.1
     errors = [q4nx.relative_error(weight, each) for each in (found, expected)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of each client of Python; its script runs in the client's own environment and knows only this.
+"""The tasks of each Python client. Its script runs in the client's own environment and knows only this file.
 
 A script's results are one JSON object on stdout, by the names of its scenarios.
 """
@@ -94,7 +94,7 @@ def first(stream: Iterable[Any]) -> list[Any]:
 
 
 def run(**scenarios: Callable[[], Any]) -> None:
-    """Runs scenarios and prints their results; one that fails has {"error": what it says}."""
+    """Runs scenarios and prints their results; a failed one has {"error": its message}."""
     results = {}
     for name, play in scenarios.items():
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that others wrote, as they are installed: nested tools, JSON of nested schemas, streams, and leaving one.
+"""Installed clients by others: nested tools, JSON of nested schemas, streams, and leaving one.
 
 Each client's script runs once, with the packages of `python -m scripts.environments`, in the environment that
 `scripts/environments.py` describes; OpenAI's and Ollama's of Python are in the tests' own.
@@ -129,7 +129,7 @@ def play(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
         if command is None:
             pytest.skip(environments.reason(str(client.suite)))
         home = tmp_path_factory.mktemp("home")
-        # A home of its own: keys and settings of whoever runs the tests are none of the client's business.
+        # A separate home: the user's keys and settings must not affect the client.
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LLM_USER_PATH": str(home), **SILENT}
         before = cancelled(server)
         done = subprocess.run(
@@ -167,7 +167,7 @@ def wait_for_change(server: Server, before: int) -> int:
 
 @pytest.fixture(scope="module")
 def written(server: Server) -> str:
-    """The model's text, as the API's bytes have it."""
+    """The model's text, from the API's bytes."""
     body = {"model": "topics", "messages": [{"role": "user", "content": "Tell me about loops."}], "temperature": 0}
     with server.http() as http:
         answer = http.post("/v1/chat/completions", json=body | {"max_tokens": TOKENS}).json()
@@ -201,7 +201,7 @@ def test_client_gets_expected_answers(
         case "stream":
             assert all(text == written for text in (result if isinstance(result, list) else [result]))
         case "offered":
-            # The small model makes no calls by itself: it answers in words, which the tools' description changes.
+            # The small model makes no calls by itself. It answers in words, which the tools' description changes.
             assert result
         case "leave":
             assert result == 3

@@ -38,5 +38,5 @@ def structured() -> Any:
     return answer.model_dump(mode="json")
 
 
-# It reads a stream to its end before it passes on the parts, so nobody can leave one.
+# The client reads a stream to its end before it passes on the parts, so nobody can leave one.
 run(tool=tool, tool_in_a_stream=tool_in_a_stream, structured=structured)

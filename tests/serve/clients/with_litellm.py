@@ -30,7 +30,7 @@ def tool() -> Any:
 
 
 def offered() -> Any:
-    """Ollama's API cannot say that a call must be made."""
+    """Ollama's API cannot demand a call."""
     return ask("ollama_chat", SHORT, tools=[TOOL]).choices[0].message.content
 
 

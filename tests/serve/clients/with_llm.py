@@ -20,7 +20,7 @@ def options(tokens: int) -> dict[str, Any]:
 
 
 def offered() -> Any:
-    """It cannot say that a call must be made."""
+    """Its API cannot demand a call."""
     tool = llm.Tool("order", "Orders something.", Order.model_json_schema(), order)
     return model.prompt(PROMPT, tools=[tool], **options(SHORT)).text()
 

@@ -18,7 +18,7 @@ def options(tokens: int) -> dict[str, Any]:
 
 
 def offered() -> Any:
-    """Ollama's API cannot say that a call must be made."""
+    """Ollama's API cannot demand a call."""
     texts = [
         client.chat(MODEL, MESSAGES, tools=tools, options=options(SHORT)).message.content for tools in ([TOOL], [order])
     ]

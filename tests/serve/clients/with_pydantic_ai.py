@@ -14,7 +14,7 @@ from tests.serve.clients.scenario import ADDRESS, LEFT_AFTER, LONG, MODEL, PROMP
 
 
 def agent(tokens: int = LONG, **fields: Any) -> Agent[None, Any]:
-    """An agent with a client of its own, because a client belongs to one event loop."""
+    """An agent with a separate client, because a client belongs to one event loop."""
     model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{ADDRESS}/v1", api_key="none"))
     return Agent(model, model_settings={"temperature": 0, "max_tokens": tokens}, **fields)
 

@@ -2,8 +2,9 @@
 // The Arithmetic of flow_qkv_attention.h with AVX-512 for caches of bf16 or int8: dot products of
 // pairs of bf16, which are two elements of a head in Q K^T, and two keys in F V.
 //
-// Queries (after scaling) and F are rounded to bf16, as on the papers' NPU; sums, the maximum, exp
-// and the denominator, which is the sum of the rounded F, are f32. An int8 cache's elements, scale
+// Queries (after scaling) and F are rounded to bf16, as on the papers' NPU. Sums, the maximum, exp
+// and the denominator are f32; the denominator is the sum of the rounded F. An int8 cache's
+// elements, scale
 // * code, are rounded to bf16 as well.
 #pragma once
 
@@ -26,8 +27,8 @@ struct BFloat16Pairs {
   using Packed = __m512i;
   static constexpr int kStep = 2;
   // 4 x 4 accumulators, 4 vectors of queries and an element leave 11 of 32 registers. A dot takes
-  // some 5 cycles and 2 begin in each, so that 10 accumulators would suffice; and 8 loads for 16
-  // dots are half of what the two load ports take.
+  // some 5 cycles and 2 begin in each cycle, so 10 accumulators would suffice. The 8 loads for 16
+  // dots use half of the two load ports.
   static constexpr int kVectors = 4;
   static constexpr int tile(int vectors) { return vectors == 3 ? 8 : 16 / vectors; }
   static constexpr bool kConvertsKeys = false;
@@ -85,7 +86,7 @@ struct BFloat16Pairs {
   static void convert_key(const AttentionSweep& /*sweep*/, std::int64_t /*key*/,
                           std::uint32_t* /*out*/) {}
   // out[i]: element i of V's rows `key` and `key` + 1, as a pair. If the second row is past `end`,
-  // the first one stands for it: its factor is 0.
+  // the first row takes its place: its factor is 0.
   static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
                            std::uint32_t* out) {
     const std::int64_t d = sweep.head_size;

@@ -15,7 +15,7 @@ inline const std::byte* cache_row(const AttentionSweep& sweep, const void* rows,
   const auto* bytes = static_cast<const std::byte*>(rows);
   if (sweep.blocks == nullptr) return bytes + key * sweep.row_bytes;
   const CacheBlocks& blocks = *sweep.blocks;
-  // Positions have 32 bits, in which a division takes half the time.
+  // Positions have 32 bits: a 32-bit division takes half the time of a 64-bit one.
   const auto at = static_cast<std::uint32_t>(key);
   const auto each = static_cast<std::uint32_t>(blocks.rows);
   return bytes + blocks.table[at / each] * blocks.block_bytes + at % each * sweep.row_bytes;

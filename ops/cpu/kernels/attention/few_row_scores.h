@@ -17,20 +17,21 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// The most rows that attend_few_rows takes: two tiles, which pass over the keys in L1 one after the
-// other, each with as many rows as there are registers for. For more rows, attend_many multiplies
+// The most rows that attend_few_rows takes: two tiles, each with as many rows as registers allow.
+// The tiles pass over the keys in L1 one after the other. For more rows, attend_many multiplies
 // less.
 constexpr std::int64_t kFewRows = 8;
-// `bytes`: of a chunk's keys, which are scored while their values are prefetched. `soon_bytes`: how
-// far ahead keys and values are prefetched once more.
+// `bytes`: the size of a chunk's keys, during whose scoring the values are prefetched.
+// `soon_bytes`: the distance of a second prefetch of keys and values.
 //
-// 16 KB, so that keys and their values lie in L1 (48 KB of a Zen 5); longer chunks compute less,
-// because each ends in sums across the lanes. Data in L1 is computed with at 45 to 60 GB/s, but
-// memory answers a core at 35: up to a third of what is prefetched a chunk ahead is dropped, and
-// each such line would be waited for. The second prefetch is 4 KB ahead, which take some 100 ns, as
-// long as a line takes to come. With both, two threads of a Zen 5 read 1055 keys at 0.96 of the
-// pure rate instead of 0.84 (2 rows of 128; 4 rows of 64: 0.93 instead of 0.89, 4 rows of 256: 0.85
-// instead of 0.72). 2 KB and 8 KB ahead were a few percent slower.
+// 16 KB, so that keys and their values lie in L1 (48 KB of a Zen 5); longer chunks need less
+// computation, because each chunk ends in sums across the lanes. A core computes with data in L1 at
+// 45 to 60 GB/s, but receives data from memory at 35. It drops up to a third of the lines that are
+// prefetched a chunk ahead, and would wait for each of them. The second prefetch is 4 KB ahead:
+// computing 4 KB takes some 100 ns, as long as the arrival of a line. With both, two threads of a
+// Zen 5 read 1055 keys at 0.96 of the pure rate instead of 0.84 (2 rows of 128; 4 rows of 64: 0.93
+// instead of 0.89, 4 rows of 256: 0.85 instead of 0.72). 2 KB and 8 KB ahead were a few percent
+// slower.
 //
 // A Zen 4 reads faster if keys and values alternate by pages: with 4 KB and 1 KB two threads, in a
 // loop of these kernels alone, read 16,384 keys at 31 GB/s instead of 24 (bf16, 2 rows of 128; 4
@@ -54,8 +55,8 @@ constexpr int kCacheLine = 64;
 // registers; 8 vectors keep two multipliers with a latency of 4 cycles busy.
 constexpr int kTileVectors = kLanes == 16 ? 16 : 8;
 
-// For __builtin_shufflevector of a (0 .. kLanes - 1) and b (from kLanes on): the index of what goes
-// to lane `lane` as the first addend or, with odd = 1, as the second. With DISTANCE 1 and 2 lanes
+// Index for __builtin_shufflevector of a (0 .. kLanes - 1) and b (from kLanes on): the source of
+// lane `lane` for the first addend or, with odd = 1, for the second. With DISTANCE 1 and 2 lanes
 // move within groups of four, which processors do faster than anything else; with larger ones whole
 // groups of four move.
 template <int DISTANCE>
@@ -93,7 +94,7 @@ inline V sum_each(const V (&sums)[COUNT]) {
   }
 }
 
-// Scores of a chunk of keys, and their softmax; what reads K and V derives from it.
+// Scores of a chunk of keys, and their softmax. Derived classes read K and V.
 class FewRowScores {
  protected:
   static constexpr float kNothing = -std::numeric_limits<float>::infinity();
@@ -107,8 +108,8 @@ class FewRowScores {
                                kAttentionKeyStep, kFewKeysMost)) {}
 
   // Calls function(start, keys) for each chunk; chunks are cut at positions that are multiples of
-  // chunk_keys_. Earlier keys, which other rows see, rotate the lanes of the first chunk's factors;
-  // that does not change their sum, because reduce_add adds by rotations.
+  // chunk_keys_. If other rows see earlier keys, the factors of the first chunk are rotated in
+  // their lanes. Their sum stays the same, because reduce_add adds by rotations.
   template <typename Function>
   void each_chunk(const Function& function) const {
     for (std::int64_t start = 0; start < sweep_.keys;) {

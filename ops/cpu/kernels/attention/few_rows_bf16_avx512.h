@@ -25,8 +25,8 @@ namespace {
 class FewRowsBFloat16 : ManyRows<BFloat16Pairs, 1> {
   using A = BFloat16Pairs;
   using Base = ManyRows<A, 1>;
-  // Rows of a tile: each takes two vectors of scores, or four of numerators, and registers must be
-  // left for what is multiplied. 8 sums hide the latency of a product.
+  // Rows of a tile. Each row takes two vectors of scores, or four of numerators, and some registers
+  // must remain for the factors. 8 sums hide the latency of a product.
   static constexpr int kRowTile = 4;
   static constexpr int kKeys = 2 * kLanes;
   static constexpr int kHeadTile = 4 * kLanes;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlowKV (flow_kv_attention.h) over an int8 cache (int8_row.h), for so few rows that reading K and
-// V takes the time: in integers, which takes a half or a quarter of the instructions of converting
-// each element to float.
+// V takes most of the time. It computes in integers, with a half or a quarter of the instructions
+// that conversion to float would take.
 //
 // Dataflow, for each chunk of keys: S' = Q' K'^T with the cache's codes K' and queries rounded to
 // Q' of 15 bits, scale max|q| / 32767 for each; products and their sums are exact in 32 bits. S =
-// S' times the query's and the key's scale (eq. 6); then softmax (eq. 7-10); then F times the
-// scales of V's rows, rounded to 15 bits of the chunk's largest, times the codes of V, again exact,
-// and added to the numerators in float (eq. 11). Rounding the queries moves a score by less than
-// 2^-16 max|q| sum|k|; rounding F moves an element of a chunk's sum by less than 2^-16 of the
-// chunk's largest factor times the sum of the keys' |codes|. All instruction sets compute the same
-// integers. Caller: select.cc.
+// S' times the query's and the key's scale (eq. 6); then softmax (eq. 7-10). F times the scales of
+// V's rows is rounded to 15 bits of the chunk's largest factor. Its products with the codes of V
+// are again exact, and are added to the numerators in float (eq. 11). Rounding the queries moves a
+// score by less than 2^-16 max|q| sum|k|; rounding F moves an element of a chunk's sum by less than
+// 2^-16 of the chunk's largest factor times the sum of the keys' |codes|. All instruction sets
+// compute the same integers. Caller: select.cc.
 #pragma once
 
 #include <algorithm>
@@ -109,8 +109,8 @@ inline TwoVectors in_order(TwoVectors v) {
 
 class FewRowsInt8 : FewRowScores {
   static constexpr float kLargest = 32767.0F;
-  // With a largest magnitude below this, the scale of a query, or of factors, would not be a normal
-  // number, nor its inverse finite.
+  // Below this largest magnitude, the scale of a query or of factors is not a normal number, and
+  // its inverse is not finite.
   static constexpr float kSmallest = 1e-30F;
 
  public:

@@ -14,7 +14,7 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Vectors of query rows in a block, and accumulators in a tile: registers must also hold a block's
+// Vectors of query rows in a block, and accumulators in a tile. Registers also hold a block's
 // vectors and a broadcast element.
 //   AVX-512, NEON: 32 registers, 4 x 4 accumulators, 4 of queries.
 //   AVX2: 16 registers, 2 x 6 accumulators, 2 of queries, 1 element.
@@ -56,7 +56,7 @@ struct FloatProducts {
 
   static void convert(const std::byte* row, std::int64_t d, float* out) {
     const auto* from = reinterpret_cast<const typename Type::Element*>(row);
-    // Multiplying by 1 changes nothing, not even what is not finite.
+    // Multiplication by 1 changes nothing, not even a NaN or an infinity.
     const float scale = std::is_same_v<Type, Int8> ? int8_row_scale(row, d) : 1.0F;
     std::int64_t i = 0;
     for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i) * scale);

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// FlowKV (Gemma3 paper, section 3.2.2, eq. 6-11) with elements of the head in the lanes: for the
-// few rows of a group's heads in decode, where reading K and V takes the time.
+// FlowKV (Gemma3 paper, section 3.2.2, eq. 6-11) with elements of the head in the lanes. It is for
+// the few rows of a group's heads in decode, when reading K and V takes most of the time.
 //
 // Dataflow, for each chunk of keys: scores S = Q K^T (eq. 6) tile by tile; then row by row the
 // mask, the new maximum m (eq. 7), F = exp(S - m) (eq. 8) in place, the correction C = exp(m_left -
 // m) (eq. 9) and the denominator (eq. 10); then Y = C Y_left + F V (eq. 11). K and V are read as
 // they lie in the cache, once for all rows, and converted in registers, bf16 two vectors at a time:
 // elements with even indices, then those with odd ones; all arithmetic is f32. While keys are
-// scored, their values are prefetched, and while values are added, the next keys. What is about to
-// be used is prefetched once more, because a core that already tracks as many requests as it can
-// drops further prefetches. Caller: select.cc.
+// scored, their values are prefetched, and while values are added, the next keys. Data that is
+// needed soon is prefetched once more,
 #pragma once
 
 #include <algorithm>
@@ -131,8 +130,8 @@ class FewRows : FewRowScores {
   template <int ROWS, int VECTORS>
   void value_tile(std::int64_t row, std::int64_t start, std::int64_t keys, std::int64_t i) const {
     const Element* values = values_ + start * head_size_ + i;
-    // A chunk's sum begins at 0, and what was there is added at the end: for many keys, sums of few
-    // numbers a chunk, then of few chunks, have a smaller error in float than a single sum of all.
+    // A chunk's sum begins at 0, and the earlier sum is added at its end. Short sums within chunks
+    // and then over chunks have a smaller error in float than one long sum.
     Vector y[ROWS][VECTORS];
     for (int r = 0; r < ROWS; ++r) {
       for (int v = 0; v < VECTORS; ++v) y[r][v] = Vector{};

@@ -169,7 +169,7 @@ class ManyRows {
     }
   }
 
-  // Sets scores to minus infinity where a row does not look; exp makes that 0.
+  // Sets scores to minus infinity for keys that a row does not see; exp makes them 0.
   void mask(std::int64_t block, const Range& range) {
     const std::int64_t stop = range.begin + round_up(range.end - range.begin, A::kStep);
     mask_keys(block, range.begin, range.begin, std::min(range.all_begin, stop));
@@ -205,8 +205,8 @@ class ManyRows {
     for (int v = 0; v < VECTORS; ++v) {
       const Vector before = load(maxima + v * kLanes);
       store(maxima + v * kLanes, maximum[v]);
-      // The correction is set to exactly 1 where the maximum stays (A's exponential of 0 may differ
-      // from 1), so that keys which a row does not see leave its state as it is.
+      // Sets the correction to exactly 1 if the maximum stays, because A's exponential of 0 may
+      // differ from 1. So keys that a row does not see do not change its state.
       const auto stays = before == maximum[v];
       // A row that has seen nothing yet has the maximum 0, since -inf - -inf is NaN.
       maximum[v] = select(maximum[v] == broadcast(kNothing), Vector{}, maximum[v]);
@@ -224,7 +224,7 @@ class ManyRows {
           f[s] = A::exponential(load(scores_ + ((key + s) * VECTORS + v) * kLanes) - maximum[v]);
         }
         const Packed packed = A::pack(f);
-        // The sum of what the values are multiplied by, after rounding.
+        // The sum of the factors of the values, after rounding.
         A::dot(sum[v], packed, A::ones());
         std::memcpy(factors + (key / A::kStep * VECTORS + v) * kLanes, &packed, sizeof(packed));
       }
@@ -235,9 +235,9 @@ class ManyRows {
     }
   }
 
-  // Eq. 11 for kTile elements of the head. A chunk's sum begins at 0, and what was there is added
-  // at the end: summing within chunks and then over chunks has a smaller error in float than one
-  // long sum. Not inlined, for the same reason as score_tile.
+  // Eq. 11 for kTile elements of the head. A chunk's sum begins at 0, and the earlier sum is added
+  // at its end: that has a smaller error in float than one long sum. Not inlined, for the same
+  // reason as score_tile.
   [[gnu::noinline]] void value_tile(const Element* values, std::int64_t steps,
                                     const float* correction, float* numerator) const {
     const auto* factors = reinterpret_cast<const Element*>(scores_);

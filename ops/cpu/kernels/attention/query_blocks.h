@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Query rows in the lanes: blocks of rows, transposed once, and their state (m, l, Y), transposed
-// back at the end; what FlowQKV (flow_qkv_attention.h) works on.
+// Query rows in the lanes, for FlowQKV (flow_qkv_attention.h): blocks of rows, transposed once, and
+// their state (m, l, Y), transposed back at the end.
 #pragma once
 
 #include <algorithm>

@@ -109,8 +109,8 @@ void attend_alone(const AttentionSweep& sweep, std::int64_t r) {
   sweep_few(alone);
 }
 
-// Rows that are computed together multiply by 0 the values of keys that only others of them see,
-// and 0 times what is not finite is NaN. So such a row is computed again without the others.
+// Rows that are computed together multiply a value by 0 if they do not see its key. 0 times an
+// infinity or NaN is NaN, so such a row is computed again by itself.
 void attend_alone_where_not_finite(const AttentionSweep& sweep) {
   for (std::int64_t r = 0; r < sweep.rows; ++r) {
     const bool sees_all = sweep.first_key[r] <= sweep.begin && sweep.last_key[r] == sweep.keys;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row of activations times rows of a transposed dense weight, as they lie, in f32: for weights
-// so narrow that packing them would take longer, such as a router's.
+// One row of activations times rows of a transposed dense weight in its stored order, in f32. It
+// serves weights so narrow that packing takes longer than multiplying, such as a router's.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Columns whose products are added up in f32; ranges of them are added up in double. So a
+// Columns whose products are added up in f32. Sums of such ranges are added up in double. So a
 // product goes through no more than kDotRange / kLanes + kLanes additions in f32.
 constexpr std::int64_t kDotRange = 2048;
-// Rows of the weight that a vector of activations is multiplied by: as many chains of fused
-// multiply-adds as hide their latency of 4 cycles.
+// Rows of the weight that a vector of activations is multiplied by: enough chains of fused
+// multiply-adds to hide their latency of 4 cycles.
 constexpr int kDotRows = 4;
 
 template <typename Type, int COUNT>

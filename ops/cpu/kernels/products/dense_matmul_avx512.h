@@ -50,8 +50,8 @@ inline ByteRange dense_range(const DenseWeight& weight, const float* columns, st
   return range;
 }
 
-// Four rows of 16 columns as codes, one row in each byte of a lane. What lies outside of the range
-// is padding, whose activations are zero.
+// Four rows of 16 columns as codes, one row in each byte of a lane. Values outside of the range are
+// padding, whose activations are zero.
 inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse) {
   __m512i codes = _mm512_setzero_si512();
   for (int i = 3; i >= 0; --i) {
@@ -109,7 +109,7 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
     const std::int64_t groups =
         std::min(blocks * kGroupsPerPart, a.filled_groups - b * kGroupsPerPart);
     const BytePartRange range{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
-    // The codes that follow in memory: those of more of k, or of the next columns.
+    // The next codes in memory: those of more of k, or of the next columns.
     RangeFetch fetch(range.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
                      q4nx::ceil_div(count, kTile) * kByteParts);
     for (std::int64_t row = 0; row < count; row += kTile) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// DenseMatMul in f32, with any instruction set: used where there are no dot products of bf16 or
-// int8, and for products of a few rows, which are not worth rounding a weight for.
+// DenseMatMul in f32, with any instruction set: used if there are no dot products of bf16 or int8,
+// and for products of few rows, for which rounding a weight does not pay.
 //
-// Packed: [k][32 columns] f32. Dataflow, for each range of k whose columns fill the L1 data
-// cache: tiles of kFloatRows rows of activations by two vectors of columns, accumulated in
-// registers, which are added to `out` after each range: one running sum over a long k would have
-// a larger error than sums over some hundred that are added up.
+// Packed: [k][32 columns] f32. Dataflow, for each range of k whose columns fill the L1 data cache:
+// tiles of kFloatRows rows of activations by two vectors of columns. Registers accumulate a tile,
+// which is added to `out` after each range. Sums over some hundred of k, added up, have a smaller
+// error than one running sum over a long k.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,8 @@ inline void widen_columns(const DenseWeight& weight, std::int64_t k, std::int64_
     }
     for (std::int64_t i = 0; i < count; ++i, out += kDenseColumns) {
       const auto* from = data + (k + i) * weight.m + column;
-      // Each row of a wide weight lies in a page of its own, which no hardware fetches ahead.
+      // Each row of a wide weight begins in another page, and hardware does not fetch ahead across
+      // pages.
       __builtin_prefetch(from + kRowsAhead * weight.m);
       std::int64_t c = 0;
       for (; c + kLanes <= columns; c += kLanes) store(out + c, Type::load_vector(from + c));

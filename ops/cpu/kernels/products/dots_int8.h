@@ -36,7 +36,7 @@ void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
   for (std::int64_t g = 0; g < range.groups; ++g, ++scales, ++sums) {
-    // Fully unrolled, GCC orders the loop's additions so that their operands do not fit 16
+    // If the loop is fully unrolled, GCC orders its additions so that the operands do not fit 16
     // registers: a quarter of the speed.
     IntegerRows dot[COUNT];
 #pragma GCC unroll 4

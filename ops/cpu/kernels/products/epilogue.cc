@@ -20,7 +20,7 @@ inline void store_past_caches(float* y, Vector v) {
 #endif
 }
 
-// Makes other threads see such stores before all that follow.
+// Makes these stores visible to other threads before all later stores.
 inline void finish_streams() {
 #if defined(__AVX2__)
   _mm_sfence();

@@ -11,18 +11,18 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-// Bytes of a group of a weight. In wide blocks a group's scales and codes lie apart: this is its
-// share of a block.
+// Bytes of a group of a weight. In wide blocks a group's scales and codes lie apart, and this is
+// the group's share of a block.
 template <q4nx::Layout LAYOUT>
 constexpr std::int64_t kGroupBytes = LAYOUT.block_bytes() >> LAYOUT.group_bits;
 
 // Lines of a weight that are fetched one at a time, between other instructions: into L2 on Intel's
-// processors, else into L1. An Intel core has 16 buffers for lines it waits for, from L2 or from
-// memory; fetching a group's lines at once takes most of them, and the computation waits for a free
-// one. One line at a time, two cores of a Granite Rapids multiplied weights in pages of 2 MB with
-// 1, 4, 5 and 8 rows in 0.84, 0.88, 0.76 and 0.87 of the time.
+// processors, else into L1. An Intel core has 16 buffers for the lines that it waits for, from L2
+// or from memory. Fetching a group's lines at once takes most of these buffers, and the computation
+// waits for a free one. One line at a time, two cores of a Granite Rapids multiplied weights in
+// pages of 2 MB with 1, 4, 5 and 8 rows in 0.84, 0.88, 0.76 and 0.87 of the time.
 //
-// Always inline: GCC takes a function that only fetches for one without effect.
+// Always inline: GCC removes calls of a function that only prefetches.
 class Fetch {
  public:
   // `bytes` are whole lines.
@@ -34,7 +34,7 @@ class Fetch {
     const std::uint8_t* begin = next_ + lines * index / parts * kLine;
     return {begin, next_ + lines * (index + 1) / parts * kLine - begin};
   }
-  // As many lines, `bytes` bytes further on.
+  // The same number of lines, `bytes` bytes further on.
   Fetch from(std::int64_t bytes) const { return {next_ + bytes, end_ - next_}; }
 
   // Fetches the next line, if there is one.
@@ -64,14 +64,14 @@ class Fetch {
 
 // Fetches what a product of a few rows reads 16 groups after group `group` of a row of blocks: DRAM
 // answers after some 100 ns, in which a thread that reads 20 GB/s takes 2 KB, and the rest of these
-// 10 KB evens out its waits. Goes past the outer caches, which are for what is read again.
+// 10 KB evens out its waits. Goes past the outer caches, which are for data that is read again.
 //
-// The weight is fetched in the order of its bytes, whatever the order of their use, and on past the
-// end of the row: so, on a Zen 5, two threads multiplied one row of activations with wide blocks at
-// 42-45 GB/s; group by group, or jumping over the padding of K = 1152, at 30-38, and without
-// prefetching at 31-35. With narrow blocks, distances of 4 to 64 groups differed by 7 % at most,
-// without a trend. Asking for the 10 KB at once when a task begins, and for none beyond its end,
-// made a decode step some 2 % longer.
+// The weight is fetched in the order of its bytes, not of their use, and on past the end of the
+// row. On a Zen 5 two threads then multiplied one row of activations with wide blocks at 42-45
+// GB/s. They reached 30-38 group by group or without the padding of K = 1152, and 31-35 without
+// prefetching. With narrow blocks, distances of 4 to 64 groups differed by 7 % at most, without a
+// trend. Asking for the 10 KB at once when a task begins, and for none beyond its end, made a
+// decode step some 2 % longer.
 //
 // On two cores of a Granite Rapids, fetching past the outer caches gave 14 GB/s; into L1, 16 to 64
 // groups ahead, 21 to 23; into L2, 32 or 64 groups ahead, 24 to 26 of the 30 that memory gave. With

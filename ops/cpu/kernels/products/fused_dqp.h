@@ -51,7 +51,7 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
        ++group, x += kGroup, ++scales, ++sums) {
     fetch_ahead<LAYOUT>(weight, group).rest();
     for (int strip = 0; strip < kStrips; ++strip) {
-      // Fully unrolled, GCC orders the loop's additions so that their operands do not fit 16
+      // If the loop is fully unrolled, GCC orders its additions so that the operands do not fit 16
       // registers: a quarter of the speed.
       IntegerRows dot[COUNT];
 #pragma GCC unroll 2

@@ -85,7 +85,7 @@ struct ByteCodes {
 };
 
 // 4 columns of 8 bytes -> lane i: row pair i of 4 columns. First the two halves of each column are
-// parted, so that each 128-bit half holds 4 row pairs of all 4 columns, then each half is
+// separated, so that each 128-bit half holds 4 row pairs of all 4 columns. Then each half is
 // transposed.
 inline ByteCodes byte_codes(const std::uint8_t* codes) {
   const __m256i halves = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -158,9 +158,9 @@ inline void dot_float(Rows& dot, Rows codes, const float* x) {
   dot.odd = _mm256_fmadd_ps(codes.odd, column, dot.odd);
 }
 
-// Rows of activations in registers: with 4 the dots of a strip are 8 of 16 registers, which leaves
-// some for weights, activations and products. As each step is two instructions on 8 dots and 6
-// loads, more rows would not make it faster.
+// Rows of activations in registers. With 4 rows the dots of a strip take 8 of 16 registers; the
+// others hold weights, activations and products. Each step is two instructions on 8 dots and 6
+// loads, so more rows would not make it faster.
 constexpr int kTileInt8 = 4;
 // 12 dots: a fused multiply-add has a latency of 4 to 5 cycles, and two are begun in each.
 constexpr int kTileBFloat16 = 6;

@@ -90,8 +90,8 @@ constexpr ColumnIndex kColumnQuads[2] = {column_index(0, 1, 2, 3), column_index(
 
 inline __m512i load_index(const ColumnIndex& index) { return _mm512_load_si512(index.bytes); }
 
-// Codes 0..15 as bf16, for _mm512_permutexvar_epi16, which reads 5 bits of each index: the table
-// stands twice, so that the bit above the nibble does not matter.
+// Codes 0..15 as bf16, for _mm512_permutexvar_epi16, which reads 5 bits of each index. The table
+// stands twice, so that the bit above the nibble has no effect.
 inline __m512i bf16_of_code() {
   const __m256i once =
       _mm256_setr_epi16(0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100,
@@ -124,8 +124,8 @@ inline ByteCodes byte_codes(__m512i strip0, __m512i strip1, const ColumnIndex& q
   return {_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble)};
 }
 
-// 4 bytes of activations in every lane: a load that broadcasts takes no more of the processor than
-// a plain one, and serves two products.
+// 4 bytes of activations in every lane. A broadcasting load costs no more than a plain one, and
+// serves two products.
 inline __m512i broadcast_activations(const void* x) {
   std::int32_t four;
   std::memcpy(&four, x, sizeof(four));

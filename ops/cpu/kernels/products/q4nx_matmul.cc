@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that touches Q4NX bytes: rounding of activations for them, products, and dequantised
-// rows.
+// All code that knows Q4NX bytes: rounding of activations, products, and dequantised rows.
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
@@ -50,7 +49,7 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::i
       for (const Vector part : load_group(x, at, k).part) {
         const Vector rounded = round_to_integer(part * scale.inverse);
         const Integers integers = __builtin_convertvector(rounded, Integers);
-        // By way of 16 bits: from 32 to 8, GCC 12 goes lane by lane where there is no AVX-512.
+        // Converts by way of 16 bits: without AVX-512, GCC 12 converts 32 bits to 8 lane by lane.
         const Shorts shorts = __builtin_convertvector(integers, Shorts);
         const Bytes bytes = __builtin_convertvector(shorts, Bytes);
         std::memcpy(out, &bytes, sizeof(bytes));

@@ -98,7 +98,7 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
                           });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
-  // Tiles of nearly equal size: one of a row or two would wait for its own dots.
+  // Tiles are nearly equal: a tile of one or two rows would wait for its own dots.
   const std::int64_t tiles = q4nx::ceil_div(count, kTile);
   for (std::int64_t group = 0; group < a.filled_groups; group += kGroups) {
     for (std::int64_t block = 0; block < row_blocks; ++block) {
@@ -115,9 +115,9 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
   }
 }
 
-// The most rows that lie in panels: for more, rounding weights to 8 bits once costs less than
-// scaling each row's dots (q4nx_matmul_int8_avx512.h). On a Granite Rapids core weights with minima
-// are multiplied as fast both ways by 32 rows, symmetric ones by 50.
+// The most rows in panels. For more rows, rounding weights to 8 bits once costs less than scaling
+// each row's dots (q4nx_matmul_int8_avx512.h). On a Granite Rapids core weights with minima are
+// multiplied as fast both ways by 32 rows, symmetric ones by 50.
 constexpr std::int64_t kMostPanelRows = 32;
 
 inline Int8Order int8_order(std::int64_t rows) {
@@ -133,8 +133,8 @@ void for_each_range(const Q4NXRows& weight, std::int64_t row_blocks, const Round
                     std::int64_t count, std::int64_t steps, std::byte* scratch, float* out,
                     const Multiply& multiply) {
   const std::int64_t parts = a.groups / kGroupsPerPart;
-  // After this range comes that of the next row of blocks, or the next columns of all rows; after
-  // the last one, most likely the rows of blocks that follow.
+  // The next range is that of the next row of blocks, or the next columns of all rows. After the
+  // last range, most likely the following rows of blocks are next.
   const auto next_range = [&](std::int64_t part, std::int64_t block) {
     if (++block == row_blocks) {
       part += kByteParts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedDQP and Q4NXMatMul in plain C++: the definition to read first, correct on any processor, and
-// slow.
+// FusedDQP and Q4NXMatMul in plain C++. Read this definition first: it is correct on any processor,
+// and slow.
 #pragma once
 
 #include "ops/cpu/kernels.h"

@@ -100,14 +100,14 @@ inline ByteRange range_of(const Rows& lowest, const Rows& highest) {
           {inverse(range.even), inverse(range.odd)}};
 }
 
-// Minimum and maximum drop NaN. So a mask keeps the lanes in which neither the even nor the odd row
-// has met one, nearly always all: one instruction for two vectors.
+// Minimum and maximum drop NaN. So a mask keeps the lanes without NaN in the even or odd row,
+// nearly always all lanes, at one instruction for two vectors.
 constexpr __mmask16 kAllLanes = 0xffff;
 inline __mmask16 without_nan(__mmask16 lanes, const Rows& rows) {
   return _mm512_mask_cmp_ps_mask(lanes, rows.even, rows.odd, _CMP_ORD_Q);
 }
 
-// Makes the scale of each of 32 rows NaN that is NaN in any of rows(0) .. rows(count - 1).
+// Makes a row's scale NaN if any of rows(0) .. rows(count - 1) has NaN for it.
 template <typename RowsAt>
 [[gnu::cold, gnu::noinline]] void mark_nan(std::int64_t count, const RowsAt& rows,
                                            ByteRange& range) {
@@ -191,10 +191,10 @@ inline BytePartRange unpack_int8(const Q4NXRows& weight, std::int64_t first_part
   return {scratch, parameters, first_part, count, groups};
 }
 
-// Fetches the range of blocks that is multiplied next while another one is multiplied, a part in
-// each of `steps` steps: all at once would be more than the core can ask for. (With 33 rows,
-// fetching 24 lines at each tile took 12 % longer on a Granite Rapids than 6 at each of its parts
-// of columns.) Fetches into L2, because L1 is full.
+// Fetches the next range of blocks during the product of another one, a part in each of `steps`
+// steps. A core cannot have requests for the whole range at once. (With 33 rows, fetching 24 lines
+// at each tile took 12 % longer on a Granite Rapids than 6 at each of its parts of columns.)
+// Fetches into L2, because L1 is full.
 class RangeFetch {
  public:
   RangeFetch(const void* range, std::int64_t bytes, std::int64_t steps)
@@ -202,7 +202,7 @@ class RangeFetch {
     step_ = q4nx::ceil_div(bytes / kLine, steps) * kLine;
   }
 
-  // Always inline: GCC takes a function that only fetches for one without effect.
+  // Always inline: GCC removes calls of a function that only prefetches.
   [[gnu::always_inline]] void step() {
     const char* until = std::min(next_ + step_, end_);
     for (; next_ < until; next_ += kLine) _mm_prefetch(next_, _MM_HINT_T1);
@@ -230,7 +230,7 @@ inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int
   }
 }
 
-// How dots with a part become results, for rows of activations from `row` on.
+// The conversion of dots with a part to results, for rows of activations from `row` on.
 struct PartResults {
   Rows scale;
   Rows minimum;

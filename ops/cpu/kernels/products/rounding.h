@@ -45,9 +45,9 @@ inline float largest_magnitude(const float* x, std::int64_t start, std::int64_t 
   return reduce_larger_magnitude(magnitudes);
 }
 
-// How the `columns` columns of a part from `start` on are rounded: x = scale * integer, integer = x
-// * inverse to the nearest. 127, not 128: the range is symmetric, so that -x rounds to minus what x
-// rounds to.
+// The rounding of a part's `columns` columns from `start` on: x = scale * integer, integer = x *
+// inverse to the nearest. The largest integer is 127, not 128, so that -x rounds to minus the
+// integer of x.
 struct Int8Scale {
   float scale;
   float inverse;
@@ -55,8 +55,8 @@ struct Int8Scale {
 
 inline Int8Scale int8_scale(const float* x, std::int64_t start, std::int64_t columns,
                             std::int64_t k) {
-  // For magnitudes up to this, no more than 4e-37, 127 / largest would be infinite: they are taken
-  // for 0.
+  // Up to this magnitude, no more than 4e-37, 127 / largest would be infinite. Such columns count
+  // as 0.
   constexpr float kNegligible = 127.0F / std::numeric_limits<float>::max();
   const float largest = largest_magnitude(x, start, columns, k);
   return {largest / 127.0F, largest > kNegligible ? 127.0F / largest : 0.0F};

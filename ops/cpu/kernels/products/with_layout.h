@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that read a weight once are compiled for each layout of it; this chooses one.
+// Chooses a kernel by the layout of its weight. Kernels that read a weight once are compiled for
+// each layout.
 #pragma once
 
 #include "ops/formats/q4nx.h"
@@ -8,9 +9,9 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 // Calls function.template operator()<LAYOUT>() for one of the layouts that q4nx::layout_of finds.
-// With a layout known at compile time, a group is a fixed step from the one before it, and its
-// minima take no branch: two threads of a Zen 5 multiplied weights in a cache at 64 to 71 GB/s
-// instead of 43 to 50 with AVX2, and at 104 to 111 instead of 99 to 108 with AVX-512.
+// If the layout is known at compile time, groups are a fixed step apart, and minima need no branch.
+// Two threads of a Zen 5 multiplied cached weights at 64 to 71 GB/s instead of 43 to 50 with AVX2,
+// and at 104 to 111 instead of 99 to 108 with AVX-512.
 template <typename Function>
 void with_layout(const q4nx::Layout& layout, const Function& function) {
   if (layout == q4nx::kSymmetric) return function.template operator()<q4nx::kSymmetric>();

@@ -14,8 +14,8 @@ namespace {
   fail_device(Failure::kVersion, "device 'npu': ", reason);
 }
 
-// Says why the loader refused a plugin that is there. Only the loader's text tells a missing
-// library, with whose name it then begins, from a missing symbol.
+// Says why the loader refused an existing plugin. Only the loader's text distinguishes a missing
+// library, whose name it begins with, from a missing symbol.
 [[noreturn]] void refuse_as_loader(const std::string& text) {
   if (const std::size_t end = text.find(": cannot open shared object file");
       end != std::string::npos) {

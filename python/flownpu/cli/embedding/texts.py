@@ -31,12 +31,12 @@ def read_texts(texts: list[str] | None) -> list[str]:
     text = sys.stdin.read()
     if not text:
         raise FlowNPUError("expected a text on each line of stdin, and it is empty")
-    # Not splitlines: it would split a text at a form feed or U+2028, and results would belong to other lines.
+    # Not splitlines, which would also split a text at a form feed or U+2028 and shift the results.
     return text.removesuffix("\n").split("\n")
 
 
 def say_cut(cut: list[int], longest: int) -> None:
-    """Says which texts were cut, if any was."""
+    """Reports the texts that were cut, if any."""
     if cut:
         which = ", ".join(str(index + 1) for index in cut[:10]) + (" ..." if len(cut) > 10 else "")
         count = "1 text was" if len(cut) == 1 else f"{len(cut)} texts were"

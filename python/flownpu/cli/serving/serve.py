@@ -87,7 +87,7 @@ def serve(
             memory=None if memory is None else round(memory * GIB),
             api_key=api_key,
             origins=tuple(origin or ()),
-            # A web page whose name is made to lead to this machine calls it by that name.
+            # A web page can direct its own host name to this machine, and then calls the server by that name.
             hosts=("localhost", "127.0.0.1", "::1", "[::1]") if _is_loopback(host) and api_key is None else ("*",),
             logs_texts=log_texts,
         ),

@@ -72,7 +72,7 @@ class EncoderWriter(GraphWriter):
             name=f"/{name}/attention",
         )
         output.name = f"/{name}/attention/output"
-        # Nothing uses these outputs, but in ONNX Runtime the call of a function must have all of them.
+        # Nothing uses these outputs, but ONNX Runtime requires all outputs in the call of a function.
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"/{name}/attention/{part}"
         return output

@@ -24,7 +24,7 @@ _GELUS: dict[str, GeluKind] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
-# The defaults of BertConfig in transformers; `EncoderFamily.defaults` has what is different in other families.
+# The defaults of BertConfig in transformers. `EncoderFamily.defaults` has the differences of other families.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,

@@ -66,7 +66,7 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
             f"{settings.where}: use_bidirectional_attention is set; only causal decoders can be converted"
         )
     _check_neutral(family, settings)
-    # A soft cap or a window that is null in the file means none: the family's default is for files without the setting.
+    # A null soft cap or window in the file means none; the family's default is for files without the setting.
     none = {
         key for key in (family.attention_softcap, family.logit_softcap, "sliding_window") if settings.is_null(str(key))
     }

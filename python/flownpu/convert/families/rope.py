@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flownpu.convert.families.family import Family
     from flownpu.convert.settings import Settings
 
-# The setting by which Ministral 3's queries are scaled more the farther their position is beyond the original context.
-# The graph cannot do that: such a model is converted for the original context only.
+# The setting by which Ministral 3 scales queries at positions beyond the original context. The graph cannot do that, so
+# such a model is converted for the original context only.
 _QUERY_SCALE = "llama_4_scaling_beta"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
 """Families by the value of general.architecture."""
 
-# Settings of related models that have the same architecture's name, and the values with which they change nothing.
+# Settings of related models with the same architecture name, and the values that change nothing.
 _SCALES = {"logit_scale": 1.0, "residual_scale": 1.0, "embedding_scale": 1.0}
 _NEUTRAL = {
     "attention.causal": True,
@@ -33,7 +33,7 @@ _NEUTRAL = {
 _NEUTRAL_EXPERTS = {"expert_gating_func": 1, "expert_shared_count": 0, "expert_shared_feed_forward_length": 0}
 
 # How many layers the Gemmas of 27B parameters have. Their attention is scaled by 1 / sqrt(hidden size / heads), that of
-# all others by 1 / sqrt(head size). The file does not say so: llama.cpp too goes by the number of layers.
+# all others by 1 / sqrt(head size). The file does not say so; llama.cpp also recognises them by the number of layers.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 # The texts of tokens with which chat models end a turn; a file gives the id of only one of them.
@@ -157,7 +157,7 @@ class _Settings:
             "num_experts_per_tok": self.integer("expert_used_count"),
             "intermediate_size": size,
             "moe_intermediate_size": size,
-            # The file does not say it. Among these families llama.cpp leaves only OLMoE's weights as they are.
+            # The file does not say it. Of these families, llama.cpp leaves only OLMoE's weights unnormalised.
             "norm_topk_prob": self.architecture != "olmoe",
         }
 
@@ -185,7 +185,7 @@ class _Settings:
         }
 
     def _local_layers(self, count: int, period: int) -> list[bool]:
-        """For each layer whether it has a window: all but the last of each period have one, or an array says."""
+        """For each layer whether it has a window: all but the last of each period, unless an array says otherwise."""
         pattern = self.value("attention.sliding_window_pattern", period)
         if not isinstance(pattern, np.ndarray):
             return [(i + 1) % int(pattern) != 0 for i in range(count)]

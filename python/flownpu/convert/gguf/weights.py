@@ -68,7 +68,7 @@ _SANDWICH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-# Not a weight of the plan: read with the rotary embeddings.
+# Not a weight of the plan, because it is read with the rotary embeddings.
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -114,7 +114,7 @@ class GgufWeights:
         if name not in self._file.tensors:
             raise ConversionError(f"{self._file.path}: tensor {name} is missing")
         actual = self._file.tensors[name].shape
-        if len(actual) == 3:  # the matrices of all experts, which count as one matrix
+        if len(actual) == 3:  # the matrices of all experts count as one matrix
             actual = (actual[0] * actual[1], actual[2])
         if actual != shape:
             raise ConversionError(

@@ -35,7 +35,7 @@ def load_graph(path: Path) -> ir.Model:
     """
     try:
         return load(path)
-    except Exception as error:  # whatever protobuf and the deserialiser raise for damaged bytes
+    except Exception as error:  # any exception of protobuf and the deserialiser for damaged bytes
         raise ConversionError(f"{path}: cannot be read as an ONNX model: {error}") from error
 
 

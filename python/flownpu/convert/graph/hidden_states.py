@@ -75,7 +75,7 @@ class _Writer(DecoderWriter):
         return [None, None]
 
     def _add_present(self, index: int, present: Sequence[ir.Value]) -> None:
-        """Names the outputs, which nothing uses: in ONNX Runtime the call of a function must have all of them."""
+        """Names the unused outputs, because ONNX Runtime requires all outputs in the call of a function."""
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"/layers.{index}.self_attn/attention/{part}"
 

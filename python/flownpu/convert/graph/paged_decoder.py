@@ -49,7 +49,7 @@ class _Writer(DecoderWriter):
         self.pasts = self._input("past_sequence_lengths", int32, ["batch_size"])
         self.table = self._input("block_table", int32, ["batch_size", "max_blocks"])
         hidden = self._layers(self._embed(input_ids, self.decoder))
-        # By this axis's name the engine recognises that there is a row for each sequence, not for each token.
+        # This axis's name tells the engine that there is a row for each sequence, not for each token.
         logits = self._logits(self._last_tokens(hidden), ["batch_size"])
         return self._model(self.decoder.family, [logits, *self.present])
 

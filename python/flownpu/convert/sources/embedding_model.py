@@ -106,7 +106,7 @@ def _convert_decoder(request: Request, checkpoint: Checkpoint, encoder_weights: 
             "frequencies change (LongRoPE): give --context-length "
             f"{decoder.rotaries[0].first_rows(decoder.context_length)} or less"
         )
-    # Embeddings need no LM head: with tied embeddings the plan has no weight for it.
+    # Embeddings need no LM head, so the plan has no weight for tied embeddings.
     decoder = dataclasses.replace(decoder, tied_embeddings=True)
     tensors = CheckpointWeights(checkpoint)
     weights, plan = QuantizedWeights(tensors, decoder.norm_offset), weight_plan(decoder)

@@ -52,7 +52,7 @@ def convert_gguf(request: Request) -> None:
             decoder = dataclasses.replace(decoder, mixture=dataclasses.replace(decoder.mixture, tensors=STACKED))
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # A value has another type than it should have.
+        # A value has the wrong type.
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
     tensors = GgufWeights(file, decoder, interleaved=FAMILIES[configuration["model_type"]].gguf_interleaved)
     decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)

@@ -39,7 +39,7 @@ TOKENIZER_FILES = (
 
 
 def tokenizer_paths(source: Path) -> list[Path]:
-    """The files of a folder that make its tokenizer and its chat templates; they are copied to the same places."""
+    """The files of a folder's tokenizer and chat template, which are copied to the same places."""
     return [*(path for name in TOKENIZER_FILES if (path := source / name).is_file()), *template_files(source)]
 
 

@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 _BITS = 4
 _IN_A_WORD = 32 // _BITS
-# A value of four bits times this is a word of eight such values.
+# The factor that makes a word of eight equal values from a 4-bit value.
 _IN_EACH_PLACE = 0x11111111
 # The zero point of a weight whose minima are -8 times its scales.
 _SYMMETRIC_ZERO = 8
 # The indices of eight values in the order of their bits in a word, from the lowest four on.
 _ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(_IN_A_WORD))}
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
-# The last parts of the names of the tensors that a packed weight consists of.
+# The last parts of the names of a packed weight's tensors.
 _PARTS = ("qweight", "qzeros", "scales", "g_idx", "bias")
 _INSTEAD = "convert the checkpoint that it was made of"
 
@@ -204,7 +204,7 @@ class PrequantisedWeights(CheckpointWeights):
         return Carried(quantized, scales * (codes - zeros))
 
     def describe(self, plan: Sequence[Weight]) -> dict[str, str]:
-        """Logs what happens to the weights of each kind; returns these texts by kind, for the manifest."""
+        """Logs the treatment of each kind of weights; returns these texts by kind, for the manifest."""
         names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
         packed = [name for name in names if self._is_packed(name)]
         texts = {}

@@ -90,14 +90,14 @@ def make_rewritten_folder(
 
 
 def _say_not_run(model: ir.Model, request: Request) -> None:
-    """Warns of operators that no device of FlowNPU runs, with what to do: a session would refuse the model."""
+    """Warns about operators that no device of FlowNPU runs, with the remedy: a session would refuse the model."""
     known = {(contract.domain, contract.op_type) for contract in _native.contracts()} | {("", "Constant")}
     constant: set[ir.Value | None] = {None, *model.graph.initializers.values()}
     found: dict[str, list[str]] = {}
     for node in model.graph:
         has_graphs = any(attribute.type == _GRAPH for attribute in node.attributes.values())
         if constant.issuperset(node.inputs) and not has_graphs:
-            constant.update(node.outputs)  # ONNX Runtime computes these when the session is made
+            constant.update(node.outputs)  # ONNX Runtime computes these operators when the session is made
         elif (node.domain, node.op_type) not in known or (has_graphs and not _is_choice(node)):
             found.setdefault(node.op_type, []).append(str(node.name))
     for operator, names in found.items():

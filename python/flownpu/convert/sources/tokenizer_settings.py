@@ -48,7 +48,7 @@ def readable_by_genai(files: Mapping[str, bytes]) -> dict[str, bytes]:
                 changed.setdefault(name, text)
     templates: dict[str, bytes] = {}
     if not isinstance(settings.get("chat_template", ""), str):
-        # Files of their own count before the configuration.
+        # Separate files have precedence over the configuration.
         own = any(name.endswith(".jinja") for name in files)
         templates = {} if own else _template_files(changed["chat_template"])
         del changed["chat_template"]

@@ -53,8 +53,7 @@ class _Builder(EncoderWriter):
         for i in range(tower.layers):
             hidden = self._layer(hidden, f"vision_tower.encoder.layers.{i}")
         features = self._project(self._layer_norm(hidden, "vision_tower.post_layernorm"))
-        # Three dimensions, for which GenAI allocates [N, F, D]; for two it would allocate the features of one picture,
-        # however many pictures there are.
+        # Three dimensions make GenAI allocate [N, F, D]. For two it would allocate the features of only one picture.
         shape: list[int | str | None] = ["num_images", tower.tokens_per_image, tower.output_size]
         return self._model("vision", [self._output(features, "image_features", shape)])
 

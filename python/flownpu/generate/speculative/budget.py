@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many candidates a step verifies, from how many earlier ones were kept, and from how long steps took.
+"""The number of candidates that a step verifies, from the success of earlier ones and the times of steps.
 
 A plain step is a step without candidates, so it has one row.
 """
@@ -12,7 +12,7 @@ _WEIGHT = 0.1
 # are never right takes longer by this fraction, and once by the time of _FREE_STEPS plain steps.
 _ALLOWANCE = 0.01
 _FREE_STEPS = 1.5
-# Gains are saved for a few losses only, not for the rest of a long text.
+# Gains are saved only for a few losses, not for the rest of a long text.
 _MOST_CREDIT = 4.0
 # First estimates: half of all candidates are right, and a further row costs a tenth of a plain step.
 _FIRST_RATE = 0.5
@@ -37,7 +37,7 @@ class StepTimes:
                 self.seconds[1] = seconds
             return
         known = self.seconds.get(rows)
-        if known is None:  # the mean of the estimate and of what is seen
+        if known is None:  # the mean of the estimate and the observation
             known = self.cost(rows) * self.plain
             self.seconds[rows] = (known + min(seconds, 2 * known)) / 2
         else:
@@ -70,8 +70,8 @@ class CandidateBudget:
         if self.times.plain is None:
             return 0
         best = min(range(self.most + 1), key=self._cost_per_token)
-        # Where candidates do not pay, one is tried now and then, to see whether they do by now. Half of the initial
-        # credit is not spent on such trials.
+        # If candidates do not pay, one is tried now and then, in case they do by now. Half of the initial credit is not
+        # spent on such trials.
         wanted, left = (best, self.credit) if best else (1, self.credit - _FREE_STEPS / 2)
         return wanted if self._cost(wanted) - 1 <= left else 0
 
@@ -102,5 +102,5 @@ class CandidateBudget:
 
 
 def _moved(known: float, seen: float) -> float:
-    """A moving mean after another observation; longer times, which other work may cause, count less."""
+    """A moving mean after another observation. Longer times count less, because other work may cause them."""
     return known + (_WEIGHT if seen > known else 0.5) * (min(seen, 2 * known) - known)

@@ -40,8 +40,8 @@ class ChoiceModel:
         self.vocabulary = vocabulary
         config = genai.Config(str(folder))
         config.clear_providers()
-        # Any plain decoder's type will do: GenAI treats types differently only in their caches and images.
-        # More threads would spin while they wait, on cores that the model's threads need.
+        # Any plain decoder's type works, because GenAI distinguishes types only by their caches and images. More
+        # threads would spin while they wait, on cores that the model's threads need.
         alone = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
         decoder = {"filename": _FILE, "num_hidden_layers": 0, "session_options": alone}
         config.overlay(json.dumps({"model": {"type": "gemma3_text", "decoder": decoder}}))
@@ -59,7 +59,7 @@ class Choice:
     def __init__(self, generator: Any, vocabulary: int) -> None:
         self.generator = generator
         self._row = np.zeros((1, 1, vocabulary), np.float32)
-        # GenAI 0.18 keeps a reference to this memory: each step reads what was written there before.
+        # GenAI 0.18 keeps a reference to this memory, so each step reads its contents anew.
         generator.set_model_input(_ROW, self._row)
         self._has_logits = False
 
@@ -72,7 +72,7 @@ class Choice:
     def next(self, logits: NDArray[np.float32]) -> int:
         """Chooses a token from the logits behind the last one, float32 [V]; appends it unless it ends the text."""
         self._row[...] = logits
-        if self._has_logits:  # it read them when tokens were appended; they may have been changed since
+        if self._has_logits:  # GenAI read the logits when tokens were appended; they may have changed since
             self.generator.set_logits(self._row)
             self._has_logits = False
         self.generator.generate_next_token()

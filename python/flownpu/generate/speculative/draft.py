@@ -39,7 +39,7 @@ class Draft:
         found: list[int] = []
         while len(found) < count and not self._generator.is_done():
             self._generator.generate_next_token()
-            # A token that ends the text is a candidate, too, and the last one; GenAI does not add it to the sequence.
+            # A token that ends the text is also a candidate, and the last one; GenAI does not add it to the sequence.
             found.append(int(self._generator.get_next_tokens()[0]))
         self._held.extend(found)
         return found if max(found) < self._vocabulary else []
@@ -51,7 +51,7 @@ class Draft:
     def _read(self, tokens: Sequence[int]) -> bool:
         """Computes the tokens that the draft's cache does not hold, at least the last one; False if it cannot."""
         common = self._agreed
-        most = min(len(self._held), len(tokens)) - 1  # the token that was generated last is not in the cache
+        most = min(len(self._held), len(tokens)) - 1  # the last generated token is not in the cache
         while common < most and self._held[common] == tokens[common]:
             common += 1
         common = max(0, min(common, most))

@@ -31,12 +31,12 @@ class Tally:
 class SpeculativeGenerator:
     """Is used like GenAI's generator of one sequence, and gives the same tokens.
 
-    Two of GenAI's generators work together: the reader has the model and its KV cache, the choice has the sequence.
-    In a step the reader computes the sequence's last token and the candidates after it. The choice then takes a token
-    from the logits behind the first of these, and from those behind a candidate if it has just chosen this candidate.
-    The reader is then rewound to the tokens that were chosen. That is the rule of speculative sampling (Leviathan et
-    al. 2023) for candidates without a distribution: x is kept with probability p(x), else a token comes from p without
-    x. Because the choice draws once for each token, the same seed gives the same text as without candidates.
+    Two of GenAI's generators work together: the reader has the model and its KV cache, the choice has the sequence. In
+    a step the reader computes the sequence's last token and the candidates after it. The choice then takes a token from
+    the logits behind the first of these, and from those behind a candidate if it has just chosen this candidate. The
+    reader is then rewound to the tokens that were chosen. This is the rule of speculative sampling (Leviathan et al.
+    2023) for candidates without a distribution: x is kept with probability p(x), else a token comes from p without x.
+    Because the choice draws once for each token, the same seed gives the same text as without candidates.
 
     If tokens are chosen greedily and no grammar has a state, the reader itself chooses in steps without candidates,
     which saves a copy of the logits; the choice gets these tokens before it is next asked.
@@ -257,5 +257,5 @@ class SpeculativeGenerator:
     def _drop_candidates(self) -> None:
         """Drops candidates that are not compared yet, because the caller is about to change the sequence."""
         if self._step is not None:
-            self._step = None  # whether they were right is not known
+            self._step = None  # whether these candidates were right is not known
             self._end_step()

@@ -18,7 +18,7 @@ _DATA = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding
 
 
 class Role(Enum):
-    """How the cost model uses a table: its parameters are fitted to those of `PAPER` and `FITTED` only."""
+    """The cost model's use of a table: only the tables of `PAPER` and `FITTED` are fitted."""
 
     PAPER = "the papers'"
     FITTED = "of the papers' software"
@@ -65,6 +65,6 @@ TABLES: dict[str, Table] = {name: _table(name, **entry) for name, entry in _DATA
 
 
 def watts(model: str, phase: str) -> float | None:
-    """Published watts of NPU, CPU and iGPU together, for a model in a phase ("decode", "prefill"); None: none are."""
+    """Published watts of NPU, CPU and iGPU together, for a model in a phase ("decode", "prefill"); None without any."""
     found = (of["watts"][model] for of in _DATA["powers"] if of["phase"] == phase and model in of["watts"])
     return next(map(sum, found), None)

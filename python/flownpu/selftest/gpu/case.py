@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A case: a node of one operator with its inputs and expected outputs, and how it runs on a device."""
+"""A case: a node of one operator with its inputs and expected outputs, and its run on a device."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ _GROUP = 32
 _OTHERS = 40
 # Errors of a gate's activation in F32: tanh's 5 units in the last place (OpenCL's bound), and the roundings around it.
 _GATING = 10
-# A quotient is off by 2.5 units (OpenCL's bound): an activation this near the middle of two integers may become either.
+# A quotient is off by 2.5 units (OpenCL's bound), so an activation this near the middle of two integers may become
+# either.
 _AMBIGUOUS = 127 * 8 * F32
 _MOST_SLOPE = 1.13  # largest slope of GELU; SiLU's is 1.1
 

@@ -43,7 +43,7 @@ class Variant:
     make: Callable[[np.random.Generator], Case]
 
     def case(self, seed: int = 0) -> Case:
-        """The variant's case; it depends on the seed and the name only, not on which other variants are run."""
+        """The variant's case. It depends only on the seed and the name, not on the selection of variants."""
         return replace(self.make(np.random.default_rng([seed, zlib.crc32(self.name.encode())])), name=self.name)
 
 
@@ -102,7 +102,7 @@ def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
 
 
 def run_variant(variant: Variant, devices: Devices, runs: int = 1) -> KernelResult:
-    """Runs and compares a variant. Errors are put into its result, so that other variants can be tried."""
+    """Runs and compares a variant. Errors go into its result, so that other variants are still tried."""
     try:
         case = variant.case()
         device = devices.of(case.options)

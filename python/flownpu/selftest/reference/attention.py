@@ -108,7 +108,7 @@ def expectation(
         past, new = (a[None, None, : end - 1] for a in (k, v)), (a[None, end - 1 :] for a in (k, v))
         length = np.array([end - 1], np.int32), np.array([end], np.int32)
         expected = operator.reference(q.reshape(1, 1, -1), *new, *past, *length, **shape)[0]
-    else:  # all queries of the prompt, of which these are some
+    else:  # all queries of the prompt, which include these
         query = np.zeros((1, end, heads, d))
         query[0, positions] = q.swapaxes(0, 1)
         if sweep.block:
@@ -125,7 +125,8 @@ def expectation(
     # of F = 2^t is ln 2 times that, and the errors of exp2 and of F's rounding to bf16.
     magnitude = sweep.factor * LOG2_E * (np.abs(q) @ np.abs(k.T))
     share = np.log(2) * (d * F32_ROUNDING + PRODUCT) * magnitude + ROUGH_EXP2 + BF16_ROUNDING
-    # The output O is an average weighted by F, and l the sum of the same F: errors of F move O by no more than this.
+    # The output O is an average weighted by F, and l is the sum of the same F, so errors of F move O by no more than
+    # this.
     tolerance = (p * share) @ np.abs(v) + (p * share).sum(-1, keepdims=True) * np.abs(expected)
     if in_blocks:  # in the product F V, F is off by up to 2^-6 of the largest F of 8 neighbouring keys, but not in l
         padded = np.pad(p[..., sweep.first_key :], ((0, 0), (0, 0), (0, -(end - sweep.first_key) % 8)))

@@ -38,7 +38,7 @@ class Case:
 
 
 class Deviation(NamedTuple):
-    """How far numbers are off.
+    """The errors of a comparison.
 
     Attributes:
         beyond: how many elements are beyond their tolerance.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     Rng = np.random.Generator
 
 EPSILON = 1e-6
-# The number of perturbed copies of a layer from which each number's standard deviation is estimated, and how many
-# standard deviations a number may be off: see `expectation`.
+# The number of perturbed copies of a layer, from which each number's standard deviation is estimated, and the number of
+# standard deviations that a number may be off: see `expectation`.
 SAMPLES = 32
 DEVIATIONS = 7
 
@@ -134,7 +134,7 @@ class LayerInputs:
         }  # fmt: skip
 
     def outcome(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The array's results, taken out of its buffers, by the names of `expectation`."""
+        """The array's results, taken from its buffers, by the names of `expectation`."""
         shape = self.design.shape
         hidden = dict.fromkeys(("hidden", "update", "attended"), shape.hidden)
         heads = {"qkv": shape.projections[0].rows, "context": shape.heads * shape.d}

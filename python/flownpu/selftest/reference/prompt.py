@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expected results of prefill in float64, and how far each number may be off.
+"""The expected results of prefill in float64, and the tolerance of each number.
 
 As in layer.py (`expectation`), copies of the model are computed beside the exact one, each with errors of its own
 wherever the array rounds; a number may be off by `DEVIATIONS` times their standard deviation. A sum of many errors

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request's schema and tools to a grammar that GenAI's guidance can follow, within bounds of time and memory."""
+"""Turns a request's schema and tools into a grammar for GenAI's guidance, within bounds of time and memory."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles grammars with GenAI's guidance, without a model: what it takes here, a model's worker can follow."""
+"""Compiles grammars with GenAI's guidance, without a model; a model's worker can follow the accepted ones."""
 
 import functools
 import json
@@ -72,7 +72,7 @@ class Compiler:
         for function in form.functions:
             add(function.schema, function.name, f"the parameters of the tool {function.name}")
         rules = write_rules(form, lambda schema: written[id(schema)])
-        # A schema alone has been tried by `enforce`.
+        # A schema alone was already tried by `enforce`.
         if form.functions and (reason := self.refusal(rules)):
             raise FlowNPUError(reason)
         return Grammar(Guidance(rules), tuple(left_out))

@@ -14,7 +14,7 @@ from flownpu.system import connect_to_parent
 
 def main() -> None:
     """Runs until the connection ends."""
-    # Ctrl-C and a service manager's SIGTERM reach every process of a group; when to end is the server's decision.
+    # Ctrl-C and a service manager's SIGTERM reach every process of a group, but the server decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = connect_to_parent()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's end of the process that compiles grammars: it bounds what one grammar may take.
 
-A few hundred bytes of a schema can take GenAI's guidance minutes and all memory. So a grammar is compiled in a process
-of its own first, which is ended where it takes too much; a model's process gets only what has passed.
+A few hundred bytes of a schema can take GenAI's guidance minutes and all memory. So a separate process compiles each
+grammar first, and is ended if the grammar takes too much. A model's process gets only grammars that have passed.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class GrammarProcess:
             return error
         except (EOFError, OSError, psutil.Error):
             self._end()
-            # It would have ended the model's process likewise.
+            # It would also have ended the model's process.
             return FlowNPUError("GenAI's guidance crashes at the grammar of the schema or the tools: simplify them")
         if isinstance(answer, Grammar | FlowNPUError):
             return answer

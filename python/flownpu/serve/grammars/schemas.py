@@ -79,7 +79,7 @@ def enforce(schema: dict[str, Any], refusal: Refusal) -> Enforced:
     text = _written(translated, coerce_one_of=False)
     reason = refusal(f"start: {text}\n")
     if "oneOf" in reason and translation.one_of:
-        # llguidance has alternatives of which exactly one holds only where it sees that they exclude one another.
+        # llguidance has alternatives of which exactly one holds, but only if it sees that they exclude one another.
         translation.left_out.extend(translation.one_of)
         text = _written(translated, coerce_one_of=True)
         reason = refusal(f"start: {text}\n")
@@ -89,7 +89,7 @@ def enforce(schema: dict[str, Any], refusal: Refusal) -> Enforced:
 
 
 def _written(schema: dict[str, Any], *, coerce_one_of: bool) -> str:
-    # White space that the schema does not ask for is not allowed: a small model might write spaces up to the limit.
+    # White space is allowed only if the schema asks for it, because a small model might write spaces up to the limit.
     options = {"whitespace_flexible": False, "coerce_one_of": coerce_one_of}
     return f"%json {json.dumps({'x-guidance': options} | schema)}"
 
@@ -203,7 +203,8 @@ class _Translation:
         kind = schema.get("type")
         head = {"type": kind if kind == "integer" else "number"}
         if bounds and self._refuses(head | bounds):
-            # Bounds such as -2**63 are too large for llguidance; inside of them are all that JSON's readers agree on.
+            # Bounds such as -2**63 are too large for llguidance. Within its bounds are all numbers on which JSON's
+            # readers agree.
             nearer = {key: _safe(value) for key, value in bounds.items()}
             if self._refuses(head | nearer):
                 self.left_out.extend(place.under(key).path for key in bounds)
@@ -233,7 +234,8 @@ class _Translation:
         """Adds bounds on the number of properties; leaves out keywords on names that guidance cannot check."""
         patterns = dict.fromkeys(result.get("patternProperties", {}), True)
         if patterns and self._refuses({"type": "object", "patternProperties": patterns}):
-            # Without the patterns, other properties must be allowed, else none of those with such names would be.
+            # Without the patterns, other properties must be allowed; otherwise properties with such names would be
+            # excluded.
             for key in {"patternProperties", "additionalProperties"} & result.keys():
                 del result[key]
                 self.left_out.append(place.under(key).path)
@@ -246,7 +248,7 @@ class _Translation:
             result.update(bounds)
 
     def _refuses(self, schema: dict[str, Any]) -> bool:
-        """Whether guidance cannot follow such a schema, although there may be values that do."""
+        """Whether guidance cannot follow such a schema, although values for it may exist."""
         reason = self.refusal(f"start: {_written(schema, coerce_one_of=True)}\n")
         return bool(reason) and "unsatisfiable" not in reason.lower()
 

@@ -124,7 +124,7 @@ def _request(question: Question, worker: Worker) -> Request:
         FlowNPUError: the prompt is empty or too long, has unknown tokens, or the chat template does not take it.
     """
     prompt = question.prompt
-    # A turn has a token at least, and a template may take long for many turns.
+    # A turn has at least one token, and a template may take long for many turns.
     if len(prompt) > worker.context_length and not isinstance(prompt, str) and not isinstance(prompt[0], int):
         raise ContextLengthError(
             f"the conversation has {len(prompt)} turns, and the context holds {worker.context_length} tokens, the "
@@ -163,7 +163,7 @@ def _tokens(question: Question, model: LanguageModel) -> Tokens:
 
 
 def _sampling(sampling: Sampling, vocabulary: int) -> Sampling:
-    """The sampling as GenAI takes it: the k likeliest of fewer tokens are all of them.
+    """The sampling as GenAI takes it: if there are fewer than k tokens, all of them are the k likeliest.
 
     Raises:
         FlowNPUError: a biased token is unknown.
@@ -180,7 +180,7 @@ def _check_tokens(place: str, tokens: Iterable[int], vocabulary: int) -> None:
 
 def main() -> None:
     """Runs until the connection ends."""
-    # Ctrl-C and a service manager's SIGTERM reach every process of a group; when to end is the server's decision.
+    # Ctrl-C and a service manager's SIGTERM reach every process of a group, but the server decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = connect_to_parent()

@@ -44,7 +44,7 @@ class ModelProcess:
         self._numbers = itertools.count()
         self._delivers: dict[int, Deliver] = {}
         self._lock = threading.Lock()  # guards `_delivers` and `_ended`
-        self._ended = ""  # how the process ended; empty while it runs
+        self._ended = ""  # the way in which the process ended; empty while it runs
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._open()
         self._threads = [
@@ -79,7 +79,7 @@ class ModelProcess:
         return not self._ended
 
     def memory(self) -> int:
-        """Resident bytes of the process; the weights' file counts as far as it is mapped."""
+        """Resident bytes of the process; of the weights' file the mapped part counts."""
         try:
             return int(psutil.Process(self._process.pid).memory_info().rss)
         except psutil.Error:
@@ -112,7 +112,7 @@ class ModelProcess:
             thread.join()
 
     def _send(self) -> None:
-        """Sends what is queued, on a thread of its own, for sending blocks until the process reads."""
+        """Sends the queued messages on a separate thread, because sending blocks until the process reads."""
         while (message := self._outgoing.get()) is not None:
             try:
                 self._connection.send(message)
@@ -139,7 +139,7 @@ class ModelProcess:
             deliver(Failed(RuntimeError(ended)))
 
     def _end(self) -> str:
-        """Ends the process, if it runs; returns how it ended."""
+        """Ends the process, if it runs; returns the way in which it ended."""
         try:
             # Wakes the process, and the thread that waits in `_receive`.
             with socket.socket(fileno=self._connection.fileno()) as both:

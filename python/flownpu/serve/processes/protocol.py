@@ -35,7 +35,7 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Question:
-    """A request for one answer: a `flownpu.generate.worker.Request` whose prompt need not be tokens yet."""
+    """A request for one answer: a `flownpu.generate.worker.Request` whose prompt may not be tokens yet."""
 
     prompt: Prompt
     """A text, its tokens, or the turns of a conversation, which the model's chat template writes."""

@@ -7,12 +7,12 @@ from pydantic import Field
 
 from flownpu.serve.requests.openai import Strict
 
-# In a long list, the first wrong item says enough.
+# In a long list, the first wrong item is enough for the message.
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 class EmbeddingsRequest(Strict):
-    """OpenAI's /v1/embeddings; tokens instead of texts are refused, for they would be those of another tokenizer."""
+    """OpenAI's /v1/embeddings. Tokens instead of texts are refused, because they would be another tokenizer's."""
 
     model: str
     input: str | Texts

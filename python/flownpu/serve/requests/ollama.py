@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of Ollama's API, and how they become requests of OpenAI's.
+"""Requests of Ollama's API, and their conversion to OpenAI's.
 
-As in `requests.openai`, a field that could change an answer and is not supported is refused, unless its value asks for
-what happens anyway.
+As in `requests.openai`, an unsupported field that could change an answer is refused, unless its value asks for the
+existing behaviour.
 """
 
 import json
@@ -58,7 +58,7 @@ class OllamaOptions(Strict):
     typical_p: Neutral | None = None
     tfs_z: Neutral | None = None
     mirostat: Literal[0] | None = None
-    # The following fields change no answer: the server's options decide, or it has no use for the field.
+    # The following fields change no answer: the server's options decide, or the server has no use for them.
     num_ctx: int | None = None
     num_keep: int | None = None
     num_batch: int | None = None
@@ -119,7 +119,7 @@ class OllamaMessage(Strict):
         """The turn as OpenAI's object."""
         content: Any = self.content or ""
         if self.images:
-            # The file itself says which kind of image it is.
+            # The file itself shows the kind of image.
             parts = [{"type": "image_url", "image_url": {"url": f"data:image/*;base64,{one}"}} for one in self.images]
             content = [*parts, {"type": "text", "text": content}]
         document = {"role": self.role, "content": content}
@@ -175,7 +175,7 @@ class OllamaShared(Strict):
     shift: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """These fields as OpenAI's; the tag that Ollama puts behind a model's name is dropped."""
+        """These fields as OpenAI's, without the tag that Ollama adds to a model's name."""
         form = None
         if isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
@@ -185,7 +185,7 @@ class OllamaShared(Strict):
         return {"model": self.model.removesuffix(":latest"), "response_format": form, **options}
 
     def thinking(self) -> dict[str, Any]:
-        """Whether the model shall think, and how long, as fields of OpenAI and other servers."""
+        """Whether the model thinks, and how long, as fields of OpenAI and other servers."""
         return {"enable_thinking" if isinstance(self.think, bool) else "reasoning_effort": self.think}
 
 

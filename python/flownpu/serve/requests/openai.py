@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of OpenAI's API: the fields that the server knows, their types and bounds.
 
-A field that could change an answer and is not supported is refused, unless its value asks for what happens anyway;
-fields that change no answer are accepted. Unknown fields are an error.
+An unsupported field that could change an answer is refused, unless its value asks for the existing behaviour. Fields
+that change no answer are accepted. Unknown fields are an error.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from flownpu.generate.penalties import Penalties
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not know, and 1 where a text is expected."""
+    """Refuses unknown fields, and numbers in place of a text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -109,7 +109,7 @@ class NamedTool(Strict):
 
 
 class JsonSchema(Strict):
-    """A schema, and what it is called."""
+    """A schema and its name."""
 
     name: str
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -137,7 +137,7 @@ class JsonSchemaFormat(Strict):
 
 
 class StreamOptions(Strict):
-    """The parts of a stream beside the answer."""
+    """The additions to a stream of an answer."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -179,7 +179,7 @@ class Shared(Strict):
         None
     )
     """Biases by the numbers of tokens."""
-    # Fields of other servers, not of OpenAI's API: vLLM's, and the last is that of llama.cpp's server.
+    # Fields of other servers, not of OpenAI's API: vLLM's, and the last one llama.cpp's.
     min_p: Portion | None = None
     repetition_penalty: Repetition | None = None
     repeat_last_n: Window | None = None
@@ -238,7 +238,7 @@ class ChatRequest(Shared):
 class CompletionRequest(Shared):
     """The fields of /v1/completions."""
 
-    # In a long list, the first wrong item says enough.
+    # In a long list, the first wrong item is enough for the message.
     prompt: (
         str
         | Annotated[list[str], Field(fail_fast=True)]

@@ -40,7 +40,7 @@ def read_document(content: bytes) -> Any:
         raise
     except (
         ValueError
-    ) as error:  # the only other one: sys.get_int_max_str_digits, against numbers that take long to read
+    ) as error:  # the only other ValueError: sys.get_int_max_str_digits limits numbers that take long to read
         raise FlowNPUError("not JSON that is read here: an integer has thousands of digits") from error
     _check(value)
     return value
@@ -55,7 +55,7 @@ def _too_deep() -> FlowNPUError:
 
 
 def _check(value: Any) -> None:
-    """Refuses what could not be written again: half a surrogate pair, a number beyond float64, and deep nesting."""
+    """Refuses values that could not be written again: half a surrogate pair, a number beyond float64, deep nesting."""
     level = [value]
     for _ in range(DEPTH + 1):
         below: list[Any] = []

@@ -130,7 +130,7 @@ class TextOptions(Strict):
 
 
 class Reasoning(Strict):
-    """How long the model shall think. Its summary is not written, whatever is asked."""
+    """How long the model thinks. Its summary is never written."""
 
     effort: str | None = None
     summary: str | None = None
@@ -138,7 +138,7 @@ class Reasoning(Strict):
 
 
 def _without_logprobs(names: list[str]) -> list[str]:
-    """Refuses logprobs; the other names ask for features that this server lacks, and change no answer."""
+    """Refuses logprobs. All other names ask for features that this server lacks, and change no answer."""
     if "message.output_text.logprobs" in names:
         raise ValueError("log-probabilities are in /v1/chat/completions and /v1/completions only")
     return names

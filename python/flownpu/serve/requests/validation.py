@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error that a client receives for a request that pydantic refuses: its field by name, and what it must be."""
+"""The error that a client receives for a request that pydantic refuses: the field's name, and the required value."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -96,6 +96,6 @@ def _expected(errors: Sequence[Any]) -> str:
         for error in errors
     ]
     beginning = "Input should be "
-    # A member whose type the value has says more than those of other types.
+    # A member of the union with the value's type explains more than members of other types.
     own = [text for text in texts if not text.startswith(beginning)]
     return own[0] if own else beginning + " or ".join(dict.fromkeys(text.removeprefix(beginning) for text in texts))

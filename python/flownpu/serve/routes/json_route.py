@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the routes of all APIs read a request's body."""
+"""The reading of a request's body, for the routes of all APIs."""
 
 import email.message
 from collections.abc import Callable, Coroutine
@@ -17,11 +17,11 @@ KIND = "application/json"
 
 
 class JsonRoute(APIRoute):
-    """A route that takes a body as JSON, whatever kind its client says it is, and reads it with `read_document`.
+    """A route that reads a body as JSON with `read_document`, whatever type its client declares.
 
-    By default curl says that it sends a form, and some clients say nothing. A web page must say that it sends JSON: a
-    browser sends a form to the server of any origin, but JSON only where that server allows the page's origin. Browsers
-    name the origin in every POST.
+    By default curl declares a form, and some clients declare nothing. A web page must declare JSON: a browser sends a
+    form to the server of any origin, but JSON only if that server allows the page's origin. Browsers name the origin in
+    every POST.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -75,7 +75,7 @@ def ollama_routes(service: Service) -> APIRouter:
         return await answer(request, connection, _response)
 
     async def load(name: str, empty: dict[str, Any]) -> Response:
-        """Loads a model before it is needed: what Ollama does with a request that has no prompt."""
+        """Loads a model before it is needed, as Ollama does for a request without a prompt."""
         service.model(name.removesuffix(":latest"))
         await service.catalogue.get(name.removesuffix(":latest"))
         return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})

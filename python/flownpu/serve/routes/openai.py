@@ -148,7 +148,7 @@ class _Offsets:
         self._length = 0
 
     def next(self, token: Likelihood) -> int:
-        """The characters before the answer's next token; those that are incomplete do not count."""
+        """The characters before the answer's next token; incomplete ones do not count."""
         offset = self._length
         self._length += len(self._decoder.decode(token.data))
         return offset
@@ -169,7 +169,7 @@ def _completion_choice(
 
 
 def _completion_token(one: Likelihood) -> str:
-    r"""A token's text; of one that is part of a character its bytes, such as "bytes:\xe2\x82", as OpenAI has them."""
+    r"""A token's text, or for a part of a character its bytes, such as "bytes:\xe2\x82", as in OpenAI's API."""
     return f"bytes:{one.text}" if one.data and one.text.encode() != one.data else one.text
 
 

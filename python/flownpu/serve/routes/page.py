@@ -11,8 +11,8 @@ from flownpu.serve.errors import ApiError
 FOLDER = Path(__file__).parent / "chat_page"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
-    # The page loads and asks nothing from elsewhere, and no other page can show it in a frame. A model's text is put
-    # into the page as text; should a bug insert it as markup, scripts in it still do not run.
+    # The page loads nothing from elsewhere, and no other page can show it in a frame. A model's text is put into the
+    # page as text. If a bug inserts it as markup, scripts in it still do not run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

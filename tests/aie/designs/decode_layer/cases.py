@@ -52,7 +52,7 @@ def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
 def run(
     array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, last: str = "", **buffers: np.ndarray
 ) -> dict:
-    """As `emulation.call`. With split keys the cache is two arguments; what lies behind it (1000) must not matter."""
+    """As `emulation.call`. With split keys the cache is two arguments; the memory behind it (1000) must not matter."""
     kinds = {record.name: record.type for record in plan.sequence.buffers}
     if "cache_bytes" not in kinds:
         return run_plan(array, plan, seed=seed, settle=settle, last=last, **buffers)
@@ -67,7 +67,7 @@ def run(
 
 @dataclass
 class LayerCase:
-    """A call and what must come out, as `tests.aie.designs.mutations.caught` takes it."""
+    """A call and its expected results, in the form that `tests.aie.designs.mutations.caught` takes."""
 
     plan: Plan
     call: LayerInputs

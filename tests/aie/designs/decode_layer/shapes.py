@@ -17,7 +17,8 @@ SHAPES = {
     "qwen3-8b": LayerShape(4096, 32, 8, 128, 12288, "swiglu", **QWEN),
     "gemma3-topics": LayerShape(256, 4, 2, 64, 480, "geglu", **GEMMA),
 }
-# Layers of every kind, small enough for many runs: sizes that are no multiples of 256 or 128, one to eight KV heads.
+# Layers of every kind, small enough for many runs: sizes that are no multiples of 256 or 128, and one to eight KV
+# heads.
 SMALL = {
     "gemma3, one KV head": LayerShape(384, 4, 1, 256, 800, "geglu", **GEMMA),
     "gemma3, four KV heads": LayerShape(320, 8, 4, 64, 672, "geglu", **GEMMA),

@@ -26,7 +26,7 @@ SIZES = {
 
 
 class Model:
-    """A model in float64 with the weights that Q4NX and bf16 hold, and the same weights for the array."""
+    """A model in float64 with weights that Q4NX and bf16 hold exactly, and the same weights for the array."""
 
     def __init__(self, config, tensors):
         self.config = config
@@ -122,7 +122,7 @@ def test_token_of_whole_model_equals_float64(rng, model, position):
 
 
 def test_schedules_give_same_logits(model):
-    """Calls follow one another at once, and these layers' last projection has fewer rows than there are streams."""
+    """The calls follow one another at once, and these layers' last projection has fewer rows than there are streams."""
     call = model.call(3, 7, model.cache(BFLOAT16))
     call = dataclasses.replace(call, weights=call.weights[:2], layers=call.layers[:2], cache=call.cache[:2])
     plan, buffers = plan_of(call.program()), call.buffers()
@@ -134,8 +134,8 @@ def test_schedules_give_same_logits(model):
 
 
 @pytest.mark.parametrize(("way", "vocabulary"), [("pairs", 256), ("split", 256), ("split", 512)])
-def test_late_core_keeps_words_of_its_call(way, vocabulary):
-    """Two tokens, one directly after the other, while one core goes on only where nothing else can.
+def test_late_core_uses_words_of_its_call(way, vocabulary):
+    """Two tokens, one directly after the other, under a schedule that lets one core run only if nothing else can.
 
     The second token's run-time parameters are written as soon as the first's logits are there; a late core must
     still use the first's. A vocabulary of 256 has fewer rows of blocks than there are streams.

@@ -11,7 +11,7 @@ from tests.aie.small_programs import indices
 
 
 def blocks_of(plan, column, first, size):
-    """For each tile of a column, where the blocks begin that it is sent of weights[first : first + size], in order."""
+    """For each tile of a column, the beginnings of its blocks in weights[first : first + size], in order."""
     tiles = []
     for stream in range(2):
         starts = [np.zeros(0, int)]
@@ -32,10 +32,10 @@ def blocks_of(plan, column, first, size):
 
 
 def shared_rows(blocks, rows, weights, queues, start):
-    """The parts that tiles take of the rows that they share: with n tiles, every n-th block in order is a tile's.
+    """The parts of shared rows that each tile takes: with n tiles, a tile takes every n-th block in order.
 
     Yields, for each weight of each row, its number, and for each tile the numbers of the blocks that it takes and where
-    they begin. At the end, blocks that the second of two neighbours was sent and nobody uses are dropped.
+    they begin. At the end, unused blocks of the second of two neighbours are dropped.
     """
     tiles, used = len(queues), [0] * len(queues)
     for number in range(rows * weights):
@@ -60,7 +60,7 @@ def test_weight_blocks_reach_their_outputs(name, way):
     places = [design.regions[region].offset for region in ("qkv", "attended", "activated", "update")]
     first, span = 0, design.attention.span
     for phase, (projection, place) in enumerate(zip(shape.projections, places, strict=True)):
-        made = {}  # by element of the state, the row of blocks that was written there last; None: no row's
+        made = {}  # by element of the state, the row of blocks that was written there last; None: no row
         weights = 2 if projection.gated else 1
 
         def row_of(number, found, first=first, projection=projection, weights=weights):
@@ -118,7 +118,7 @@ def test_weight_blocks_reach_their_outputs(name, way):
 @pytest.mark.parametrize("name", ["gemma3-1b", "gemma3-4b", "llama3.2-1b", "qwen3-8b"])
 @pytest.mark.parametrize(("position", "window"), [(0, None), (95, None), (700, 512), (1279, None)])
 def test_key_lies_in_one_object_of_one_tile(name, position, window):
-    """Follow the cache's bytes: for each KV head every key that it sees is in one object, of one tile, exactly once."""
+    """Follow the cache's bytes: each key that a KV head sees is in exactly one object, of one tile, once."""
     shape, way = SHAPES[name], DecodeLayer(SHAPES[name], "split").attention
     plan = DecodeLayer(shape, "split").program(position, 1280, layers=[Layer(window)]).resolve_program("layer")
     words = {(s.buffer, s.index): s.value for s in plan.sequence.steps if isinstance(s, WriteParameter)}

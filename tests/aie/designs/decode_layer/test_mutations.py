@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes planted in the decode layer's plan: the checker or the emulator's numbers notice each."""
+"""Mistakes planted in the decode layer's plan: the checker or the emulator's numbers reveal each."""
 
 import dataclasses
 import re
@@ -38,7 +38,7 @@ def mistaken_case(way):
     return case_of(random_call(shape, rng, 212, [Layer(211)], way=way), rng)
 
 
-# By way, mutants that change no result (a pattern of their names), and why.
+# For each way, the mutants that change no result (a pattern of their names), with the reason.
 TABLES = {r"heads_task\d+: stride 0 2$": "of a batch that brings a table the first head is read"}
 EQUIVALENT = {
     "pairs": TABLES
@@ -62,15 +62,15 @@ EQUIVALENT = {
 def test_planted_mistakes_are_caught(mutation, way):
     case = mistaken_case(way)
     sent = {step.name for step in case.plan.sequence.steps if isinstance(step, Transfer) and step.fifo in SENT}
-    # The columns behind the second differ from it in numbers only.
+    # Columns after the second differ from it in numbers only.
     columns = DecodeLayer(case.call.design.shape, way).attention.columns
     further = re.compile(rf"core \(([2-{columns - 2}]), ")
     for text, mutant in mutation(case.plan):
         if further.match(text):
             continue
-        # A fill may be freed where a drain of its data was awaited: the checker knows when.
+        # A fill may be freed if a drain of its data was awaited: the checker knows when.
         known = mutation is ends_that_do_not_wait and text in sent
-        # Projecting tiles differ in the sums and shares that they take and hand on; otherwise one stands for all.
+        # Projecting tiles differ in the sums and shares that they pass on; otherwise one represents all.
         another = re.match(r"core \((0, [245]|1, .|[67], [34])\)", text)
         another = another and not re.search(r"sum_|add_f32|share_|_meet|_give", text)
         if not known and not another and not any(re.match(name, text) for name in EQUIVALENT[way]):
@@ -78,7 +78,7 @@ def test_planted_mistakes_are_caught(mutation, way):
 
 
 def without_waiting(plan, fifos):
-    """The plan with the first drain of each fifo awaited at the end; a fifo that is listed twice: its first two."""
+    """The plan with the first drain of each fifo awaited at the end, or the first two of a fifo listed twice."""
     first, left = [], Counter(fifos)
     for step in plan.sequence.steps:
         if isinstance(step, Transfer) and left[step.fifo]:
@@ -88,7 +88,7 @@ def without_waiting(plan, fifos):
 
 
 def result(way, plan, seed):
-    """The state's bytes after a plan ran under a schedule on a way's case; any error of the emulator: "deadlock"."""
+    """The state's bytes after a plan ran under a schedule on a way's case; "deadlock" for any error of the emulator."""
     try:
         state = run(emulator(plan.array), plan, seed=seed, **mistaken_case(way).call.buffers())["state"]
     except RuntimeError:
@@ -115,7 +115,7 @@ def right_result(way):
     ids=str,
 )
 def test_missing_wait_is_caught_by_schedules(way, fifos):
-    """Some schedule reads main memory before it is written, which the checker does not look for."""
+    """Some schedule reads main memory before it is written, which the checker does not test."""
     hasty = without_waiting(mistaken_case(way).plan, fifos)
     assert check(hasty) == []
     assert any(result(way, hasty, seed) != right_result(way) for seed in range(20))

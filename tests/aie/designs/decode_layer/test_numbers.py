@@ -17,7 +17,7 @@ from tests.aie.host_kernels import bf16
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("position", "window"), [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)])
 def test_decode_layer_equals_reference(rng, name, position, window, way):
-    """The first token, one that sees all before it, one beyond the window, and the cache's last without a window."""
+    """The first token, one that sees all tokens before it, one beyond the window, and the cache's last one."""
     call = random_call(SMALL[name], rng, position, [Layer(window)], way=way)
     case_of(call, rng).check()
 
@@ -36,7 +36,7 @@ def test_layers_and_head_in_one_call_equal_reference(rng, name, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_consecutive_calls_equal_reference(rng, way):
-    """One array, without reset, also where a call begins while cores are still at the end of the one before."""
+    """One array without reset; a call may begin while cores are still at the end of the one before."""
     shape = SMALL["llama, three KV heads"]
     cases = [case_of(random_call(shape, rng, position, [Layer(WINDOW)], way=way), rng) for position in (3, 255, 0)]
     array = emulator(cases[0].plan.array)
@@ -73,8 +73,8 @@ def test_layers_of_model_shapes_equal_reference(rng, name, way):
 
 
 @pytest.mark.parametrize(("way", "feed_forward", "blocks"), [("pairs", 18944, 3), ("split", 20480, 2)])
-def test_long_x_leaves_room_for_fewer_blocks(rng, way, feed_forward, blocks):
-    """With x of 40 KB and more a tile holds three or two blocks ahead, not four; the numbers stay right."""
+def test_long_x_with_fewer_blocks_equals_reference(rng, way, feed_forward, blocks):
+    """With x of 40 KB or more a tile has room for three or two blocks ahead, not four; the numbers stay right."""
     case = case_of(random_call(LayerShape(288, 4, 2, 64, feed_forward, "swiglu"), rng, 3, [Layer()], way=way), rng)
     assert {end.depth for fifo in case.plan.array.fifos if "w_0_0_" in fifo.name for end in fifo.consumers} == {blocks}
     case.check()

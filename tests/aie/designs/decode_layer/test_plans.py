@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decode layer's plans, for every model: what the checker, mlir-opt and the order of its sequence say of them."""
+"""The decode layer's plans for every model, seen by the checker, mlir-opt and the order of the sequence."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_plan_passes_checker(name, position, capacity, window, way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "qwen3-0.6b"])
-def test_calls_do_not_change_array(name, way):
+def test_all_calls_share_one_array(name, way):
     design = DecodeLayer(SHAPES[name], way)
     arrays = [
         design.program(position, capacity, **options).resolve_program("layer").array
@@ -67,7 +67,7 @@ def test_token_has_expected_dispatches(name, layers, vocabulary, calls, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_layer_has_expected_waits(way):
-    """Counts the waits: where a drain is awaited before a transfer that may read what it wrote."""
+    """Counts the waits: a drain that is awaited before a transfer that may read its result."""
     plan = DecodeLayer(SHAPES["gemma3-1b"], way).program(700, 1024).resolve_program("layer")
     drained = {fifo.name for fifo in plan.array.fifos if any(end.tile.row == 0 for end in fifo.consumers)}
     transfers, waits, waiting = {}, 0, False
@@ -85,8 +85,8 @@ def test_layer_has_expected_waits(way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3-1b", "llama3.1-8b"])
-def test_weights_do_not_wait(name, way):
-    """Each stream has the next projection's first weights on their way before the products of one are awaited."""
+def test_next_weights_are_sent_before_products_are_awaited(name, way):
+    """Each stream starts the next projection's first weights before the products of one are awaited."""
     shape, design = SHAPES[name], DecodeLayer(SHAPES[name], way)
     steps = design.program(700, 1024).resolve_program("layer").sequence.steps
     places = {step.name: place for place, step in enumerate(steps) if isinstance(step, Transfer)}
@@ -148,7 +148,7 @@ def test_layer_beyond_limits_is_refused(make, message):
         make()
 
 
-def test_gate_and_up_take_turns(rng):
+def test_interleaved_gate_and_up_alternate(rng):
     gate, up = (rng.integers(0, 256, (3, 2, 5120), np.uint8) for _ in range(2))
     turns = interleave(np.concatenate([gate, up]))
     np.testing.assert_array_equal(turns[1], [gate[1], up[1]])

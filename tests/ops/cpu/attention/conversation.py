@@ -18,7 +18,7 @@ CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": n
 # Half an ulp, relative: what rounding to the cache's type may change where float32 and float64 round differently.
 # That of int8 is relative to the largest of a row.
 CACHE_EPSILON = {"float": EPSILON, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 1 / 254}
-# Half a step, relative to the largest, of a query or of a chunk's factors, where few queries see an int8 cache.
+# Half a step, relative to the largest, of a query or of a chunk's factors, if few queries see an int8 cache.
 WORDS_EPSILON = 0.5 / 32767
 H, G, D = 4, 2, 64
 SIZES = {"num_heads": H, "kv_num_heads": G, "head_size": D}

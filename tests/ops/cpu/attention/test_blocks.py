@@ -21,7 +21,7 @@ def test_tokens_of_block_see_later_ones(isa: str, cache: str, attributes: dict[s
     talk.turn(250, blocks=blocks_of([(0, 7), (1, 100), (0, 13), (2, 100), (3, 30)]))
     talk.turn(1, blocks=blocks_of([(1, 1)]))
     talk.turn(130, blocks=blocks_of([(5, 100), (-1, 29), (6, 1)]))
-    # So few queries that a kernel of its own attends, and their keys are cut into parts.
+    # So few queries that a special kernel attends, and their keys are cut into parts.
     talk.turn(2, blocks=blocks_of([(1, 2)]))
 
 

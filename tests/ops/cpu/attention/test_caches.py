@@ -30,7 +30,7 @@ def test_window_sized_cache_evicts_in_steps(capacity: int, turns: tuple[int, ...
 
 
 def test_window_sized_cache_smaller_than_window_serves_short_sequence() -> None:
-    """As GenAI allocates it for an answer shorter than the window."""
+    """As GenAI allocates the cache for an answer shorter than the window."""
     talk = Conversation(capacity=12, local_window_size=16, sliding_window_cache=1)
     for tokens in (9, 1, 1, 1):
         talk.turn(tokens)
@@ -45,7 +45,7 @@ def test_window_sized_cache_of_ragged_batch_equals_float64() -> None:
 
 @pytest.mark.parametrize("cache", ["float", "int8"])
 def test_rewound_cache_equals_float64(cache: str) -> None:
-    """Fewer tokens so far than before: what lies behind them in the shared cache no longer counts."""
+    """Fewer tokens so far than before: later positions in the shared cache no longer count."""
     talk = Conversation(capacity=64, cache=cache)
     talk.turn(30)
     talk.lengths = np.array([12])
@@ -77,7 +77,7 @@ def test_empty_batch_keeps_cache(isa: str, heads: tuple[int, int, int], batch: i
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_half_cache_is_written(kept: int) -> None:
-    """Where only keys, or only values, are read, they are written like both."""
+    """If only keys, or only values, are read, they are written like both."""
     query = np.random.default_rng(8).standard_normal((2, 7, (H + 2 * G) * D), dtype=np.float32)
     names = tuple("float" if i in (0, kept) else "" for i in range(3))
     whole = run("FlowQKVAttention", [query], outputs=("float",) * 3, **SIZES)

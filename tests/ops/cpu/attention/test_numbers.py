@@ -81,7 +81,7 @@ def test_parts_are_merged_in_one_order() -> None:
         np.testing.assert_array_equal(node(*inputs)[0], first)
 
 
-@pytest.mark.slow  # numbers alone: the other tests here read and write the same memory
+@pytest.mark.slow  # numbers alone, because the other tests here read and write the same memory
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 63])
@@ -160,10 +160,11 @@ def test_head_sink_is_added_once_to_parts(isa: str) -> None:
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 40, 200])
 def test_query_with_all_keys_masked_by_lowest_float_weighs_them_equally(isa: str, cache: str, tokens: int) -> None:
-    """Its scores are then all the lowest float, whatever is added to it, and softmax gives equal weights.
+    """A masked query's scores are all the lowest float, whatever is added, and softmax gives equal weights.
 
-    The masked queries' outputs are the values' mean, within PAIRS_EPSILON for the probabilities, as much for their sum,
-    and as much for int8 values, which are rounded to bf16. The other queries have the bits that they have unmasked.
+    The masked queries' outputs are the values' mean. The tolerance is PAIRS_EPSILON for the probabilities, as much for
+    their sum, and as much for int8 values, which are rounded to bf16. The other queries have the same bits as without
+    the mask.
     """
     rng = np.random.default_rng(5)
     query = rng.standard_normal((1, tokens, (H + 2 * G) * D), dtype=np.float32)
@@ -203,12 +204,12 @@ def test_flow_kv_attention_is_same_for_one_token() -> None:
 @pytest.mark.parametrize("heads", [(4, 1, 256), (6, 2, 64), (2, 2, 64)])
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_few_tokens_have_bits_of_single_steps(isa: str, heads: tuple[int, int, int], tokens: int) -> None:
-    """With the same bits, though the windows of tokens that are computed together begin at different keys."""
+    """The bits are the same, though the windows of tokens that are computed together begin at different keys."""
     outputs = []
     for calls in ([tokens], [1] * tokens):
         conversation = Conversation(capacity=128, cache="bfloat16", isa=isa, heads=heads, local_window_size=40)
         conversation.turn(60)
-        # The same numbers, however the calls are cut.
+        # The same numbers for any cut into calls.
         conversation.rng = np.random.default_rng(1)
         outputs.append(np.concatenate([conversation.turn(each) for each in calls], axis=1))
     np.testing.assert_array_equal(*outputs)

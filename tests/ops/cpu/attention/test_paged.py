@@ -228,7 +228,7 @@ def test_prompt_alone_or_beside_others_has_same_bits(isa: str, cache: str, windo
 
 
 def test_shared_prefix_blocks_give_same_bits() -> None:
-    """Two sequences whose first blocks are the same ones."""
+    """Two sequences that share their first blocks."""
     pool = Pool()
     first = Sequence(60, 1)
     second = dataclasses.replace(first, total=60)
@@ -241,7 +241,7 @@ def test_shared_prefix_blocks_give_same_bits() -> None:
 
 
 def test_nan_stays_in_its_sequence() -> None:
-    """In it, tokens before the one that has them do not change either."""
+    """In the sequence with the NaN, earlier tokens do not change either."""
     clean, broken = Sequence(40, 1), Sequence(40, 2)
     alone = Pool().run([(clean, 40)])[0]
     before = Pool().run([(broken, 40)])[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention is cut into tasks (ops/cpu/attention/plan.h): all of the work, and enough for every thread."""
+"""The cut of attention into tasks (ops/cpu/attention/plan.h) covers all work, with enough tasks for every thread."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_plan_covers_all_work(group: tuple[int, int, int], tokens: int) -> None:
 
 
 def test_plan_gives_each_thread_tasks() -> None:
-    """One query on a long cache, a second turn, a whole prompt; but short contexts are left in one piece."""
+    """One query on a long cache, a second turn, a whole prompt; short contexts stay in one piece."""
     long = testing.attention_plan({**SHAPE, "total": 32768}, MACHINE)
     assert (long["few"], long["parts"]) == (1, 16)
     assert testing.attention_plan({**SHAPE, "total": 32768}, {**MACHINE, "threads": 1})["parts"] == 1
@@ -67,7 +67,9 @@ def test_plan_gives_each_thread_tasks() -> None:
 @pytest.mark.parametrize("per_group", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tokens", [2, 3, 4])
 def test_few_tokens_plan_equals_single_token_plan(per_group: int, tokens: int) -> None:
-    """By attend_few_rows, in tiles of as many tokens as it takes; five tokens only if all their rows fit into one."""
+    """attend_few_rows takes them, in tiles of as many tokens as it allows; five tokens only if all their rows fit into
+    one.
+    """
     shape = {**SHAPE, "heads_per_group": per_group}
     plan = testing.attention_plan({**shape, "tokens": tokens}, MACHINE)
     assert plan["few"]

@@ -45,7 +45,7 @@ def call(**changed: np.ndarray | None) -> list[np.ndarray | None]:
 
 
 def infer(inputs: list[np.ndarray | None], **attributes: int) -> list[list[int]]:
-    """The shapes of the outputs of a node that was made for a call that fits; nothing is computed."""
+    """The shapes of the outputs of a node for a call that fits; nothing is computed."""
     node = Node("FlowQKVAttention", call(), ("float",) * 3, do_rotary=1, **SIZES, **attributes)
     return node.infer(*inputs)
 

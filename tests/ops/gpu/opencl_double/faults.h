@@ -19,7 +19,7 @@ enum class Way : std::uint8_t {
   kOnce,  // the call ends with the code, and does nothing
   kLost,  // and so does every later call that enqueues, flushes, allocates or compiles
   kLate,  // the call succeeds and does nothing; marks behind it end with the code
-  kHung,  // the call succeeds and does nothing; no command behind it ends
+  kHung,  // the call succeeds and does nothing; no later command ends
 };
 
 class Faults {
@@ -29,7 +29,7 @@ class Faults {
   // Forgets the fault and all counts.
   void reset();
 
-  // To be called for each call: what becomes of it. kNone: it goes to the real loader.
+  // Called for each call: its fate. kNone: it goes to the real loader.
   struct Fate {
     Way way = Way::kNone;
     cl::Int code = 0;

@@ -12,7 +12,7 @@ const Kernels& kernels();
 namespace FLOWNPU_ISA {
 namespace {
 
-// Fewer rows in panels take tiles as long as 16 rows do, but take vectors less time.
+// Tiles take as long for fewer rows in panels as for 16; vectors take less time.
 constexpr std::int64_t kFewestTileRows = 16;
 
 void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,

@@ -38,8 +38,8 @@ namespace {
 // 8 x 2 dots, 8 totals, two registers of codes and one of activations are 27 of 32 registers.
 constexpr int kPanelTile = 8;
 
-// Rows of a part in panels, as an index: the four pointers are computed where they are used,
-// because GCC 12 would compute and keep them in vector registers, where they wait for dots.
+// Rows of a part in panels, as an index. The four pointers are computed at each use: GCC 12 would
+// otherwise keep them in vector registers, where they wait for dots.
 class PanelRows {
  public:
   PanelRows(const Int8Panels& panels, std::int64_t part, std::int64_t row)
@@ -68,8 +68,8 @@ inline __m512i broadcast_pair(const void* x) {
   return _mm512_set1_epi64(eight);
 }
 
-// Whether a part of a product is the first one, which begins `out`, or the last one, which puts it
-// into order.
+// Whether a part of a product is the first one, which begins `out`, or the last one, which orders
+// it.
 struct PartOrder {
   bool first;
   bool last;
@@ -99,8 +99,8 @@ inline void add_totals(const PartGroups& groups, const PartWeights& w, int strip
   }
 }
 
-// Whether a tile finds codes and scales packed, as the first tile does (which keeps them if there
-// are more tiles), or finds those that the first tile has kept.
+// Whether a tile finds codes and scales packed or unpacked. The first tile unpacks them, and keeps
+// them if more tiles follow.
 enum class Codes : std::uint8_t { kPacked, kPackedToKeep, kKept };
 
 // COUNT rows of activations times a strip of a part, added to out[COUNT][32]. `fetch` is for the
@@ -137,7 +137,7 @@ template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
         codes = w.load(strip, pair, quad);
       } else {
         lines.step();
-        // Unpacks ahead of the dots of these codes, or it would wait for them.
+        // Unpacks before the dots of these codes, which would otherwise wait.
         codes = next;
         if (quad + 1 < kQuads) next = packed.unpack(quad + 1);
         if constexpr (CODES == Codes::kPackedToKeep) w.keep(strip, pair, quad, codes);
@@ -157,8 +157,8 @@ template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
 }
 
 // Multiplies a part in the first row of blocks by all rows of activations. Tiles are nearly equal:
-// one of a row or two would wait for its own dots. What lies from `fetch` on is fetched meanwhile,
-// evenly.
+// a tile of one or two rows would wait for its own dots. Meanwhile the data from `fetch` on is
+// fetched, evenly.
 template <q4nx::Layout LAYOUT>
 void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
                    const Int8Panels& panels, std::int64_t first, std::int64_t count,
@@ -190,12 +190,12 @@ void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
   }
 }
 
-// Activations up to this many bytes are read again for each row of blocks, and weights in the order
-// in which they lie: few rows wait for weights. With more bytes, a part of 256 columns is
-// multiplied at a time, for all rows of blocks. A quarter of an L2 of 1 MB.
+// Up to this many bytes of activations are read again for each row of blocks, and weights in the
+// order of memory, because few rows wait for weights. More activations are multiplied by one part
+// of 256 columns at a time, for all rows of blocks. A quarter of an L2 of 1 MB.
 constexpr std::int64_t kRereadBytes = 256 << 10;
 
-// Calls multiply(groups, part, order, what to fetch meanwhile, out[count][32]) for each part of
+// Calls multiply(groups, part, order, data to fetch meanwhile, out[count][32]) for each part of
 // each row of blocks.
 template <q4nx::Layout LAYOUT, typename Multiply>
 void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
@@ -203,8 +203,8 @@ void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const Rounde
   const std::int64_t parts = q4nx::ceil_div(a.filled_groups, kGroupsPerPart);
   const bool in_order = count * a.padded_k <= kRereadBytes;
   const std::int64_t ahead = (kFetchIntoL2 ? 4 : 2) * kGroupsPerPart * kGroupBytes<LAYOUT>;
-  // One object, changed a word at a time: a copy would load what has just been stored in smaller
-  // pieces, and wait for all stores under way.
+  // One object, changed a word at a time. A copy would load data that has just been stored in
+  // smaller pieces, and wait for all stores under way.
   PartGroups groups{weight, 0, 0};
   for (std::int64_t step = 0; step < parts * row_blocks; ++step) {
     const std::int64_t part = in_order ? step % parts : step / row_blocks;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A part of a Q4NX weight, 32 rows x 256 columns, as rows in panels are multiplied with it: 4-bit
+// A part of a Q4NX weight, 32 rows x 256 columns, in the form that multiplies rows in panels: 4-bit
 // codes in bytes, and the scales of its groups as integers.
 #pragma once
 
@@ -21,8 +21,8 @@ struct PairCodes {
   __m512i odd;
 };
 
-// 32 rows of the weight x 256 columns. Packing puts the dots of 16 rows into the order 0, 2, 1, 3
-// of each four; everything here that is [16] is in this order.
+// 32 rows of the weight x 256 columns. Packing reorders the dots of 16 rows to 0, 2, 1, 3 of each
+// four; every [16] here has this order.
 struct alignas(64) PartWeights {
   // PairCodes of each strip. Neither these nor the scales are filled for a single tile of
   // activations.
@@ -63,8 +63,8 @@ struct Step16 {
   __m512 inverse;
 };
 
-// The step for the largest magnitudes of scales, which are given as bits of f32. For an infinite
-// scale, or NaN, the step is that value itself, so that products with it are no numbers either.
+// The step for the largest magnitudes of scales, which are given as bits of f32. An infinite or NaN
+// scale is its own step, so that products with it are not finite.
 inline Step16 step_of(__m512i largest) {
   constexpr int kExponent = 23;
   // The least power: smaller ones would have inverses beyond f32. 2^-100 is less than any weight
@@ -82,7 +82,7 @@ inline Step16 step_of(__m512i largest) {
 // The steps of both strips for `groups` groups from `first_group` on.
 inline void find_steps(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
                        Step16 (&steps)[2]) {
-  // bf16 without their signs have the order of integers, and NaN is the largest.
+  // bf16 values without their signs compare like integers, and NaN is the largest.
   __m512i largest = _mm512_setzero_si512();
   for (std::int64_t g = first_group; g < first_group + groups; ++g) {
     const __m512i magnitudes =
@@ -147,7 +147,7 @@ struct PartGroups {
   }
 };
 
-// Fills in the steps of both strips, and what codes less 8 leave of the groups' minima.
+// Computes the steps of both strips, and the remainders of the groups' minima for codes less 8.
 template <q4nx::Layout LAYOUT>
 inline void begin_part(const PartGroups& groups, PartWeights& out) {
   Q4NXRows weight = groups.weight;
@@ -167,7 +167,7 @@ inline void begin_part(const PartGroups& groups, PartWeights& out) {
         out.minima[strip][g - groups.first] = reorder(
             _mm512_fmadd_ps(at(weight.scales(g)), _mm512_set1_ps(8.0F), at(weight.minima(g))));
       }
-      // K may end with an odd group: where the other one would be, nothing is left.
+      // K may end with an odd group. The missing group then has a remainder of 0.
       if (groups.count % 2 != 0) out.minima[strip][groups.count] = _mm512_setzero_ps();
     }
   }

@@ -285,7 +285,11 @@ def _edited(plan: Plan, edit: Callable[[Statement], Iterator[tuple[str, tuple[St
             bodies.setdefault(text, []).append(body)
         for text, edited in bodies.items():
             for body in edited[:1] + edited[1:][-1:]:
-                cores = (*plan.array.cores[:place], dataclasses.replace(core, body=body), *plan.array.cores[place + 1 :])
+                cores = (
+                    *plan.array.cores[:place],
+                    dataclasses.replace(core, body=body),
+                    *plan.array.cores[place + 1 :],
+                )
                 yield f"core {core.tile}: {text}", with_array(plan, cores=cores)
 
 

@@ -48,6 +48,8 @@ FAULTS = {
 }
 MIDDLE = 3
 PLACES = {"first": (0, 0), "middle": (MIDDLE, 0), "in a list": (0, 3)}
+# Each fault, and at every place one of each kind: a call that ends badly, and a device that is gone.
+FAILURES = [(fault, place) for fault in FAULTS for place in PLACES if place == "middle" or fault in {"error", "lost"}]
 # Errors of the allocation of a conversation's cache, when the conversation begins.
 CACHES = {"no memory": ENOMEM, "locked memory": EAGAIN}
 # Faults when a session is made: the injected fault, its errno, and the number of successful calls before it.
@@ -148,11 +150,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
         "well or cpu": lambda: generate(tokens, open_session(on_unsupported="cpu")),
         "error": lambda: failing("error", "middle"),
         "too few buffers": lambda: generate(tokens, open_session(artifacts=too_few_buffers)),
-        **{
-            f"{name}, {place}": partial(failing, name, place, on_unsupported="cpu")
-            for name in FAULTS
-            for place in PLACES
-        },
+        **{f"{fault}, {place}": partial(failing, fault, place, on_unsupported="cpu") for fault, place in FAILURES},
         **{name: partial(refused, name) for name in REFUSED},
         **{f"{name}, cpu": partial(refused, name, on_unsupported="cpu") for name in REFUSED},
         **{f"{name} for a cache": partial(without_cache, error) for name, error in CACHES.items()},

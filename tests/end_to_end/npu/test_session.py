@@ -13,7 +13,7 @@ import pytest
 
 from flownpu.doctor.npu import FULL, JOIN_THE_GROUP, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.npu.artifacts import build_artifacts
-from tests.end_to_end.npu.session import BESIDE, CACHES, FAULTS, MIDDLE, PLACES, REFUSED
+from tests.end_to_end.npu.session import BESIDE, CACHES, FAILURES, MIDDLE, PLACES, REFUSED
 from tests.npu.firmware import CURRENT
 from tests.npu.machine import Machine, with_plugin
 from tests.npu.test_over_xrt import DRIVERS
@@ -163,8 +163,7 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("fault", "place"), FAILURES)
 def test_failure_names_call_and_cpu_goes_on(sessions: dict[str, Any], fault: str, place: str) -> None:
     """The CPU continues with the array's keys and values, so every step has its logits."""
     failed_at = MIDDLE if place == "middle" else 0

@@ -54,7 +54,7 @@ def test_schedules_give_same_bytes(rng, name, way):
     plan, buffers = plan_of(call.program()), call.buffers()
     array = emulator(plan.array)
     first = run(array, plan, **buffers)
-    for seed in range(1, 101):
+    for seed in range(1, 21):  # as many find each missing wait of test_mutations.py
         found = run(array, plan, seed=seed, **buffers)
         assert all(found[key].tobytes() == first[key].tobytes() for key in ("state", "cache")), f"schedule {seed}"
     assert array.leftovers() == []

@@ -50,7 +50,7 @@ def test_head_counts_and_sizes_equal_float64(isa: str, cache: str, heads: tuple[
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
-@pytest.mark.parametrize("window", [-1, 300])
+@pytest.mark.parametrize("window", [-1, pytest.param(300, marks=pytest.mark.slow)])
 def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, window: int) -> None:
     """One and several queries on top of a past that is several parts of keys long."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)

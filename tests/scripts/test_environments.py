@@ -20,10 +20,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cache_folder_follows_xdg_unless_relative(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    assert cache_folder() == cache / "flownpu" / "peers"
+    assert cache_folder() == cache / "flownpu" / "environments"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(cache))
-    assert cache_folder() == cache / ".cache" / "flownpu" / "peers"
+    assert cache_folder() == cache / ".cache" / "flownpu" / "environments"
 
 
 def test_finished_folder_is_made_once_for_its_contents(tmp_path: Path):

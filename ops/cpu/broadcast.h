@@ -36,7 +36,7 @@ void in_parallel(ThreadPool& pool, std::int64_t elements, const Work& work) {
 
 // How N tensors that broadcast to one output are walked. Neighbouring axes are joined if every
 // tensor advances, or stays, along both. The innermost axis that remains is a run. Along a run, a
-// tensor either
+// tensor either advances with the output (step 1) or stays at one element (step 0).
 template <std::size_t N>
 class Broadcast {
  public:

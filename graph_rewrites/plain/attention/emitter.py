@@ -118,7 +118,7 @@ class Emitter:
         return [sizes[axes.index("B")], sizes[axes.index("S")], match.query.heads * match.query.head_size]
 
     def _lengths(self, match: Match) -> tuple[ir.Value, ir.Value]:
-        """seqlens_k int32 [B] and total_sequence_length int32 [1]; all rows have T positions, as the mask hides padding."""
+        """seqlens_k int32 [B] and total_sequence_length int32 [1]. Rows have T positions: the mask hides padding."""
         total, batch = self._total(match), self._size(match.query, "B")
         number = total.const_value
         tokens = None if number is None else int(number.numpy()[0])

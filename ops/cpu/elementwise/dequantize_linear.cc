@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DequantizeLinear of 8-bit integers: y = (x - zero_point) * scale. A DequantizeLinear of a
-// product's weight has no step of its own:
+// product's weight has no step of its own: the product reads x itself
+// (ops/lowering/dense_matmul.cc).
 #include <algorithm>
 
 #include "ops/cpu/integers.h"

@@ -14,7 +14,8 @@ namespace {
 constexpr float kLargestCode = q4nx::kLargestCode;
 // The starting points of the search: inward shifts of the smallest and the largest weight, in units
 // of range / 15. All pairs are tried and refitted once. The best pair is refitted three more times.
-// On normal
+// On normal and on Student-t (4 degrees of freedom) weights that comes within 2.2 % of the squared
+// error of 12 x 12 starts with 3 refits each, in a tenth of the time.
 constexpr std::array<float, 4> kStarts{-0.3F, 0.15F, 0.6F, 1.2F};
 constexpr int kFinalRefits = 3;
 

@@ -27,7 +27,8 @@ std::unique_ptr<Runtime> open_emulated_runtime(const std::string& target,
                                                const std::string& kernels = "");
 
 // The first NPU that XRT finds, through the plugin libflownpu_xrt.so, which is loaded here. No NPU
-// has run this code. It is tested
+// has run this code. It is tested over Debian's XRT with a test double in the place of the kernel's
+// driver, which computes with the emulator (tests/npu/xdna_driver/).
 //
 // `plugin`: a file to load instead of libflownpu_xrt.so beside this library. Throws DeviceError:
 // kVersion if there is no plugin, no XRT, or one of them is too old; kNoDevice; kPermission.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that the array computes one by one,
+// Operators that the array computes one by one, outside of a whole decoder or encoder
+// (aie/programs/operators.py): the sizes of a node, by which its programs are found, and the
+// constants that these programs read.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,8 @@
 // they lie in the cache, once for all rows, and converted in registers, bf16 two vectors at a time:
 // elements with even indices, then those with odd ones; all arithmetic is f32. While keys are
 // scored, their values are prefetched, and while values are added, the next keys. Data that is
-// needed soon is prefetched once more,
+// needed soon is prefetched once more, because a core that already tracks as many requests as it
+// can drops further prefetches. Caller: select.cc.
 #pragma once
 
 #include <algorithm>

@@ -278,7 +278,7 @@ def _variants(
 
 
 def _edited(plan: Plan, edit: Callable[[Statement], Iterator[tuple[str, tuple[Statement, ...]]]]) -> Mutants:
-    """Of equal statements of a core, as of a loop that is written out, the first and the last are edited."""
+    """Edits the first and the last of equal statements of a core, as a loop has that is written out."""
     for place, core in _cores(plan):
         bodies: dict[str, list[tuple[Statement, ...]]] = {}
         for text, body in _variants(core.body, edit):

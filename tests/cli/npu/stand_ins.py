@@ -9,7 +9,7 @@ import sys
 # that aie/plan/instructions.py describes: a transfer's descriptor has the lowest number that is free on its tile, and
 # holds the transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an
 # operation that belongs to no step is added. If the file `stack` exists, aiecc refuses stacks of fewer bytes.
-STAND_IN = r"""#!{python} -IS
+STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name
 if "--version" in sys.argv:

@@ -9,7 +9,8 @@
     <array>/<call>.insts           the instructions that XRT sends for that call
 
 aiecc measures the stack of each core and refuses one that is too small. The array is then planned again, once, with
-what aiecc asks for, and the manifest keeps it (`stacks`).
+what aiecc asks for, and the manifest keeps it (`stacks`). Where a core's code does not fit in program memory, the
+array's kernels are compiled again, once, for size (`toolchain.SMALLER`), below kernels/smaller (`smaller`).
 
 The folder is its own cache: the manifest has the digests of what each file was made of (`inputs`) and of the file
 itself. Where both still hold, nothing is compiled again. Without a toolchain only plans, MLIR and manifest are written.
@@ -26,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.artifacts.toolchain import ToolchainError
+from flownpu.aie.artifacts.toolchain import SMALLER, ToolchainError
 from flownpu.aie.artifacts.xclbin import pack_xclbin
 from flownpu.aie.check import require_valid
 from flownpu.aie.mlir.module import to_mlir
@@ -82,6 +83,7 @@ class ArtifactFolder:
         self._arrays_seen: dict[str, str] = {}
         self._stacks: dict[str, dict[str, int]] = {}  # by array: the new sizes of stacks that were too small
         self._planned_again: set[str] = set()
+        self._smaller: set[str] = set()  # arrays whose kernels are compiled for size
         self._manifest = _read_manifest(path / MANIFEST, target) | {"versions": versions or {}}
 
     def add(self, operator: str, array: str, call: str, plan: Plan) -> None:
@@ -102,24 +104,44 @@ class ArtifactFolder:
         if self._arrays_seen.setdefault(array, digest_of_array) != digest_of_array:
             raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
         if array not in self._stacks:
-            self._stacks[array] = self._measured_stacks(array, plan.array)
-        try:
-            self._add(operator, array, call, self._with_stacks(array, plan))
-        except ToolchainError as error:
-            larger = error.larger_stacks
-            if not larger or array in self._planned_again:
-                raise
-            self._planned_again.add(array)
-            for had, need in larger.items():
-                self._say(f"{array}: aiecc measured a stack of {need} bytes where {had} were planned: planned again")
-            self._stacks[array] |= {str(had): need for had, need in larger.items()}
-            self._add(operator, array, call, self._with_stacks(array, plan))
+            self._stacks[array] = self._take_over_measured(array, plan.array)
+        while True:
+            try:
+                self._add(operator, array, call, self._with_stacks(array, plan))
+            except ToolchainError as error:
+                if not self._is_mended(array, error):
+                    raise
+            else:
+                return
 
-    def _measured_stacks(self, name: str, array: Array) -> dict[str, int]:
-        """An array's stacks in the manifest, if the same compilers measured them with the same kernels."""
+    def _is_mended(self, array: str, error: ToolchainError) -> bool:
+        """Whether an array can be compiled again in another form, which is each tried once and said."""
+        if error.overflow and array not in self._smaller:
+            self._smaller.add(array)
+            self._say(
+                f"{array}: a core's code is {error.overflow} bytes more than program memory holds: its kernels are "
+                f"compiled again for size ({' '.join(SMALLER)}), and are slower"
+            )
+            return True
+        larger = error.larger_stacks
+        if not larger or array in self._planned_again:
+            return False
+        self._planned_again.add(array)
+        for had, need in larger.items():
+            self._say(f"{array}: aiecc measured a stack of {need} bytes where {had} were planned: planned again")
+        self._stacks[array] |= {str(had): need for had, need in larger.items()}
+        return True
+
+    def _take_over_measured(self, name: str, array: Array) -> dict[str, int]:
+        """The stacks that the manifest has for an array, if the same compilers measured them with the same kernels.
+
+        Whether the kernels are compiled for size is taken over with them.
+        """
         old = self._manifest["arrays"].get(name, {})
         inputs = self._array_inputs(array, old)
         is_same = bool(old) and all(old.get("inputs", {}).get(key) == value for key, value in inputs.items())
+        if is_same and old.get("smaller"):
+            self._smaller.add(name)
         return dict(old.get("stacks", {})) if is_same else {}
 
     def _with_stacks(self, name: str, plan: Plan) -> Plan:
@@ -151,7 +173,7 @@ class ArtifactFolder:
             "instructions": self._kept(old, "instructions", inputs),
         }
         if self._toolchain is not None:
-            self._compile(record, call, text, plan, folder)
+            self._compile(record, call, text, plan, folder, SMALLER if array in self._smaller else ())
         self._write_manifest()
 
     def xclbin(self, array: str) -> str | None:
@@ -172,10 +194,12 @@ class ArtifactFolder:
 
     # --- What is compiled ---------------------------------------------------------------------------------------------
 
-    def _compile(self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path) -> None:
-        """Makes the objects, the PDI, the instructions and the xclbin, unless they are up to date."""
+    def _compile(
+        self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path, options: tuple[str, ...]
+    ) -> None:
+        """Makes the objects, the PDI, the instructions and the xclbin that are not up to date."""
         assert self._toolchain is not None
-        objects = [self._object(kernel) for kernel in plan.array.kernels]
+        objects = [self._object(kernel, options) for kernel in plan.array.kernels]
         of_call = record["calls"][call]
         if not (record["pdi"] and of_call["instructions"]):
             self._compile_design(record, of_call, text, objects, folder / call)
@@ -217,19 +241,20 @@ class ArtifactFolder:
             record["xclbin"] = self._take(xclbin, folder / xclbin.name)
         record["packed_of"] = packed_of
 
-    def _object(self, kernel: Kernel) -> Path:
-        """The object file of a kernel's source, compiled if it is not up to date."""
+    def _object(self, kernel: Kernel, options: tuple[str, ...]) -> Path:
+        """The object file of a kernel's source, compiled with more options if it is not up to date."""
         assert self._toolchain is not None
-        name = Path(kernel.source).stem + ".o"
+        name = ("smaller/" if options else "") + Path(kernel.source).stem + ".o"
         file = self.path / "kernels" / name
         old = self._manifest["kernels"].get(name, {})
         inputs = self._kernel_inputs(kernel, old)
         if not self._kept(old, "object", inputs):
             file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as work:
-                built = Path(work) / name
+                built = Path(work) / file.name
                 source = self._include_root / "aie" / kernel.source
-                self._toolchain.compile_kernel(source, self._include_root, self.target, kernel.flags, built)
+                flags = (*kernel.flags, *options)
+                self._toolchain.compile_kernel(source, self._include_root, self.target, flags, built)
                 self._manifest["kernels"][name] = {
                     "source": kernel.source,
                     "inputs": inputs,
@@ -268,6 +293,7 @@ class ArtifactFolder:
             "xclbin": self._kept(old, "xclbin", inputs),
             "packed_of": old.get("packed_of"),
             "stacks": self._stacks[name],
+            "smaller": name in self._smaller,
             "compute_tiles": [[core.tile.column, core.tile.row] for core in array.cores],
             "kernels": {kernel.entry: [str(kind) for kind in kernel.arguments] for kernel in array.kernels},
             # The calls of a different array that had this name are dropped.

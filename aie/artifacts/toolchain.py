@@ -32,6 +32,9 @@ OLDEST_XRT = (2, 19)
 """The first version with xrt::ext::bo and run lists for NPUs (ops/npu/xrt/table.cc refuses older ones)."""
 PEANO_RELEASE = 22
 """The release of LLVM that Peano has where mlir_aie is of 1.4.5: aiecc hands it LLVM's text."""
+SMALLER = ("-Os", "-fno-inline")
+"""More options for kernels that do not fit: loops are not unrolled but where the source says so, and functions that
+aie_api does not force into their callers stay functions. FastFlowLM's open kernels have -fno-inline, too."""
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
 _SHOWN_LINES = 20  # characters kept of a failed command's output, whose errors come last
 _WHEELS = "https://github.com/Xilinx"
@@ -58,6 +61,12 @@ class ToolchainError(RuntimeError):
         for had, need in re.findall(said, self.output):
             sizes[int(had)] = max(int(need), sizes.get(int(had), 0))
         return sizes
+
+    @property
+    def overflow(self) -> int:
+        """By how many bytes the linker found the largest core's code too large for program memory; 0: it did not."""
+        said = r"will not fit in region 'program': overflowed by (\d+) bytes"
+        return max(map(int, re.findall(said, self.output)), default=0)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if fail.exists():
     sys.exit(int(code))
 if name == "clang++":
     source = pathlib.Path(sys.argv[sys.argv.index("-c") + 1])
-    pathlib.Path(sys.argv[-1]).write_text(f"object of {{source.read_text()}}")
+    pathlib.Path(sys.argv[-1]).write_text(f"object of {{source.read_text()}} with {{sys.argv[1:]}}")
 elif name == "xclbinutil":
     options = dict(zip(sys.argv[1:], sys.argv[2:]))
     kernels = json.loads(pathlib.Path(options["--add-kernel"]).read_text())["ps-kernels"]["kernels"]
@@ -32,6 +32,12 @@ elif name == "xclbinutil":
     pdi = pathlib.Path(partition["PDIs"][0]["file_name"]).read_text()
     pathlib.Path(options["--output"]).write_text(f"{{len(kernels[0]['arguments'])}} arguments, {{pdi}}")
 else:
+    too_large = pathlib.Path({too_large!r})
+    source, _, flag = too_large.read_text().partition(" ") if too_large.exists() else ("none", "", "")
+    linked = pathlib.Path(sys.argv[1]).with_name(source + ".o")
+    if linked.exists() and not (flag and flag in linked.read_text()):
+        print("ld.lld: error: section '.text' will not fit in region 'program': overflowed by 1234 bytes")
+        sys.exit(1)
     need = pathlib.Path({stack!r})
     need = int(need.read_text()) if need.exists() else 0
     for size in re.findall(r"stack_size = (\d+)", pathlib.Path(sys.argv[1]).read_text()):
@@ -100,6 +106,7 @@ class Tools:
     def __init__(self, folder, monkeypatch):
         self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"
         self.stack = folder / "stack"
+        self.too_large = folder / "too_large"  # a kernel's source and, if one makes it small enough, an option of Peano
         self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
         self.clang = folder / "peano" / "bin" / "clang++"
         self.xclbinutil = folder / "xrt" / "xclbinutil"
@@ -111,7 +118,7 @@ class Tools:
     def install(self, version):
         for file in (self.aiecc, self.clang, self.xclbinutil):
             file.parent.mkdir(parents=True, exist_ok=True)
-            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown", "stack")}
+            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown", "stack", "too_large")}
             file.write_text(STAND_IN.format(python=sys.executable, version=version, **files))
             file.chmod(0o755)
 

@@ -331,6 +331,26 @@ def test_stack_that_is_too_small_is_planned_again_once(flownpu, tools, tmp_path)
     assert (tools.commands(), "planned again" in again.err) == ([], False), "the manifest has the stacks"
 
 
+def test_program_that_is_too_large_is_compiled_for_size_once(flownpu, tools, tmp_path):
+    tools.too_large.write_text("fused_dqp -fno-inline")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 0
+    said = "fused_dqp-32-k6912-none: a core's code is 1234 bytes more than program memory holds"
+    assert done.err.count(said) == 1, "once for all calls of the array"
+    assert (tmp_path / "out" / "npu2" / "kernels" / "smaller" / "fused_dqp.o").is_file()
+    tools.commands()
+    again = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert (tools.commands(), "compiled again" in again.err) == ([], False), "the manifest has the form"
+
+
+def test_program_that_is_too_large_in_both_forms_is_quoted(flownpu, tools, tmp_path):
+    tools.too_large.write_text("fused_dqp")
+    done = flownpu("build", *SMALL, "--output", tmp_path / "out")
+    assert done.code == 1
+    assert done.err.count("compiled again for size (-Os -fno-inline)") == 1
+    assert "will not fit in region 'program': overflowed by 1234 bytes" in done.err
+
+
 def test_stack_without_room_is_refused(flownpu, tools, tmp_path):
     tools.stack.write_text("60000")
     done = flownpu("build", *SMALL, "--output", tmp_path / "out")

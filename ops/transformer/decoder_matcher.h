@@ -30,10 +30,12 @@ struct DecoderLimits {
   bool softcap = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
-  bool without_rope = false;  // layers without RoPE, among layers with it
-  bool qkv_bias = false;      // a bias of the QKV projection
-  bool experts = false;       // mixtures of experts
-  bool all_logits = false;    // logits of all tokens, not only of the last
+  bool without_rope = false;    // layers without RoPE, among layers with it
+  bool qkv_bias = false;        // a bias of the QKV projection
+  bool experts = false;         // mixtures of experts
+  bool all_logits = false;      // logits of all tokens, not only of the last
+  bool position_ids = false;    // positions as an input, which chooses rows of rotary tables
+  bool attention_bias = false;  // an input that a run checks to mask nothing but later keys
   // The hidden size and the head size must be multiples of it.
   std::int64_t multiple = 1;
 };
@@ -52,6 +54,8 @@ struct FoundDecoder {
   const Node* first_norm = nullptr;
   std::vector<const Node*> attentions;
   const Node* head = nullptr;
+  const Value* position_ids = nullptr;  // null: positions are counted
+  const Value* attention_bias = nullptr;
 
   // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants.
   Node node(std::string_view domain) const;

@@ -16,6 +16,7 @@
 #include "ops/npu/weights/pack.h"
 #include "ops/transformer/decoder_matcher.h"
 #include "ops/transformer/operators.h"
+#include "ops/transformer/residual_norms.h"
 
 namespace flownpu::npu {
 namespace {
@@ -28,8 +29,9 @@ bool is_for_array(const Node& node) {
 
 // Finds a decoder, and puts the node DecoderLayers (ops/transformer/decoder.h) in its place. It
 // takes one sequence, and has packed: weights, vectors, rotary (weights/pack.h).
-std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
+std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
                                       const std::vector<std::string>& outputs) {
+  const std::vector<Node> nodes = transformer::with_residual_norms(given);
   const transformer::GraphWalk graph(nodes, outputs);
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, array_limits());
   Node node = found.node(kNpuDomain);
@@ -126,6 +128,9 @@ const transformer::DecoderLimits& array_limits() {
                                                  .means = "the array's designs",
                                                  .without_rope = true,
                                                  .qkv_bias = true,
+                                                 .all_logits = true,
+                                                 .position_ids = true,
+                                                 .attention_bias = true,
                                                  .multiple = q4nx::kBlockRows};
   return limits;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -27,6 +28,22 @@ bool is_for_array(const Node& node) {
          transformer::is(node, kDomain, "Q4NXMoE");
 }
 
+// Makes the packed constants of `node` own the memory of the constants that they are written from,
+// where that is not the graph's: weights that were repacked for this session.
+void keep_constants(const std::unordered_set<const Node*>& taken, Node& node) {
+  std::vector<std::shared_ptr<const void>> owners;
+  for (const Node* each : taken) {
+    for (const Value& input : each->inputs) {
+      if (input.owner != nullptr) owners.push_back(input.owner);
+    }
+  }
+  for (Packed& packed : node.packed) {
+    packed.write = [write = std::move(packed.write), owners](std::span<std::byte> memory) {
+      write(memory);
+    };
+  }
+}
+
 // Finds a decoder, and puts the node DecoderLayers (ops/transformer/decoder.h) in its place. It
 // takes one sequence, and has packed: weights, vectors, rotary (weights/pack.h).
 std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
@@ -36,6 +53,7 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, array_limits());
   Node node = found.node(kNpuDomain);
   node.packed = pack(DecoderShape{found.decoder}, found.constants);
+  keep_constants(found.taken, node);
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 

@@ -126,7 +126,8 @@ def test_logits_are_near_transformers(rng, name, prompt, stops, ways, session_of
     assert error < bound < expected.std() / 3
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("trained", marks=SLOW), pytest.param("biases", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("name", ["llama", "trained", "biases"])
 def test_logits_of_all_tokens_are_near_transformers(rng, name, session_of, embed, models):
     """Of a chunk, whose logits the host computes, and of the tokens after it; the bound is as above."""
     session, model, prompt = session_of(name, logits="all"), models.checkpoint(name), 258

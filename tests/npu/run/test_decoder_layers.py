@@ -134,7 +134,9 @@ def test_logits_of_all_tokens_are_near_transformers(rng, name, session_of, embed
     ids = rng.integers(3, 300, prompt + 1)
     hidden, past = embed(name, ids), session.past(CONTEXT)
     before = session.device.counts()["dispatches"]
-    found = np.concatenate([session.run(hidden[start:stop], stop, past)[0] for start, stop in steps_of(prompt, len(ids))])
+    found = np.concatenate(
+        [session.run(hidden[start:stop], stop, past)[0] for start, stop in steps_of(prompt, len(ids))]
+    )
     assert session.device.counts()["dispatches"] - before < prompt / 4
     expected = model.logits(ids[None])[0]
     error = np.sqrt(np.square(found - expected).mean())

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 # The dequantisation engine weaves 64 columns of a gate and of its up projection (designs/dequant_engine.py).
 _GATE_COLUMNS = 64
 # Attributes of the node that a program is for whatever their values are.
-_ANY = {"positions", "attention.window_sized_cache", "attention.bidirectional_blocks"}
+_ANY = {
+    "positions",
+    "all_logits",
+    "position_ids",
+    "attention_bias",
+    "attention.window_sized_cache",
+    "attention.bidirectional_blocks",
+}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,11 @@ reads the results. Such rows have no keys: the cache is written for tokens only,
 (ops/npu/artifacts/program_record.h says why).
 
 **The last layer** has to give only keys and values: a prompt's last token goes by the decode program, which has the LM
-head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`.
+head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`. If the model
+gives logits of all tokens, it is like the others, and ends with the last norm, whose rows the host multiplies by the LM
+head (ops/npu/run/decoder_layers.cc):
+
+    normalised [tokens][D]            made; host
 
 **The tokens of a block** see one another in both directions, as an image's do. A program of the kind `block` is for
 exactly the block's tokens: its attention lets each of them see all keys up to the last one, as far back as a layer's
@@ -112,6 +116,7 @@ class _Chunk:
 
     def __post_init__(self) -> None:
         shape = self.shape = self.decoder.shape
+        self.all_logits = self.decoder.model.all_logits
         self.buffers = DecoderBuffers(self.decoder, self.context)
         self.writer = ProgramWriter(self.buffers.constants())
         self.gemm = Gemm(self.target, self.weights, shape.activation)
@@ -132,17 +137,18 @@ class _Chunk:
                 self._dequantise(last)
             self._multiply(0, "x", "qkv")
             self._norm_rope()
-            if self.layer == last:
+            if self.layer == last and not self.all_logits:
                 break
             self._flow_qkv()
             self._multiply(1, "context", "attended")
             self._add("attended", self.buffers.norm(self.layer, self.shape.entry_norms))
             self._multiply(2, "x", "activated")
             self._multiply(3, "activated", "update")
-            self._add("update", self.buffers.norm(self.layer + 1))
+            self._add("update", self.buffers.norm(self.layer + 1), "normalised" if self.layer == last else "x")
+        made = self.writer.rows("normalised", self.tokens, self.shape.hidden, self.x_line) if self.all_logits else None
         return Program(
             "block" if self.block else "prefill", self.decoder.attributes, self.tokens,
-            self.tokens if self.block else 1, self.context, self.buffers.layout, self.writer.buffers, given, None,
+            self.tokens if self.block else 1, self.context, self.buffers.layout, self.writer.buffers, given, made,
             tuple(self.writer.steps),
         )  # fmt: skip
 
@@ -157,12 +163,12 @@ class _Chunk:
 
     # --- The residual stream: the host's ------------------------------------------------------------------------------
 
-    def _add(self, update: str, weight: View) -> None:
-        """Add the update to the stream, normalised first where there are post-norms; x is the norm of the sum."""
+    def _add(self, update: str, weight: View, normalised: str = "x") -> None:
+        """Add the update to the stream, normalised first where there are post-norms, and normalise the sum."""
         first = self.layer == 0 and update == "attended"
         norm = self._norm("rms_norm_add" if self.shape.post_norms else "add_rms_norm", self._line(self.shape.hidden))
         before = "hidden" if first else "residual"
-        self._step(norm.call("bf16" if first else "f32"), update, before, weight, "residual", "x")
+        self._step(norm.call("bf16" if first else "f32"), update, before, weight, "residual", normalised)
 
     def _norm(self, operator: str, x_line: int = 0) -> NormOfRows:
         shape = self.shape
@@ -182,9 +188,9 @@ class _Chunk:
         return self._once(fixed_call("dequant_engine", f"dequant_engine-{self.weights}", name, make, self.context))
 
     def _dequantise(self, last: int) -> None:
-        """Dequantise the weights of this layer's group; of the last layer, only those of QKV."""
+        """Dequantise the weights of this layer's group; of a last layer without logits, only those of QKV."""
         for layer in range(self.layer, min(self.layer + self.group, last + 1)):
-            for number, engine in enumerate(self.engines if layer < last else self.engines[:1]):
+            for number, engine in enumerate(self.engines if layer < last or self.all_logits else self.engines[:1]):
                 views = self.buffers.weights(layer, number), self._panels(layer, number)
                 self.writer.step(engine, f"layer {layer}", *views)
 

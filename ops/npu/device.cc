@@ -23,7 +23,7 @@ namespace {
 
 // Versions of the layouts of lowered nodes' packed constants and attributes: nodes that another
 // version kept in a file are lowered anew.
-constexpr std::string_view kLayout = "decoder layers 2, encoder layers 1, operators 1";
+constexpr std::string_view kLayout = "decoder layers 3, encoder layers 1, operators 1";
 
 }  // namespace
 
@@ -74,7 +74,7 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
     if (is_alone) return prepare_operator(node, designs);
     if (is_encoder_layers(node))
       return std::make_unique<EncoderLayers>(node, designs, host_compute_);
-    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_);
+    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_, host());
     caches().add(step->caches());
     return step;
   } catch (const DeviceError& error) {

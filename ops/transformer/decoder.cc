@@ -84,6 +84,8 @@ void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size
     outputs.push_back(cache);
   }
   if (decoder.attention().bidirectional_blocks) inputs.push_back({DataType::kInt32});
+  if (decoder.position_ids) inputs.push_back({DataType::kInt64});
+  if (decoder.attention_bias) inputs.push_back({DataType::kFloat32});
   const std::size_t given = node.inputs.size() - std::min(extra, node.inputs.size());
   const std::vector<Value> first(node.inputs.begin(),
                                  node.inputs.begin() + static_cast<std::ptrdiff_t>(given));

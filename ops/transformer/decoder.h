@@ -147,6 +147,9 @@ struct Decoder {
   std::int64_t vocabulary = 0;
   std::int64_t positions = 0;
   float epsilon = 0;
+  bool all_logits = false;
+  bool position_ids = false;
+  bool attention_bias = false;
   std::vector<Layer> layers;
 
   bool operator==(const Decoder&) const = default;
@@ -158,6 +161,12 @@ struct Decoder {
     visit(field("positions", &Decoder::positions, "positions of the rotary tables", 1,
                 kMostPositions));
     visit(field("epsilon", &Decoder::epsilon, "of all RMS norms"));
+    visit(field("all_logits", &Decoder::all_logits, "logits of all tokens, not only of the last"));
+    visit(field("position_ids", &Decoder::position_ids,
+                "the tokens' rows of rotary tables are an "
+                "input; they follow one another"));
+    visit(field("attention_bias", &Decoder::attention_bias,
+                "a mask is an input; it is 0 for all keys up to a token's own"));
   }
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
@@ -189,8 +198,11 @@ struct Decoder {
 // Throws Error unless a node DecoderLayers has the following values, which are the same for all
 // devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
-//            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers
-//   outputs  logits f32 [B, 1, V]; present key, present value of each layer
+//            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers;
+//            with position_ids, position_ids int64 [B, S]; with attention_bias, attention_bias f32
+//            [1 or B, 1 or H, S, T]
+//   outputs  logits f32 [B, 1, V], or [B, S, V] of all tokens; present key, present value of each
+//            layer
 void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra = 0);
 
 inline constexpr std::size_t kHidden = 0;

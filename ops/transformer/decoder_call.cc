@@ -7,6 +7,47 @@
 #include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::transformer {
+namespace {
+
+// The inputs after the pasts; null where the decoder has no such input.
+struct OptionalInputs {
+  const Tensor* blocks = nullptr;
+  const Tensor* position_ids = nullptr;
+  const Tensor* attention_bias = nullptr;
+};
+
+OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> inputs) {
+  std::size_t next = kFirstPast + 2 * decoder.layers.size();
+  const auto take = [&](bool given) { return given ? &inputs[next++] : nullptr; };
+  OptionalInputs found;
+  found.blocks = take(decoder.attention().bidirectional_blocks);
+  found.position_ids = take(decoder.position_ids);
+  found.attention_bias = take(decoder.attention_bias);
+  return found;
+}
+
+// Throws Unsupported unless the bias [1 or B, 1 or H, S, T] leaves each token all keys up to its
+// own; attention is causal without it.
+void check_bias(const Tensor& bias, const SequenceTokens& tokens) {
+  const std::int64_t given = bias.shape[2];
+  const std::int64_t keys = bias.shape[3];
+  const auto* values = bias.as<const float>();
+  for (std::int64_t row = 0; row < bias.shape.elements() / keys; ++row) {
+    const std::int64_t token = row % given;
+    if (token >= tokens.count) continue;
+    const float* first = values + row * keys;
+    const float* end = first + tokens.past + token + 1;
+    const float* other = std::find_if(first, end, [](float value) { return value != 0; });
+    if (other == end) continue;
+    unsupported("expected an attention_bias of 0 for all keys up to a token's own, got ", *other,
+                " for the token at position ", tokens.past + token, " and the key at ",
+                other - first,
+                ": give texts without padding, no longer than the model's window, or set the "
+                "provider option on_unsupported to cpu");
+  }
+}
+
+}  // namespace
 
 void check_call(const Decoder& decoder, std::span<const Tensor> inputs) {
   const Shape& hidden = inputs[kHidden].shape;
@@ -20,11 +61,20 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs) {
          to_string(inputs[kTotalTokens].shape), " and ",
          to_string(inputs[kTokensBeforeLast].shape));
   }
-  if (!decoder.attention().bidirectional_blocks) return;
-  const Shape& blocks = inputs[kFirstPast + 2 * decoder.layers.size()].shape;
-  if (!(blocks == Shape{hidden[0], hidden[1]})) {
-    fail("expected bidirectional_blocks of shape [", hidden[0], ", ", hidden[1], "], got ",
-         to_string(blocks));
+  const OptionalInputs optional = optional_inputs(decoder, inputs);
+  const auto check_numbers = [&](const char* name, const Tensor* numbers) {
+    if (numbers == nullptr || numbers->shape == Shape{hidden[0], hidden[1]}) return;
+    fail("expected ", name, " of shape [", hidden[0], ", ", hidden[1], "], got ",
+         to_string(numbers->shape));
+  };
+  check_numbers("bidirectional_blocks", optional.blocks);
+  check_numbers("position_ids", optional.position_ids);
+  if (optional.attention_bias == nullptr) return;
+  const Shape& bias = optional.attention_bias->shape;
+  const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
+  if (bias.rank() != 4 || bias[2] != hidden[1] || bias[3] < total) {
+    fail("expected attention_bias of shape [batch, heads, ", hidden[1], ", ", total,
+         " or more], got ", to_string(bias));
   }
 }
 
@@ -42,9 +92,26 @@ SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
     fail("expected seqlens_k + 1 between ", given, " and total_sequence_length = ", total, ", got ",
          length, length < 0 ? ": does attention_mask begin with 0? Pad prompts on the right" : "");
   }
-  if (length > decoder.positions) {
+  const OptionalInputs optional = optional_inputs(decoder, inputs);
+  if (optional.attention_bias != nullptr) check_bias(*optional.attention_bias, tokens);
+  if (optional.position_ids != nullptr) {
+    const auto* ids = optional.position_ids->as<const std::int64_t>() + sequence * given;
+    for (std::int64_t token = 1; token < tokens.count; ++token) {
+      if (ids[token] == ids[token - 1] + 1) continue;
+      unsupported("expected position_ids that follow one another, got ", ids[token], " after ",
+                  ids[token - 1], ": give such, or set the provider option on_unsupported to cpu");
+    }
+    tokens.shift = ids[0] - tokens.past;
+    if (tokens.shift < 0) {
+      unsupported("expected position_ids that are at least the tokens before them, got ", ids[0],
+                  " after ", tokens.past, " tokens: pad prompts on the right, or set the provider ",
+                  "option on_unsupported to cpu");
+    }
+  }
+  if (length + tokens.shift > decoder.positions) {
     fail("expected positions below ", decoder.positions,
-         ", which is what the model's RoPE tables hold, got ", length - 1, ": shorten the context");
+         ", which is what the model's RoPE tables hold, got ", length + tokens.shift - 1,
+         ": shorten the context");
   }
   return tokens;
 }
@@ -53,7 +120,8 @@ void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
                    std::span<Shape> outputs) {
   const std::int64_t batch = inputs[kHidden].shape[0];
   const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
-  outputs[kLogits] = Shape{batch, 1, decoder.vocabulary};
+  outputs[kLogits] =
+      Shape{batch, decoder.all_logits ? inputs[kHidden].shape[1] : 1, decoder.vocabulary};
   for (std::size_t part = 0; part < 2 * decoder.layers.size(); ++part) {
     const Shape& past = inputs[kFirstPast + part].shape;
     const std::int64_t columns =

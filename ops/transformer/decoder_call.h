@@ -16,6 +16,9 @@ namespace flownpu::transformer {
 struct SequenceTokens {
   std::int64_t past = 0;
   std::int64_t count = 0;
+  // A token's row of the rotary tables, less the number of tokens before it: LongRoPE's second
+  // table, for example, follows the first one.
+  std::int64_t shift = 0;
 
   std::int64_t total() const { return past + count; }
 };
@@ -25,7 +28,8 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs);
 
 // The token counts of the sequence with index `sequence`; check_call() must have accepted `inputs`.
 // Throws Error for lengths that do not fit the hidden states, and for positions beyond the rotary
-// tables.
+// tables; Unsupported for position_ids that do not follow one another, and for an attention_bias
+// that masks a key before a token.
 SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 

@@ -25,12 +25,12 @@ std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& li
 std::string unsupported(const Node& attention, const DecoderLimits& limits) {
   const auto has = [&](std::size_t input) { return attention.input(input) != nullptr; };
   if (has(kKey)) return "expected a packed QKV projection, got query, key and value";
-  if (has(kPositionIds))
+  if (!limits.position_ids && has(kPositionIds))
     return "expected no position_ids: " + limits.who +
            "'s tokens follow one another in one table of RoPE (where they choose between two, as "
            "LongRoPE's, convert with a --context-length of the first; what an exporter feeds with "
            "positions is converted without them from the checkpoint itself)";
-  if (has(kAttentionBias)) return "expected no attention_bias";
+  if (!limits.attention_bias && has(kAttentionBias)) return "expected no attention_bias";
   if (has(kHeadSink)) return "expected no head_sink: " + limits.who + " has none";
   if (attention.integer("causal", 1) == 0) return "expected causal = 1";
   if (!limits.without_rope && attention.integer("do_rotary", 0) == 0)

@@ -18,10 +18,12 @@ struct DecoderLimits {
   bool softcap = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
-  bool without_rope = false;  // layers without RoPE, among layers with it
-  bool qkv_bias = false;      // a bias of the QKV projection
-  bool experts = false;       // mixtures of experts
-  bool all_logits = false;    // logits of all tokens, not only of the last
+  bool without_rope = false;    // layers without RoPE, among layers with it
+  bool qkv_bias = false;        // a bias of the QKV projection
+  bool experts = false;         // mixtures of experts
+  bool all_logits = false;      // logits of all tokens, not only of the last
+  bool position_ids = false;    // positions as an input, which chooses rows of rotary tables
+  bool attention_bias = false;  // an input that a run checks to mask nothing but later keys
   // The hidden size and the head size must be multiples of it.
   std::int64_t multiple = 1;
 };

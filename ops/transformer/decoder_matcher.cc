@@ -62,6 +62,8 @@ class Matcher : public FoundDecoder {
   const DecoderLimits& limits_;
   std::vector<TableNames> tables_;
   std::optional<bool> post_norms_;  // unknown before the first projection's output
+  // The first attention with RoPE: all others have its position_ids.
+  const Node* first_rotary_ = nullptr;
 };
 
 void Matcher::take(const Node& node) { taken.insert(&node); }
@@ -203,17 +205,31 @@ void Matcher::check_attention(const Node& attention) const {
     expect(attention.inputs[length].name == first.inputs[length].name,
            "seqlens_k and total_sequence_length of all layers to be the same values");
   }
-  const Value* blocks = attention.input(kBidirectionalBlocks);
-  const Value* first_blocks = first.input(kBidirectionalBlocks);
-  expect(blocks == nullptr ? first_blocks == nullptr
-                           : first_blocks != nullptr && blocks->name == first_blocks->name,
+  const auto same = [&](const Node& other, std::size_t input) {
+    const Value* own = attention.input(input);
+    const Value* others = other.input(input);
+    return own == nullptr ? others == nullptr : others != nullptr && own->name == others->name;
+  };
+  expect(same(first, kBidirectionalBlocks),
          "bidirectional_blocks of all layers to be the same value, or none of any");
+  expect(same(first, kAttentionBias),
+         "attention_bias of all layers to be the same value, or none of any");
+  expect(attention.integer("do_rotary", 0) == 0 || first_rotary_ == nullptr ||
+             same(*first_rotary_, kPositionIds),
+         "position_ids of all layers to be the same value, or none of any");
 }
 
 void Matcher::attend(const Node& attention, LayerConstants& layer) {
   check_attention(attention);
   const Attention read = read_attention(attention);
   decoder.layers.emplace_back().mixer = read;
+  if (first_rotary_ == nullptr && attention.integer("do_rotary", 0) != 0) {
+    first_rotary_ = &attention;
+    position_ids = attention.input(kPositionIds);
+    decoder.position_ids = position_ids != nullptr;
+  }
+  attention_bias = attention.input(kAttentionBias);
+  decoder.attention_bias = attention_bias != nullptr;
   take(attention);
   attentions.push_back(&attention);
   if (!read.has_qk_norm()) return;
@@ -365,7 +381,7 @@ void Matcher::finish(const Entry& entry) {
       graph_.only_computing_reader(entry.normalised, "the selection of the last token");
   std::string_view selected = entry.normalised;
   if (limits_.all_logits && is_projection(selection)) {
-    // All tokens go on.
+    decoder.all_logits = true;
   } else if (is_projection(selection)) {
     fail(to_string(selection),
          ": expected a GatherND that selects the last token before the LM head; the graph computes "
@@ -429,6 +445,8 @@ Node FoundDecoder::node(std::string_view domain) const {
   }
   if (decoder.attention().bidirectional_blocks)
     node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
+  for (const Value* value : {position_ids, attention_bias})
+    if (value != nullptr) node.inputs.push_back(*value);
   return node;
 }
 

@@ -32,6 +32,8 @@ struct FoundDecoder {
   const Node* first_norm = nullptr;
   std::vector<const Node*> attentions;
   const Node* head = nullptr;
+  const Value* position_ids = nullptr;  // null: positions are counted
+  const Value* attention_bias = nullptr;
 
   // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants.
   Node node(std::string_view domain) const;

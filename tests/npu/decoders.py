@@ -116,6 +116,23 @@ def _node_in_layout(node: GivenNode, layout: q4nx.Layout, *, symmetric: bool) ->
     return replace(node, inputs=inputs)
 
 
+POSITION_IDS, ATTENTION_BIAS = 9, 10  # inputs of attention
+
+
+def with_input(nodes: list[GivenNode], place: int, name: str, kind: str) -> list[GivenNode]:
+    """The nodes, in which a value is made an input of all attention."""
+    for node in nodes:
+        if node.op_type == "FlowQKVAttention":
+            node.inputs.extend([["", "", None, None] for _ in range(place + 1 - len(node.inputs))])
+            node.inputs[place] = [name, kind, None, None]
+    return nodes
+
+
+def with_position_ids(nodes: list[GivenNode]) -> list[GivenNode]:
+    """The nodes, in which position_ids are an input of all attention."""
+    return with_input(nodes, POSITION_IDS, "position_ids", "int64")
+
+
 def partition(nodes: list[GivenNode]) -> Any:
     """For `npu.lower_layers` and `NpuDevice.lower`."""
     return npu.Partition([node.given() for node in nodes])
@@ -148,8 +165,10 @@ class Session:
         share: bool = True,
         length: int | None = None,
         blocks: Sequence[int] | None = None,
+        positions: Sequence[int] | None = None,
+        bias: np.ndarray | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Logits [V] of the last of the tokens `hidden` [S, D], and the presents.
+        """Logits [V] of the last of the tokens `hidden` [S, D], or [S, V] if the model has all, and the presents.
 
         Args:
             hidden: float32.
@@ -158,14 +177,18 @@ class Session:
             share: whether the presents have the memory of the past, as GenAI binds them.
             length: seqlens_k + 1, if it is not the total.
             blocks: the number of each token's block; None: the model has no such input.
+            positions: position_ids; None: the model has no such input.
+            bias: attention_bias, float32; None: the model has no such input.
         """
         rows = np.ascontiguousarray(hidden[None], np.float32)
         lengths = np.array(total, np.int32), np.array([(length or total) - 1], np.int32)
-        numbers = [] if blocks is None else [np.array([blocks], np.int32)]
+        numbers: list[np.ndarray] = [] if blocks is None else [np.array([blocks], np.int32)]
+        numbers += [] if positions is None else [np.array([positions], np.int64)]
+        numbers += [] if bias is None else [bias]
         given = [_argument(array) for array in (rows, *lengths, *past, *numbers)]
         logits_shape, *shapes = self.step.infer(given, 1 + len(past))
         logits = np.full(logits_shape, np.nan, np.float32)
         presents = past if share else [np.zeros(shape, past[0].dtype) for shape in shapes]
         assert [list(array.shape) for array in presents] == shapes
         self.step.run(given, [_argument(array) for array in (logits, *presents)])
-        return logits[0, 0], presents
+        return logits[0] if self.attributes["all_logits"] else logits[0, 0], presents

@@ -90,12 +90,15 @@ class Models:
             self._converted[key] = folder
         return self._converted[key]
 
-    def artifacts(self, name: str, context: int, ways: Sequence[str] = DECODE_WAYS) -> Path:
-        """The folder of the emulator's artifacts; `ways`: those of decoding that the build may choose from."""
-        key = f"{name} {context} {ways}"
+    def artifacts(self, name: str, context: int, ways: Sequence[str] = DECODE_WAYS, **options: Any) -> Path:
+        """The folder of the emulator's artifacts; `ways`: those of decoding that the build may choose from.
+
+        `options` are those of the conversion.
+        """
+        key = f"{name} {context} {ways} {sorted(options.items())}"
         if key not in self._artifacts:
             folder = self._make_folder(name) / "artifacts"
-            built = build_artifacts(self.converted(name), context=context, output=folder, ways=ways)
+            built = build_artifacts(self.converted(name, **options), context=context, output=folder, ways=ways)
             assert not any(left.what.startswith("chunks") for left in built.left_out), built.left_out
             self._artifacts[key] = folder
         return self._artifacts[key]

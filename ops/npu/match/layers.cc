@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "ops/formats/q4nx.h"
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/encoder_layers.h"
+#include "ops/npu/match/residual_norms.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/pack.h"
 #include "ops/transformer/decoder_matcher.h"
@@ -26,14 +28,32 @@ bool is_for_array(const Node& node) {
          transformer::is(node, kDomain, "Q4NXMoE");
 }
 
+// Makes the packed constants of `node` own the memory of the constants that they are written from,
+// where that is not the graph's: weights that were repacked for this session.
+void keep_constants(const std::unordered_set<const Node*>& taken, Node& node) {
+  std::vector<std::shared_ptr<const void>> owners;
+  for (const Node* each : taken) {
+    for (const Value& input : each->inputs) {
+      if (input.owner != nullptr) owners.push_back(input.owner);
+    }
+  }
+  for (Packed& packed : node.packed) {
+    packed.write = [write = std::move(packed.write), owners](std::span<std::byte> memory) {
+      write(memory);
+    };
+  }
+}
+
 // Finds a decoder, and puts the node DecoderLayers (ops/transformer/decoder.h) in its place. It
 // takes one sequence, and has packed: weights, vectors, rotary (weights/pack.h).
-std::vector<Node> with_decoder_layers(const std::vector<Node>& nodes,
+std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
                                       const std::vector<std::string>& outputs) {
+  const std::vector<Node> nodes = with_residual_norms(given);
   const transformer::GraphWalk graph(nodes, outputs);
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, array_limits());
   Node node = found.node(kNpuDomain);
   node.packed = pack(DecoderShape{found.decoder}, found.constants);
+  keep_constants(found.taken, node);
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 
@@ -126,6 +146,9 @@ const transformer::DecoderLimits& array_limits() {
                                                  .means = "the array's designs",
                                                  .without_rope = true,
                                                  .qkv_bias = true,
+                                                 .all_logits = true,
+                                                 .position_ids = true,
+                                                 .attention_bias = true,
                                                  .multiple = q4nx::kBlockRows};
   return limits;
 }

@@ -2,7 +2,9 @@
 #include "ops/npu/run/decoder_layers.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <memory>
 #include <ranges>
 #include <string>
 #include <utility>
@@ -10,6 +12,7 @@
 
 #include "ops/cancellation.h"
 #include "ops/error.h"
+#include "ops/formats/q4nx.h"
 #include "ops/nodes/flow_qkv_attention.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/run/cache_memory.h"
@@ -18,22 +21,50 @@
 namespace flownpu::npu {
 namespace {
 
-// The model's rotary tables, cut or padded with zeros to the length of the programs': `bytes` in
-// all.
-std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, const Node& node, const DecoderShape& shape,
-                                      std::size_t bytes) {
+// All rows of the model's rotary tables.
+std::vector<std::byte> rotary_of(const Node& node, const DecoderShape& shape) {
   const Packed& rotary = packed(node, "rotary", shape.rotary_bytes());
   std::vector<std::byte> all(rotary.bytes);
   rotary.write(all);
+  return all;
+}
+
+// Fills the buffer with the rotary tables' rows from `row` on: each table is cut or padded with
+// zeros to the length of the programs'.
+void write_rotary(std::span<const std::byte> all, const DecoderShape& shape, std::int64_t row,
+                  Buffer& buffer) {
   const std::size_t from = static_cast<std::size_t>(shape.positions) * shape.angle_bytes();
+  const std::size_t skipped = static_cast<std::size_t>(row) * shape.angle_bytes();
   const auto tables = static_cast<std::size_t>(shape.tables());
-  const std::size_t to = bytes / tables;
-  std::unique_ptr<Buffer> buffer = runtime.allocate(bytes);
+  const std::size_t to = buffer.bytes().size() / tables;
+  const std::size_t kept = std::min(from - skipped, to);
   for (std::size_t table = 0; table < tables; ++table) {
-    std::memcpy(buffer->bytes().data() + table * to, all.data() + table * from, std::min(from, to));
+    std::byte* rows = buffer.bytes().data() + table * to;
+    std::memcpy(rows, all.data() + table * from + skipped, kept);
+    std::memset(rows + kept, 0, to - kept);
   }
-  buffer->to_device(0, bytes);
+  buffer.to_device(0, buffer.bytes().size());
+}
+
+std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, std::span<const std::byte> all,
+                                      const DecoderShape& shape, std::size_t bytes) {
+  std::unique_ptr<Buffer> buffer = runtime.allocate(bytes);
+  write_rotary(all, shape, 0, *buffer);
   return buffer;
+}
+
+// The LM head as an operator of the host.
+Node head_of(const DecoderShape& shape, const Tensor& blocks) {
+  Node node;
+  node.name = "LM head";
+  node.op_type = "Q4NXMatMul";
+  node.domain = kDomain;
+  node.attributes = {{"M", shape.vocabulary}, {"K", shape.hidden}};
+  node.inputs = {
+      {.name = "rows", .shape = std::nullopt},
+      {.name = "blocks", .type = blocks.type, .shape = blocks.shape, .constant = blocks.data}};
+  node.outputs = {{.name = "logits", .shape = std::nullopt}};
+  return node;
 }
 
 DecoderShape read_shape(const Node& node) {
@@ -68,10 +99,12 @@ std::string list_of_tokens(const std::vector<const ProgramRecord*>& programs) {
 DecoderPrograms DecoderPrograms::find(const Artifacts& artifacts, const Node& node) {
   DecoderPrograms found;
   found.decode = std::ranges::max(artifacts.require("decode", node), {}, &ProgramRecord::context);
+  const bool all_logits = transformer::Decoder::read(node).all_logits;
   const auto beside = [&](std::string_view kind) {
     std::vector<const ProgramRecord*> programs = artifacts.programs(kind, node);
     std::erase_if(programs, [&](const ProgramRecord* program) {
-      return program->context != found.decode->context || program->cache != found.decode->cache;
+      return program->context != found.decode->context || program->cache != found.decode->cache ||
+             (all_logits && program->made.view.bytes == 0);
     });
     return programs;
   };
@@ -88,14 +121,15 @@ std::vector<const ProgramRecord*> DecoderPrograms::all() const {
 }
 
 DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
-                             const HostCompute& host)
+                             const HostCompute& host, const Device& host_device)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
       programs_(DecoderPrograms::find(designs_->artifacts(), node)),
       buffers_(designs_->runtime(), programs_.all(), node,
                {{"rotary",
                  [&](std::size_t bytes) {
-                   return upload_rotary(designs_->runtime(), node, shape_, bytes);
+                   return upload_rotary(designs_->runtime(), rotary_of(node, shape_), shape_,
+                                        bytes);
                  }}}),
       decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
@@ -104,6 +138,14 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
     blocks_.emplace_back(designs_, *program, buffers_, host);
   const ProgramRecord& decode = *programs_.decode;
   check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
+  if (shape_.position_ids) rotary_ = rotary_of(node, shape_);
+  if (shape_.all_logits) {
+    Buffer& weights = *buffers_.find("weights");
+    head_blocks_ = {.data = weights.bytes().data() + shape_.weight_bytes() - shape_.head().bytes(),
+                    .type = DataType::kUInt8,
+                    .shape = q4nx::blocks_shape(shape_.vocabulary, shape_.hidden, q4nx::kWide)};
+    head_ = host_device.prepare(head_of(shape_, head_blocks_));
+  }
   // The caches keep the designs alive, which keep the runtime.
   caches_ = std::make_shared<transformer::KvCaches>(
       shape_,
@@ -131,8 +173,9 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
   }
   // The block numbers of the new tokens, without padding.
   if (shape_.attention().bidirectional_blocks)
-    tokens.blocks = {inputs.back().as<const std::int32_t>(),
-                     static_cast<std::size_t>(tokens.count)};
+    tokens.blocks = {
+        inputs[transformer::kFirstPast + 2 * shape_.layers.size()].as<const std::int32_t>(),
+        static_cast<std::size_t>(tokens.count)};
   check_blocks(tokens);
   return tokens;
 }
@@ -199,11 +242,39 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
                  count == 1 ? ", position " + first
                             : ", positions " + first + "-" + std::to_string(position + count - 1),
                  &cache);
+    const auto made = [&](std::int64_t of, std::int64_t rows) {
+      return logits.subspan(static_cast<std::size_t>(of * shape_.vocabulary),
+                            static_cast<std::size_t>(rows * shape_.vocabulary));
+    };
+    if (shape_.all_logits && program != &decode_) multiply_head(*program, made(token, count));
+    if (program == &decode_ && (shape_.all_logits || token == last))
+      decode_.read(made(shape_.all_logits ? token : 0, 1));
     token += count;
     // A block may end with the last token, which also goes through the decode program.
     if (program != &decode_) token = std::min(token, last);
   }
-  decode_.read(logits);
+}
+
+void DecoderLayers::multiply_head(const Program& chunk, std::span<float> logits) const {
+  const auto tokens = static_cast<std::int64_t>(logits.size()) / shape_.vocabulary;
+  std::vector<float> rows(static_cast<std::size_t>(tokens * shape_.hidden));
+  chunk.read(rows);
+  const std::array inputs{Tensor{.data = rows.data(), .shape = Shape{tokens, shape_.hidden}},
+                          head_blocks_};
+  const Tensor output{.data = logits.data(), .shape = Shape{tokens, shape_.vocabulary}};
+  const std::size_t bytes = head_->scratch_bytes(inputs);
+  // Steps want their working memory aligned to 64 bytes.
+  std::size_t space = bytes + 64;
+  std::vector<std::byte> memory(space);
+  void* scratch = memory.data();
+  std::align(64, bytes, scratch, space);
+  head_->run(inputs, std::span(&output, 1), {static_cast<std::byte*>(scratch), bytes});
+}
+
+void DecoderLayers::turn_from(std::int64_t row) const {
+  if (row == first_row_) return;
+  write_rotary(rotary_, shape_, row, *buffers_.find("rotary"));
+  first_row_ = row;
 }
 
 void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -218,8 +289,13 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
       caches_->begin(pasts, presents, tokens.past, tokens.total());
   // All caches of this step are of that class.
   auto& memory = static_cast<ArrayCacheMemory&>(cache->memory());
-  compute(inputs[transformer::kHidden], tokens, memory.buffer(),
-          {outputs[transformer::kLogits].as<float>(), static_cast<std::size_t>(shape_.vocabulary)});
+  turn_from(tokens.shift);
+  const Tensor& logits = outputs[transformer::kLogits];
+  const std::span<float> all(logits.as<float>(), static_cast<std::size_t>(logits.shape.elements()));
+  // Nobody may read the logits of padding, but they are to be numbers.
+  if (shape_.all_logits)
+    std::ranges::fill(all.subspan(static_cast<std::size_t>(tokens.count * shape_.vocabulary)), 0);
+  compute(inputs[transformer::kHidden], tokens, memory.buffer(), all);
   caches_->finish(*cache, presents, tokens.total());
 }
 
@@ -233,6 +309,7 @@ std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
   return std::to_string(shape.layer_count()) + (shape.layer_count() == 1 ? " layer" : " layers") +
          " and the LM head in " + std::to_string(dispatches) +
          (dispatches == 1 ? " dispatch" : " dispatches") + " a token, " +
+         (shape.all_logits ? "logits of all tokens, the chunks' by the host, " : "") +
          (chunks.empty() ? "prompts token by token" : "prompts in chunks of " + chunks) +
          (!shape.attention().bidirectional_blocks ? ""
           : blocks.empty()                        ? ", no images"

@@ -4,8 +4,10 @@
 // goes through the program for decode, which ends with the LM head. Tokens that see one another in
 // both directions go through the program for a block of exactly their number, uncut, at any
 // position. If the last token is among them, it goes through both programs, because it only sees
-// earlier positions. The device keeps the KV caches (ops/transformer/kv_caches.h), the activations
-// and the weights.
+// earlier positions. If logits of all tokens are wanted, a chunk's program ends with the last norm,
+// and the host multiplies its rows by the LM head, whose blocks lie among the array's weights;
+// chunks whose program ends before are not used. The device keeps the KV caches
+// (ops/transformer/kv_caches.h), the activations and the weights.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +32,8 @@ struct DecoderPrograms {
   std::vector<const ProgramRecord*> prefill;  // the shortest chunk first; may be none
   std::vector<const ProgramRecord*> blocks;   // the smallest block first; may be none
 
-  // Throws DeviceError (kArtifact) if there are none for the model of this node.
+  // Throws DeviceError (kArtifact) if there are none for the model of this node. If it has logits
+  // of all tokens, chunks and blocks are those whose programs make the rows for the LM head.
   static DecoderPrograms find(const Artifacts& artifacts, const Node& node);
   std::vector<const ProgramRecord*> all() const;
 };
@@ -39,9 +42,10 @@ struct DecoderPrograms {
 class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
-  // folder has no programs for this decoder, kMemory.
-  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
-                const HostCompute& host);
+  // folder has no programs for this decoder, kMemory. `host`: what computes the host's steps;
+  // `host_device`: the LM head of chunks.
+  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs, const HostCompute& host,
+                const Device& host_device);
 
   // Throws Unsupported for more than one sequence, more tokens than the artifacts were built for,
   // or a block for whose size there is no program.
@@ -75,13 +79,24 @@ class DecoderLayers final : public Step {
   Part part_at(const Tokens& tokens, std::int64_t token) const;
   void compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                std::span<float> logits) const;
+  // The LM head of what a chunk's program made for its first tokens, as many as there are rows of
+  // logits.
+  void multiply_head(const Program& chunk, std::span<float> logits) const;
+  // Moves the rows of the rotary tables, from this one on, to the array.
+  void turn_from(std::int64_t row) const;
 
   DecoderShape shape_;
   std::shared_ptr<CompiledDesigns> designs_;
   DecoderPrograms programs_;
   ProgramBuffers buffers_;
   std::shared_ptr<transformer::KvCaches> caches_;
-  mutable std::mutex mutex_;  // guards what follows
+  // With position_ids, all rows of the rotary tables; otherwise empty.
+  std::vector<std::byte> rotary_;
+  // The LM head and its weight; null: logits of the last token alone.
+  std::unique_ptr<Step> head_;
+  Tensor head_blocks_;
+  mutable std::mutex mutex_;            // guards what follows
+  mutable std::int64_t first_row_ = 0;  // of the rotary tables that the array has
   mutable Program decode_;
   mutable std::vector<Program> prefill_;
   mutable std::vector<Program> blocks_;

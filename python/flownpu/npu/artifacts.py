@@ -25,7 +25,8 @@ from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, other_graphs, read_genai_config
-from flownpu.npu.layers import read_decoder, read_encoder
+from flownpu.model.onnx_file import load_model, reading
+from flownpu.npu.layers import decoder_of_model, read_decoder, read_encoder
 from flownpu.npu.operators import LeftOut, first_of, programs_of_graph
 
 if TYPE_CHECKING:
@@ -132,8 +133,7 @@ def programs_of_model(
 ) -> tuple[list[Program], list[LeftOut]]:
     """The programs that `build_artifacts` makes for a model, the decode program first, and what was left out.
 
-    If the NPU cannot compute a decoder or an encoder as a whole, and for models that are for ONNX Runtime alone, they
-    are the programs of single operators.
+    If the NPU cannot compute a decoder or an encoder as a whole, they are the programs of single operators.
 
     Raises:
         FlowNPUError: there is no such model, or the NPU's designs have no place for anything of it.
@@ -141,12 +141,31 @@ def programs_of_model(
     path, settings = locate_graph(model)
     if settings and model.is_dir():
         return _programs_of_parts(model, path, target, context, weights, ways)
+    whole = _programs_of_whole(path, target, context or DEFAULT_CONTEXT, weights, ways)
+    if whole is not None:
+        return whole
     programs, left_out = programs_of_graph(path, target, context or DEFAULT_CONTEXT)
     if not programs:
         nothing = "it has neither products with weights nor attention of FlowNPU's operators"
         reasons = "; ".join(map(str, left_out)) or nothing
         raise FlowNPUError(f"{path}: the NPU's designs have no place for it: {reasons}")
     return programs, left_out
+
+
+def _programs_of_whole(
+    path: Path, target: str, context: int, weights: str | None, ways: Sequence[str]
+) -> tuple[list[Program], list[LeftOut]] | None:
+    """The programs of a graph that is for ONNX Runtime alone, such as optimum's, if the NPU computes it as a decoder.
+
+    None: a session places its operators one by one, too.
+    """
+    model = load_model(path, purpose="flownpu build MODEL")
+    with reading(path):
+        try:
+            decoder = decoder_of_model(model, context)
+            return programs_of_decoder(decoder, target, min(context, decoder.model.positions), weights, ways)
+        except ValueError:
+            return None
 
 
 def _programs_of_parts(

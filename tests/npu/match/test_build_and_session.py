@@ -46,7 +46,7 @@ HEADS, LAYERS = 4, 3
         ("gemma3_text", {}, ""),
         ("gemma3_text", {"sliding_window_cache": True, "kv_dtype": "fp32"}, ""),
         ("llama", {}, ""),
-        ("llama", {"logits": "all"}, "convert it with --logits last"),
+        ("llama", {"logits": "all"}, ""),
         ("qwen3", {}, ""),
         ("uneven", {}, ""),
         ("narrow", {}, ""),
@@ -153,9 +153,9 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "another window": (attribute(ATTENTION, 1, local_window_size=24), ""),
     "head_sink": (constant(ATTENTION, 1, HEAD_SINK, np.ones(HEADS, np.float32)), "expected no head_sink"),
     "attention_bias": (
-        fed(ATTENTION_BIAS, ir.DataType.FLOAT, [1, 1, "tokens", "total"]), "expected no attention_bias",
+        fed(ATTENTION_BIAS, ir.DataType.FLOAT, [1, 1, "tokens", "total"]), "expected attention_bias of all",
     ),
-    "position_ids": (fed(POSITION_IDS, ir.DataType.INT64, ["batch", "tokens"]), "expected no position_ids"),
+    "position_ids": (fed(POSITION_IDS, ir.DataType.INT64, ["batch", "tokens"]), "expected position_ids of all layers"),
     "bidirectional_blocks": (
         fed(BLOCKS, ir.DataType.INT32, ["batch", "tokens"]), "expected bidirectional_blocks of all layers to be",
     ),

@@ -14,7 +14,7 @@ from flownpu.aie.designs.decode_layer.shape import LayerShape, interleave
 from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import padded
 from tests.aie.designs.decode_layer.cases import checkpoint_layer, norm_weights
-from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
+from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes, with_position_ids
 
 MODELS = ("trained", "gemma3_text", "llama", "qwen3")
 BFLOAT16 = ml_dtypes.bfloat16
@@ -49,6 +49,7 @@ def expected_attributes(name, config):
     return {
         "hidden": config["hidden_size"], "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
         "positions": config["max_position_embeddings"], "epsilon": np.float32(config["rms_norm_eps"]),
+        "all_logits": 0, "position_ids": 0, "attention_bias": 0,
         "layer.post_norms": int(gemma), "feed_forward.size": config["intermediate_size"],
         "feed_forward.activation": "geglu" if gemma else "swiglu", "feed_forward.experts": 0,
         "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
@@ -130,6 +131,27 @@ def test_imported_graph_form_is_matched(models):
     unsqueeze.op_type = "Reshape"
     nodes.sort(key=lambda node: "last_token" in node.name or node.name == "/lm_head")
     assert decoder_of(lower(nodes, outputs)).attributes["layers"] == 3
+
+
+def test_sum_and_norm_apart_are_same_decoder(models):
+    """As exporters of PyTorch's graphs write them."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    expected, apart = decoder_of(lower(nodes, outputs)), []
+    for node in nodes:
+        if node.op_type != "SkipSimplifiedLayerNormalization":
+            apart.append(node)
+            continue
+        a, b, weight = node.inputs
+        total = [f"{node.name}/total", "float", None, None]
+        if len(node.outputs) > 3:
+            total = node.outputs[3]
+        apart.append(GivenNode(f"{node.name}/add", "Add", "", {}, [a, b], [total]))
+        attributes = {"axis": -1, "epsilon": node.attributes["epsilon"]}
+        norm = GivenNode(node.name, "SimplifiedLayerNormalization", "", attributes, [total, weight], node.outputs[:1])
+        apart.append(norm)
+    found = decoder_of(lower(apart, outputs))
+    assert found.attributes == expected.attributes
+    assert all(found.packed(name) == expected.packed(name) for name in ("weights", "vectors", "rotary"))
 
 
 def test_sum_in_either_order_matches(models):
@@ -298,8 +320,8 @@ CASES = {
     "no RoPE": (without_rope, "expected RoPE in some layer, whose table tells how many positions there are"),
     "interleaved": (attribute(ATTENTION, rotary_interleaved=1), "expected rotary_interleaved = 0"),
     "scale": (attribute(ATTENTION, scale=0.5), "expected scale = 0.2.* as in the layers before, got 0.5"),
-    "positions": (input_of(ATTENTION, 9, VALUE), "expected no position_ids"),
-    "bias of scores": (input_of(ATTENTION, 10, VALUE), "expected no attention_bias"),
+    "positions": (input_of(ATTENTION, 9, VALUE), "expected position_ids of all layers to be the same value, or none"),
+    "bias of scores": (input_of(ATTENTION, 10, VALUE), "expected attention_bias of all layers to be the same value"),
     "blocks of one layer": (
         input_of(ATTENTION, 13, VALUE), "expected bidirectional_blocks of all layers to be the same value, or none",
     ),
@@ -353,9 +375,14 @@ def test_unfit_decoder_is_left_with_reason(case, models):
 
 def test_logits_of_all_tokens_leave_decoder_on_host(models):
     nodes, outputs = read_nodes(models.converted("llama", logits="all"))
-    reasons = {reason for _, _, reason in lower(nodes, outputs).on_host}
-    assert len(reasons) == 1
-    assert "the graph computes logits of all tokens: convert it with --logits last" in reasons.pop()
+    assert decoder_of(lower(nodes, outputs)).attributes["all_logits"] == 1
+
+
+def test_position_ids_of_all_layers_are_an_input(models):
+    nodes, outputs = read_nodes(models.converted("llama"))
+    node = decoder_of(lower(with_position_ids(nodes), outputs))
+    assert node.attributes["position_ids"] == 1
+    assert node.inputs[-1] == "position_ids"
 
 
 def test_output_inside_layers_is_refused(models):

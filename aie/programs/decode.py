@@ -91,9 +91,7 @@ def _refusal(way: str, error: ValueError) -> str:
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
 
 
-def _layers_program(
-    decoder: DecoderShape, design: DecodeLayer, target: str, context: int, prices: Prices
-) -> Program:
+def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int, prices: Prices) -> Program:
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
     shape, buffers, layers = decoder.shape, DecoderBuffers(decoder, context), len(decoder.windows)

@@ -78,7 +78,7 @@ def decoding_rows(model: str) -> list[list[str]]:
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
         published.append(f"{_text(papers)} / {_text(later)}")
-        predicted.append(_bold(point.decode_tokens_per_second, point.decode_tokens_per_second >= aim))
+        predicted.append(_bold(point.decode_tokens_per_second, 0 < aim <= point.decode_tokens_per_second))
         roof.append(f"{point.roof:.3g}{' †' if aim > point.roof else ''}")
     return [[model, *published], ["", *predicted], ["", *roof]]
 

@@ -102,7 +102,7 @@ class Prices:
             if array == HOST:
                 cost = self._host(steps[0])
             else:
-                cost = self._step(steps[0], position + sum(step.offset for step in steps) // len(steps))
+                cost = self.of_step(steps[0], position + sum(step.offset for step in steps) // len(steps))
             found.append((steps[0], len(steps), cost))
         return found
 
@@ -117,7 +117,7 @@ class Prices:
             cost = cost + of_call * times
         return cost
 
-    def _step(self, step: Step, position: int) -> Cost:
+    def of_step(self, step: Step, position: int) -> Cost:
         """A call on the array, its dispatch, and the instructions that follow the position."""
         call, values = cast("ArtifactCall", step.call), self.values
         of_call = self.of_call(call, position)

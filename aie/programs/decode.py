@@ -13,22 +13,23 @@ call beside a layer.
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
-from flownpu.aie.programs.call import moving_call
+from flownpu.aie.programs.call import ArtifactCall, moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
 from flownpu.aie.programs.decoder_shape import DecoderBuffers
+from flownpu.aie.programs.dispatches import MOST_SECONDS
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flownpu.aie.iron.compat import Program as DesignProgram
-    from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
 # Ways to compute a token: `decode_layer` with each way of attention, and operator by operator.
@@ -63,6 +64,7 @@ def decode_program(
     Raises:
         ValueError: no way takes the decoder; says why for each.
     """
+    prices = prices or Prices(CHIPS["kraken-350"])
     found, refused = dict[str, Program](), list[str]()
     for way in ways:
         if way == OPERATORS and found:
@@ -71,14 +73,13 @@ def decode_program(
             if way == OPERATORS:
                 found[way] = operators_program(decoder, target, context)
             else:
-                found[way] = _layers_program(decoder, DecodeLayer(decoder.shape, way), target, context)
+                found[way] = _layers_program(decoder, DecodeLayer(decoder.shape, way), target, context, prices)
         except ValueError as error:
             refused.append(_refusal(way, error))
     if not found:
         raise ValueError("; ".join(refused))
     way = next(iter(found))
     if len(found) > 1:
-        prices = prices or Prices(CHIPS["kraken-350"])
         seconds = {way: prices.of(program, program.context - 1).total for way, program in found.items()}
         way = min(seconds, key=seconds.__getitem__)  # the fastest way for a token at the context's end
     return DecodeChoice(found[way], way, refused)
@@ -90,27 +91,35 @@ def _refusal(way: str, error: ValueError) -> str:
     return f"{what}: {' '.join(str(error).splitlines()[:2])}"
 
 
-def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int) -> Program:
+def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int, prices: Prices) -> Program:
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
-    shape, buffers = decoder.shape, DecoderBuffers(decoder, context)
-    writer, first, layers = ProgramWriter(buffers.constants()), 0, len(decoder.windows)
+    shape, buffers, layers = decoder.shape, DecoderBuffers(decoder, context), len(decoder.windows)
     try:
-        counts, with_head = design.calls(layers, decoder.head.rows), True
+        design.calls(1, decoder.head.rows)
+        with_head = True
     except ValueError:
-        counts, with_head = design.calls(layers), False
+        with_head = False
+    most, calls = layers, list[ArtifactCall]()
+    while not calls:
+        counts = design.calls(layers, decoder.head.rows * with_head, most)
+        firsts = [0, *accumulate(counts)]
+        calls = [
+            _call(decoder, design, context, first, end, decoder.head.rows * (with_head and end == layers))
+            for first, end in pairwise(firsts)
+        ]
+        longest = max(prices.of_call(call, call.last).total for call in calls)
+        if longest > MOST_SECONDS and most > 1:
+            most, calls = max(1, int(max(counts) * MOST_SECONDS / longest)), []
     # With split keys the cache is an argument twice (designs/decode_layer/split.py).
     twice = design.attention.cache_bytes(1, context) is not None
-    for count in counts:
-        end = first + count
-        head = with_head and end == layers
-        cache = buffers.cache(first)
+    writer = ProgramWriter(buffers.constants())
+    for call, first, end in zip(calls, firsts, firsts[1:], strict=False):
+        cache, head = buffers.cache(first), with_head and end == layers
         writer.step(
-            _call(decoder, design, context, first, end, decoder.head.rows * head),
-            f"layer {first}" if count == 1 else f"layers {first}-{end - 1}",
+            call, f"layer {first}" if end == first + 1 else f"layers {first}-{end - 1}",
             buffers.weights(first), buffers.norm(first), "rotary", cache, "state", *[cache] * twice, *["logits"] * head,
         )  # fmt: skip
-        first = end
     if not with_head:
         update, hidden = (View("state", design.regions[name].offset * BF16_BYTES) for name in ("update", "hidden"))
         TokenSteps(decoder, "npu2", context, writer).head(update, hidden)

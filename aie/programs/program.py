@@ -9,8 +9,8 @@ computes between them. **Buffers** have a role:
     scratch   all else; programs of one model share those of a name, which are as large as the largest use of them
     host      scratch that is no argument of an array: it stays in the host's memory
 
-Consecutive steps over one array are one **dispatch**, and so are consecutive steps of the host. The host writes the
-rows of `given` before a run, and reads those of `made` after it.
+Consecutive steps over one array are one **dispatch**, unless they would take too long together (dispatches.py), and so
+are consecutive steps of the host. The host writes the rows of `given` before a run, and reads those of `made` after it.
 
 In an index of artifacts (artifacts/index.py), which ops/npu/artifacts/program_record.h reads:
 
@@ -123,12 +123,14 @@ class Step:
         label: what it is for, in messages.
         views: its arguments.
         offset: tokens from the run's first one to the call's first one.
+        apart: whether it begins a dispatch, also where the step before is over the same array.
     """
 
     call: ArtifactCall | HostCall
     label: str
     views: tuple[View, ...]
     offset: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,13 @@ class Program:
 
     @property
     def dispatches(self) -> list[list[Step]]:
-        """The steps that go to the device together: consecutive ones over one array."""
-        return [list(steps) for _, steps in groupby(self.steps, lambda step: step.call.array)]
+        """The steps that go to the device together: consecutive ones over one array, none of them `apart`."""
+        found = list[list[Step]]()
+        for step in self.steps:
+            if step.apart or not found or found[-1][0].call.array != step.call.array:
+                found.append([])
+            found[-1].append(step)
+        return found
 
     @property
     def arrays(self) -> list[str]:

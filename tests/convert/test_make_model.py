@@ -2,6 +2,7 @@
 """Random models have the shapes of the public ones, and activations of a sensible size."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import transformers
 from flownpu.convert import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.make_model import RandomWeights, make_model
-from flownpu.convert.weights import NormWeight, ProjectionWeight, RouterWeight, TensorSource, weight_plan
+from flownpu.convert.weights import BiasWeight, NormWeight, ProjectionWeight, RouterWeight, TensorSource, weight_plan
 from flownpu.model.shapes import SHAPES
 from flownpu.ops import q4nx
 
@@ -25,6 +26,8 @@ PARAMETERS = {
     "llama3.2-1b": 1236,
     "llama3.2-3b": 3213,
     "llama3.1-8b": 8030,
+    "phi4-mini": 3836,
+    "qwen2.5-3b": 3086,
     "qwen3-0.6b": 596,
     "qwen3-1.7b": 1721,
     "qwen3-4b": 4022,
@@ -71,9 +74,14 @@ def test_made_weights_equal_transformers_model(shape: str) -> None:
     found: dict[str, tuple[int, ...]] = {}
     for weight in weight_plan(read_decoder(SHAPES[shape])):
         if isinstance(weight, ProjectionWeight):
-            found.update({source.tensor: (source.rows, weight.columns) for source in weight.sources})
+            rows = Counter[str]()  # of a fused tensor several sources take rows
+            for source in weight.sources:
+                rows[source.tensor] += source.rows
+            found.update({tensor: (count, weight.columns) for tensor, count in rows.items()})
         elif isinstance(weight, RouterWeight):
             found[weight.source.tensor] = (weight.source.rows, weight.columns)
+        elif isinstance(weight, BiasWeight):
+            found.update({source.tensor: (source.rows,) for source in weight.sources})
         else:
             found[weight.tensor] = (weight.size,)
     assert found == expected

@@ -139,12 +139,13 @@ class DecodeLayer:
         """Positions that a cache's capacity must be a multiple of."""
         return self.attention.keys if self.attention.cache_bytes(1, 0) is None else 1
 
-    def calls(self, layers: int, vocabulary: int = 0) -> list[int]:
+    def calls(self, layers: int, vocabulary: int = 0, most: int | None = None) -> list[int]:
         """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
 
         Args:
             layers: layers of the model.
             vocabulary: rows of the LM head; 0: none.
+            most: the most layers of a call; None: as many as its weights have room for.
 
         Raises:
             ValueError: the weights of one layer and the head are more than a call takes.
@@ -158,7 +159,7 @@ class DecodeLayer:
             )
         counts = list[int]()
         while sum(counts) < layers:
-            counts.insert(0, min(layers - sum(counts), room // self.shape.weight_bytes))
+            counts.insert(0, min(layers - sum(counts), room // self.shape.weight_bytes, most or layers))
             room = _WEIGHTS_MAXIMUM
         return counts
 

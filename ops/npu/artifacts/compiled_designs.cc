@@ -10,8 +10,8 @@
 namespace flownpu::npu {
 namespace {
 
-// A dispatch takes milliseconds. The longest reads 2^31 bytes of weights, which at a tenth of main
-// memory's rate takes less than half a second; the limit is ten times that.
+// Programs have no dispatch that is predicted to take more than half a second
+// (aie/programs/dispatches.py); the limit is ten times that.
 constexpr std::chrono::seconds kTimeLimit{5};
 
 std::int64_t now_ns() {

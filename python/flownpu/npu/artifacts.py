@@ -20,6 +20,7 @@ from flownpu.aie.programs.call import ArtifactCall
 from flownpu.aie.programs.chunks import seconds, with_fewest
 from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode import DECODE_WAYS, decode_program
+from flownpu.aie.programs.dispatches import with_short_dispatches
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
@@ -257,4 +258,4 @@ def programs_of_decoder(
         except ValueError as error:
             what = f"images of {decoder.block} tokens (prompts with images are refused)"
             left_out.append(LeftOut(what, first_of(error)))
-    return programs, left_out
+    return [with_short_dispatches(program, prices) for program in programs], left_out

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs as data: their changes of the array, the reads of steps, and the number of tokens that justifies a chunk."""
 
+import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from flownpu._native import EncoderShape
+from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.designs.decode_layer.shape import LayerShape
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.programs import decode, dispatches
 from flownpu.aie.programs.chunks import with_fewest
+from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode import decode_program
+from flownpu.aie.programs.dispatches import with_short_dispatches
 from flownpu.aie.programs.encode import encode_program
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
@@ -85,6 +91,62 @@ def test_attention_of_long_chunk_is_several_calls_of_one_dispatch():
     assert [step.offset for step in steps] == list(range(0, 512, part))
     assert [step.views[0].offset for step in steps] == [step.offset * line for step in steps]
     assert steps[0].call.positions.count == CONTEXT - part + 1
+
+
+# --- The driver's watchdog --------------------------------------------------------------------------------------------
+
+
+def dispatch_seconds(program, prices):
+    """Predicted seconds of each dispatch of an array at the context's end, where there is most to do."""
+    last = program.context - program.tokens
+    return [
+        sum(prices.of_step(step, last + step.offset).total for step in steps)
+        for steps in program.dispatches
+        if steps[0].call.array != "host"
+    ]
+
+
+@pytest.fixture
+def few_seconds(monkeypatch):
+    """Sets the most seconds of a dispatch to a fraction of what they are."""
+
+    def set_seconds(seconds):
+        for module in (decode, dispatches):
+            monkeypatch.setattr(module, "MOST_SECONDS", seconds)
+        return seconds
+
+    assert dispatches.MOST_SECONDS == 2.0 / 4  # a quarter of the shortest watchdog, Linux 7's
+    return set_seconds
+
+
+def test_token_of_deep_model_goes_in_short_dispatches(few_seconds):
+    """Layers have room in one call for all their weights: calls are made shorter, and then dispatches."""
+    deep, prices = decoder(SMALL, 6), Prices(CHIPS["kraken-350"])
+    (whole,) = dispatch_seconds(decode_program(deep, "npu2", CONTEXT, ["split"], prices).program, prices)
+    most = few_seconds(whole / 2.2)
+    token = decode_program(deep, "npu2", CONTEXT, ["split"], Prices(CHIPS["kraken-350"])).program
+    program = with_short_dispatches(token, prices := Prices(CHIPS["kraken-350"]))
+    seconds = dispatch_seconds(program, prices)
+    assert len(seconds) >= 3
+    # A call's own dispatch and instructions are not in the price by which calls are made shorter.
+    assert max(seconds) <= most + prices.values["dispatch"] + 5e-6
+    # Neighbouring dispatches would take too long together.
+    assert all(one + next_one > most for one, next_one in pairwise(seconds))
+    layers = [re.findall(r"\d+", step.label) for step in program.steps]
+    assert layers[0][0] == "0"
+    assert [int(first) for first, *_ in layers[1:]] == [int(last) + 1 for *_, last in layers[:-1]]
+    assert layers[-1][-1] == "5"
+
+
+def test_attention_of_long_chunk_is_split_into_short_dispatches(few_seconds):
+    prices = Prices(CHIPS["kraken-350"])
+    whole = prefill_program(decoder(SMALL, 2), "npu2", CONTEXT, 512, "bfp16")
+    attention = max(dispatch_seconds(whole, prices))
+    most = few_seconds(attention / 1.5)
+    program = with_short_dispatches(whole, prices)
+    assert max(dispatch_seconds(program, prices)) <= most
+    assert program.arrays == whole.arrays
+    assert [step.views for step in program.steps] == [step.views for step in whole.steps]
 
 
 # --- From how many tokens on a chunk is worth its time ----------------------------------------------------------------

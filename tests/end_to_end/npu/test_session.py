@@ -6,18 +6,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from flownpu.aie.programs import decode, dispatches
 from flownpu.doctor.npu import FULL, JOIN_THE_GROUP, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
-from flownpu.npu.artifacts import build_artifacts
+from flownpu.npu.artifacts import build_artifacts, programs_of_model
 from tests.end_to_end.npu.session import BESIDE, CACHES, FAILURES, MIDDLE, PLACES, REFUSED
 from tests.npu.firmware import CURRENT
 from tests.npu.machine import Machine, with_plugin
 from tests.npu.test_over_xrt import DRIVERS
-from tests.npu.xdna_driver_artifacts import build_for_xdna_driver
+from tests.npu.xdna_driver_artifacts import build_for_xdna_driver, write_for_xdna_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -258,6 +260,31 @@ def test_incomplete_machine_is_named_or_falls_back(
     for reason in reasons:
         assert reason in found["well"]["refused"]
     assert found["well or cpu"]["top"] == sessions["cpu"]["top"]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_dispatch_longer_than_watchdog_is_split_when_built(
+    split: bool, plugin: Path, converted: Callable[..., Path], held_out: Tokens, sessions: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Six layers in a call each, which the driver counts as 400 ms: more than its 2 s, if they are one run list."""
+    for module in (decode, dispatches):
+        monkeypatch.setattr(module, "MOST_SECONDS", 1e-9)
+    programs = programs_of_model(converted(), "npu2", CONTEXT)[0]
+    if not split:
+        programs = [
+            replace(program, steps=tuple(replace(step, apart=False) for step in program.steps)) for program in programs
+        ]
+    artifacts = write_for_xdna_driver(tmp_path / "deep", programs)
+    machine = Machine(tmp_path, settings="call=400 watchdog=2000")
+    arguments = plugin, converted(), artifacts, json.dumps(held_out[:CONTEXT]), artifacts
+    done = machine.python("-m", "tests.end_to_end.npu.session", *arguments, "well")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])["well"]
+    if split:
+        assert (found["errors"], found["top"]) == ([], sessions["well"]["top"])
+    else:
+        assert "the driver's watchdog ended it (timeout)" in found["errors"][0]
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -138,6 +139,7 @@ void Context::work() {
 
 void Context::run(const Job& job, bool is_last) {
   Packet& packet = packet_of(*job.command);
+  taken_ = 0;
   const std::uint32_t state = packet.opcode == ERT_CMD_CHAIN ? run_chain(job, packet, is_last)
                                                              : run_call(job, *job.command, is_last);
   end(job, state);
@@ -185,6 +187,10 @@ std::uint32_t Context::run_call(const Job& job, Buffer& command, bool is_last) {
     return ERT_CMD_STATE_TIMEOUT;
   }
   if (const auto state = struck("error")) return static_cast<std::uint32_t>(*state);
+  taken_ += setting("call", 0);
+  if (taken_ > setting("watchdog", std::numeric_limits<std::int64_t>::max())) {
+    return ERT_CMD_STATE_TIMEOUT;
+  }
   return compute(packet_of(command), is_last);
 }
 

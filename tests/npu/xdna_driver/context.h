@@ -76,6 +76,7 @@ class Context {
   std::uint64_t ended_ = 0;  // commands before this number have ended
   bool stopping_ = false;
   std::atomic<int> under_way_{0};
+  std::int64_t taken_ = 0;  // ms of the job's calls so far, by the setting `call`
   std::thread worker_;
 };
 

@@ -55,7 +55,7 @@ State& state() {
 
 bool holds(const std::string& name) {
   return name == "contexts" || name == "version" || name == "forbidden" || name == "protocol" ||
-         name == "timelines" || name == "separate";
+         name == "timelines" || name == "separate" || name == "call" || name == "watchdog";
 }
 
 }  // namespace

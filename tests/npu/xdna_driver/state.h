@@ -29,6 +29,8 @@ void xdna_driver_reset();
 //   forbidden: 1: this user may not open the device file, even as root
 //   protocol: the firmware's, 1000 * major + minor, which decides what the driver asks of it
 //   timelines: 0: a context has none, and is waited for with a request of the driver's own
+//   call: ms that a call counts for, without taking them; watchdog: ms of a command's calls, all of
+//     a chain's together, after which it is ended; not set: any number
 //   separate: 1: the array has memory of its own, and data is moved only by a request to the driver
 void xdna_driver_inject(const char* fault, std::int64_t after, std::int64_t amount);
 // Lets the driver's watchdog end all calls that hang.

@@ -89,7 +89,7 @@ class Attention(ABC):
 
     @property
     def x_size(self) -> int:
-        """Elements of the longest x that projecting tiles are dealt."""
+        """The most elements of x that a tile with a projection gets."""
         return self.shape.x_size
 
     def cache_bytes(self, _layers: int, _capacity: int) -> int | None:

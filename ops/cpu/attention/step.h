@@ -216,7 +216,7 @@ class FlowQKVAttention : public Step {
   DataType cache_type_ = DataType::kFloat32;
 };
 
-// Part `part` of `parts` of the keys, cut where chunks of them are.
+// Part `part` of `parts` parts of the keys. Parts end where chunks of keys end.
 KeyRange part_of(KeyRange keys, std::int64_t part, std::int64_t parts);
 
 }  // namespace flownpu::cpu

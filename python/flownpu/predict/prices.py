@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from flownpu.predict.target import Target
 
 _TARGET = "npu2"
-_QUESTION_TOKENS = 16  # of a short question about an image
+_QUESTION_TOKENS = 16  # the length of a short question about an image
 
 
-@lru_cache(maxsize=4)  # programs take seconds to write and megabytes to keep; `flownpu explain` asks more than once
+@lru_cache(maxsize=4)  # programs take seconds to write, and `flownpu explain` asks more than once; each takes megabytes
 def predicted_programs(decoder: DecoderShape, context: int) -> tuple[tuple[Program, ...], tuple[LeftOut, ...]]:
     """The programs for the predicted chip's array, and what they leave out; see `programs_of_decoder`.
 

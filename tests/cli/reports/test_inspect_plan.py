@@ -38,10 +38,10 @@ def test_plan_numbers_equal_plan(flownpu, plan):
     assert (compute["kernels"], memory["kernels"]) == (["scale"], [])
     for use, channels in ((shim, 2), (memory, 6), (compute, 2)):
         assert use["input_channels"] == use["output_channels"] == {"used": 1, "available": channels}
-    assert memory["descriptors"] == {"used": 4, "available": 48}  # each object, in and out
+    assert memory["descriptors"] == {"used": 4, "available": 48}  # two objects, each with an input and an output
     assert compute["descriptors"] == {"used": 4, "available": 16}
-    assert shim["descriptors"] == {"used": 2, "available": 16}  # the fill and the drain, at once
-    assert compute["locks"] == {"used": 2 + 2 + 1, "available": 16}  # a pair for each of b and c, the barrier
+    assert shim["descriptors"] == {"used": 2, "available": 16}  # one for the fill and one for the drain
+    assert compute["locks"] == {"used": 2 + 2 + 1, "available": 16}  # a pair for b, a pair for c, and the barrier
     fifo = found["fifos"][[f["name"] for f in found["fifos"]].index("b")]
     assert (fifo["bytes"], fifo["depths"], fifo["shared_memory"]) == (256, [2, 2], False)
     assert found["sequence"]["bytes"] == {"read": 4 * 256, "written": 4 * 256}

@@ -60,7 +60,7 @@ def test_logits_are_off_by_float16_s_roundings(models):
     found = [session.run(hidden[begin:end], end, past)[0] for begin, end in ((0, 30), (30, 31))]
     error = np.abs(np.array(found)[:, : expected.shape[1]] - expected[29:]).max()
     assert error <= 4 * math.sqrt(5 * layers + 1) * 2.0**-11 / math.sqrt(3) * np.abs(expected[29:]).max()
-    # It does round: in float32 the error would be below this.
+    # The values are rounded to float16: in float32 the error would be below this tolerance.
     assert error > float32_tolerance(expected[29:], layers, session.attributes["feed_forward.size"])
 
 

@@ -42,7 +42,7 @@ def batch(
     batches = require("flownpu.serve.batch", extra="serve", purpose="flownpu batch")
     settings = require("flownpu.serve.settings", extra="serve", purpose="flownpu batch")
     served = options.served_models(model, context, slots, session, decoding)
-    # All that are begun may wait.
+    # Any number of requests may wait in the queue.
     limits = settings.Limits(queue=10**6, request_seconds=ENDLESS_SECONDS)
     last: BatchProgress | None = None
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())

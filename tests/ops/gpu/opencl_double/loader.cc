@@ -107,8 +107,9 @@ Int forward(Int (*Functions::*function)(Queue, UInt, const Event*, Event*), cons
   return code;
 }
 
-// clGetEventInfo: marks behind a command that hangs do not end. Marks behind one that failed end
-// with its error, but only once earlier commands have ended: who sees the error frees their memory.
+// clGetEventInfo: a mark behind a command that hangs does not end. A mark behind a command that
+// failed ends with its error, after all earlier commands: the caller that sees the error frees the
+// memory of these.
 Int forward(Int (*Functions::*function)(Event, UInt, std::size_t, void*, std::size_t*),
             const char* name, Event event, UInt what, std::size_t bytes, void* value,
             std::size_t* had) {

@@ -162,7 +162,6 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
   return drawn;
 }
 
-
 std::vector<std::string> conversion_rules() {
   std::vector<std::string> names;
   for (const Rule& rule : kRules)

@@ -89,7 +89,7 @@ def test_text_streams_and_stops(page, server):
     page.route("**/v1/chat/completions", endless)
     say(page, QUESTION)
     api.expect(page.locator("#log .assistant .text")).to_have_text(re.compile(".{20}"))
-    assert page.get_by_role("button", name="Send").is_hidden()
+    api.expect(page.get_by_role("button", name="Send")).to_be_hidden()
     page.get_by_role("button", name="Stop").click()
     api.expect(page.get_by_role("status")).to_have_text("Stopped.")
     text = page.locator("#log .assistant .text").inner_text()

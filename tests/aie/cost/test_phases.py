@@ -287,7 +287,7 @@ def test_program_costs_changes_and_dispatches_counted_by_hand():
 
 
 def test_prompt_chunks_equal_those_of_host():
-    """The chunks are those of `part_at` in ops/npu/run/decoder_layers.cc, worked out by hand: the last token is alone."""
+    """The chunks of `part_at` in ops/npu/run/decoder_layers.cc, worked out by hand: the last token is alone."""
     token = program_of(norm("T"), kind="decode", tokens=1)
     short, long = (program_of(norm("P"), tokens=tokens, fewest=fewest) for tokens, fewest in ((64, 8), (256, 150)))
 

@@ -82,7 +82,7 @@ def test_unsupported_node_has_reason(explained, graph_file):
     document = explained(path, "--device", "cpu")
     nodes = {node["node"]: node for node in document["placement"]["nodes"]}
     assert (nodes["Tan_1"]["place"], nodes["Tan_1"]["reason"]) == ("cpu", "the cpu device has no ai.onnx::Tan")
-    # What is left beside it would not pay for the hand-over.
+    # The nodes beside it would not pay for the hand-over.
     assert nodes["Add_0"]["reason"] == nodes["Mul_2"]["reason"]
     assert nodes["Add_0"]["reason"].startswith("too little work between nodes that ONNX Runtime runs")
     assert document["placement"]["counts"] == {"flownpu": 0, "cpu": 3}

@@ -129,7 +129,7 @@ def test_logits_are_near_transformers(rng, name, prompt, stops, ways, session_of
 @SLOW
 @pytest.mark.parametrize("name", ["llama", "trained", "biases"])
 def test_logits_of_all_tokens_are_near_transformers(rng, name, session_of, embed, models):
-    """Of a chunk, whose logits the host computes, and of the tokens after it; the bound is as above."""
+    """The host computes a chunk's logits, the array those of the tokens after it; the bound is as above."""
     session, model, prompt = session_of(name, logits="all"), models.checkpoint(name), 258
     ids = rng.integers(3, 300, prompt + 1)
     hidden, past = embed(name, ids), session.past(CONTEXT)

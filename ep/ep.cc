@@ -235,6 +235,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
   std::unique_ptr<CpuProvider> elsewhere = this->elsewhere(nodes, graph, fused);
   try {
     std::vector<Product> products;  // compiling changes the nodes
+    products.reserve(nodes.size());
     for (const Node& node : nodes) products.push_back(product_of(node));
     CompiledPartition partition = compile_nodes(nodes, graph, fused, context_node);
     // The plan's are for one row.

@@ -32,7 +32,7 @@ _CLOSED = re.compile(
 # Other operations: the form, and the generic form.
 _LINES = [
     (
-        rf'({TILE}) = aie\.tile\(\d, \d\)(?: \{{allocation_scheme = "basic-sequential"\}})?',
+        rf"({TILE}) = aie\.tile\(\d, \d\)",
         r'\1 = "aie.tile"() : () -> index',
     ),
     (

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 _NAMED = 3  # how many of the largest items an error names if the heap has no room for all
 _COMPARED = 2  # positions of a call that are compiled only to verify the pieces
-# A real aie-opt took 33 minutes on two busy cores for 363 programs of flow_qkv, 32 cores each. Three programs of
-# decode_layer, whose routes are hard to find, took 143 to 275 s each on a loaded machine.
-_SECONDS = 5.5
+# aiecc compiles an array's cores for each program, as it places buffers afterwards. Published for a design of 32 cores
+# (Xilinx/mlir-air#1863, August 2026): 6.4 and 6.7 s with -j 1, 3.3 s with -j 0 on 24 processors. Since then aiecc links
+# each core once more to measure it, in 30 ms (Xilinx/mlir-aie#3746): 6.7 + 32 * 0.03 s. Three programs of decode_layer,
+# whose routes are hard to find, took an aie-opt of March 143 to 275 s each on a loaded machine.
+_SECONDS = 7.7
 
 
 class BuildCost(NamedTuple):
@@ -54,10 +56,9 @@ class BuildCost(NamedTuple):
     def __str__(self) -> str:
         minutes = math.ceil(self.programs * _SECONDS / 60)
         return (
-            f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: at "
-            f"least {minutes} minutes for a core as aie-opt was measured ({_SECONDS:g} s a program; up to minutes for "
-            "one of decode_layer), and what Peano takes for the arrays' own cores, which aiecc of 1.4.5 compiles with "
-            "each program, and which nobody has measured"
+            f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: predicted "
+            f"{minutes} minutes, from {_SECONDS:g} s published for a program of 32 cores on one processor (half of it "
+            "on 24 processors; up to minutes for one of decode_layer), and about 2 s more for each kernel's source"
         )
 
 

@@ -6,8 +6,13 @@ XRT's xclbinutil packs the PDI (xclbin.py).
 The options are those of mlir-aie in generation C (1.4.5 and newer; tools/aiecc/README.md and
 python/utils/compile/utils.py there), whose dialect is what mlir/module.py prints, and which takes Peano of LLVM 22
 (its utils/peano-requirements.txt in September 2026: llvm-aie 22.0.0.2026092401). Another pair is refused before it
-compiles anything. **Neither compiler has been on the machines this was written on**: what is tested
-is which commands are run, with stand-ins that record them. xclbinutil is Debian's own in the tests.
+compiles anything.
+
+Each release of mlir_aie has a page of wheels of its own, `latest-wheels-4` has builds between releases, and llvm-aie's
+`nightly` has its newest builds only. PyPI has none of them.
+
+**Neither compiler has been on the machines this was written on**: what is tested is which commands are run, with
+stand-ins that record them. xclbinutil is Debian's own in the tests.
 """
 
 from __future__ import annotations
@@ -38,9 +43,9 @@ aie_api does not force into their callers stay functions. FastFlowLM's open kern
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
 _SHOWN_LINES = 20  # characters kept of a failed command's output, whose errors come last
 _WHEELS = "https://github.com/Xilinx"
-_AIECC_WHEEL = (
-    f"pip install 'mlir_aie>={'.'.join(map(str, DIALECT))}' "
-    f"-f {_WHEELS}/mlir-aie/releases/expanded_assets/latest-wheels-4"
+_RELEASE = ".".join(map(str, DIALECT))
+_AIECC_WHEEL = f"pip install 'mlir_aie>={_RELEASE}'" + "".join(
+    f" -f {_WHEELS}/mlir-aie/releases/expanded_assets/{page}" for page in (f"v{_RELEASE}", "latest-wheels-4")
 )
 _PEANO_WHEEL = f"pip install 'llvm-aie=={PEANO_RELEASE}.*' -f {_WHEELS}/llvm-aie/releases/expanded_assets/nightly"
 _XRT = Path("/opt/xilinx/xrt")  # where AMD's own packages install it
@@ -193,8 +198,7 @@ def _mismatch(aiecc: str, peano: str) -> list[MissingTool]:
 
     Unknown versions, as of a build from source, are accepted.
     """
-    dialect = ".".join(map(str, DIALECT))
-    both = f"found {aiecc} with {peano}; expected mlir_aie {dialect} or newer with llvm-aie {PEANO_RELEASE}"
+    both = f"found {aiecc} with {peano}; expected mlir_aie {_RELEASE} or newer with llvm-aie {PEANO_RELEASE}"
     wrong = []
     release = re.match(r"mlir_aie (\d+)\.(\d+)\.(\d+)", aiecc)
     if release and tuple(map(int, release.groups())) < DIALECT:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.check.structure import describe
 from flownpu.aie.check.violation import Violation
-from flownpu.aie.plan.buffer_addresses import placed_buffers
 from flownpu.aie.plan.data import BufferArgument, Call, Load, Store
 from flownpu.aie.plan.resources import Resources, link_ranges, resources_of
-from flownpu.aie.plan.usage import memory_parts
+from flownpu.aie.plan.usage import Part, memory_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,14 +51,26 @@ def _memory(array: Array, resources: Resources, limits: Limits) -> Iterator[Viol
 
 
 def _constants(array: Array, resources: Resources, limits: Limits) -> Iterator[Violation]:
-    """The linker puts a core's constants behind the highest buffer; `_memory` reports buffers that do not fit."""
-    placed = placed_buffers(array, limits, resources)
+    """The memory beside a core's stack and buffers must hold its constants; `_memory` reports buffers that do not fit.
+
+    mlir_aie 1.4.4 and newer place the stack, each buffer and one region for a core's `.data`, `.rodata` and `.bss`,
+    whose size aiecc measures before. Buffers may lie across banks, and where the preferred places do not do, all others
+    are searched (programming_guide/core_data_memory.md there, read in November 2026). Neighbours in any order, each at
+    the next multiple of the alignment, are one of the layouts that this search finds.
+    """
+    held = memory_parts(array, resources)
     for core in array.cores:
-        room = limits.tile(core.tile.column, core.tile.row).memory_bytes - placed[core.tile].end
-        if 0 <= room < limits.constant_bytes:
-            place, need = describe(core.tile, limits), f"{limits.constant_bytes} bytes"
+        parts, have = held[core.tile], limits.tile(core.tile.column, core.tile.row).memory_bytes
+        room = have - sum(_aligned_bytes(part, limits.buffer_alignment) for part in parts)
+        if room < limits.constant_bytes and sum(part.bytes for part in parts) <= have:
+            need, left = f"{limits.constant_bytes} bytes", f"{max(room, 0)} bytes"
             detail = "constants of its kernels go there"
-            yield Violation(place, "memory behind the highest buffer", need, f"{room} bytes", detail)
+            yield Violation(describe(core.tile, limits), "memory beside stack and buffers", need, left, detail)
+
+
+def _aligned_bytes(part: Part, alignment: int) -> int:
+    objects = max(part.objects, 1)
+    return objects * alignment * -(-part.bytes // (objects * alignment))
 
 
 def _channels(resources: Resources, limits: Limits) -> Iterator[Violation]:

@@ -10,8 +10,6 @@ the next. Fifos, links, cores and kernel calls are printed one to one; the rest 
 - Depths are printed for every end, so that the compiler takes them as they are.
 - A transfer is a DMA task: its repetitions are its `repeat_count`, its length is that of one of them, and a run of
   neighbours has no dimensions.
-- A tile asks for its buffers one behind the other where, spread over banks, they would not fit or would leave no room
-  for constants (plan/buffer_addresses.py).
 - A barrier is a lock of the tile; a core's program that runs forever is an `scf.for` without end around its statements.
 """
 
@@ -22,9 +20,7 @@ from typing import TYPE_CHECKING
 from flownpu.aie.check.sequence import contiguous, descriptor, iteration_stride
 from flownpu.aie.mlir.core import CorePrinter
 from flownpu.aie.mlir.text import Lines, attributes, dimensions, memref, scalar, sizes_and_strides, units
-from flownpu.aie.plan.buffer_addresses import placed_buffers
 from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParameter
-from flownpu.aie.plan.limits import LIMITS
 
 if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Fifo, Kernel, Link, Plan, Tile, TileBuffer
@@ -45,7 +41,6 @@ class _Module:
         self.tiles: dict[Tile, str] = {}
         self.buffers: dict[str, tuple[str, str]] = {}  # name: its value, its type
         self.locks: dict[str, str] = {}
-        self.placed = placed_buffers(plan.array, LIMITS[plan.array.target])
 
     def text(self) -> str:
         array, lines = self.array, self.lines
@@ -81,9 +76,7 @@ class _Module:
 
     def _tile(self, tile: Tile) -> None:
         value = self.tiles[tile] = f"%tile_{tile.column}_{tile.row}"
-        placed = self.placed.get(tile)
-        scheme = {"allocation_scheme": f'"{placed.scheme}"'} if placed and placed.scheme else {}
-        self.lines.add(f"{value} = aie.tile({tile.column}, {tile.row}){attributes(scheme)}")
+        self.lines.add(f"{value} = aie.tile({tile.column}, {tile.row})")
 
     def _buffer(self, buffer: TileBuffer) -> None:
         value, kind = self.lines.result("buffer"), memref(buffer.type)

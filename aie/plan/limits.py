@@ -41,7 +41,6 @@ class TileLimits:
     """
 
     memory_bytes: int
-    memory_banks: int
     input_channels: int  # S2MM: stream to memory
     output_channels: int  # MM2S: memory to stream
     buffer_descriptors: int
@@ -73,6 +72,7 @@ class Limits:
     padding_maxima: tuple[int, int, int]
     task_queue: int
     stack_bytes: int
+    buffer_alignment: int
     constant_bytes: int
     program_bytes: int
     heap_bytes: int
@@ -133,7 +133,6 @@ TABLE: tuple[Row, ...] = (
     Row("rows", 6, 6, "tiles", _TARGET_MODEL_HEADER),
     Row("first_compute_row", 2, 2, "row", _TARGET_MODEL_HEADER),
     Row("compute.memory_bytes", 65536, 65536, "bytes", f"{_TARGET_MODEL_HEADER} (getLocalMemorySize)"),
-    Row("compute.memory_banks", 4, 4, "banks", f"{_TARGET_MODEL_HEADER} (getNumBanks; the hardware has 8 behind them)"),
     Row("compute.input_channels", 2, 2, "channels", f"{_TARGET_MODEL} (getNumDestSwitchboxConnections, DMA)"),
     Row("compute.output_channels", 2, 2, "channels", f"{_TARGET_MODEL} (getNumSourceSwitchboxConnections, DMA)"),
     Row("compute.buffer_descriptors", 16, 16, "descriptors", f"{_TARGET_MODEL_HEADER} (getNumBDs)"),
@@ -143,7 +142,6 @@ TABLE: tuple[Row, ...] = (
     Row("compute.wrap_bits", 8, 8, "bits", _REGISTERS),
     Row("compute.length_bits", 14, 14, "bits of words", _REGISTERS),
     Row("memory.memory_bytes", 524288, 524288, "bytes", f"{_TARGET_MODEL_HEADER} (getMemTileSize)"),
-    Row("memory.memory_banks", 8, 8, "banks", f"{_TARGET_MODEL_HEADER} (getNumBanks)"),
     Row("memory.input_channels", 6, 6, "channels", f"{_TARGET_MODEL} (getNumDestSwitchboxConnections, DMA)"),
     Row("memory.output_channels", 6, 6, "channels", f"{_TARGET_MODEL} (getNumSourceSwitchboxConnections, DMA)"),
     Row("memory.buffer_descriptors", 48, 48, "descriptors", f"{_TARGET_MODEL_HEADER} (getNumBDs)"),
@@ -153,7 +151,6 @@ TABLE: tuple[Row, ...] = (
     Row("memory.wrap_bits", 10, 10, "bits", _REGISTERS),
     Row("memory.length_bits", 17, 17, "bits of words", _REGISTERS),
     Row("shim.memory_bytes", 0, 0, "bytes", _TARGET_MODEL_HEADER),
-    Row("shim.memory_banks", 0, 0, "banks", _TARGET_MODEL_HEADER),
     Row("shim.input_channels", 2, 2, "channels", f"{_TARGET_MODEL} (getNumDestShimMuxConnections, DMA)"),
     Row("shim.output_channels", 2, 2, "channels", f"{_TARGET_MODEL} (getNumSourceShimMuxConnections, DMA)"),
     Row("shim.buffer_descriptors", 16, 16, "descriptors", f"{_TARGET_MODEL_HEADER} (getNumBDs)"),
@@ -172,7 +169,8 @@ TABLE: tuple[Row, ...] = (
     Row("padding_maxima", (63, 31, 15), (63, 31, 15), "words, innermost first", "FIM43-Redeye/xdna-emu:catalog-dma.md (memory tiles, MM2S only)"),
     Row("task_queue", 4, 4, "tasks a channel", "amd/IRON:iron/operators/flm/gemm/README.md measured 4 good, 8 hanging; the register manual says 8"),
     Row("stack_bytes", 1024, 1024, "bytes", f"{_TARGET_MODEL_HEADER} (default of aie.core's stack_size)"),
-    Row("constant_bytes", 1024, 1024, "bytes", "what a core's kernels are left for .data and .rodata behind the highest buffer (Xilinx/mlir-aie:lib/Targets/AIETargetLdScript.cpp). An estimate: as compiled for this machine by g++ the largest, flow_qkv, has constants of 268 bytes, in vectors of 128 bits, and AIE's have 512: 4 x 256. No object of Peano's was seen"),
+    Row("buffer_alignment", 32, 64, "bytes", f"{_TARGET_MODEL_HEADER} (getComputeTileMaxVectorAlignBits: the widest access; smaller buffers may have 32)"),
+    Row("constant_bytes", 1024, 1024, "bytes", "what a core's kernels are left for .data and .rodata, one region (Xilinx/mlir-aie:lib/Targets/AIETargetLdScript.cpp). An estimate: as compiled for this machine by g++ the largest, flow_qkv, has constants of 268 bytes, in vectors of 128 bits, and AIE's have 512: 4 x 256. No object of Peano's was seen"),
     Row("program_bytes", 16384, 16384, "bytes", "AMD AM020 and AM025 (16 KB a core)"),
     Row("heap_bytes", 1 << 26, 1 << 26, "bytes", f"{_DRIVER}: what the controller reads, instructions and arrays' configurations, lies in a heap of 64 MB a process (at most 512 MB; XRT 2.25 asks for 64)"),
     Row("stream_bits", 32, 32, "bits a cycle", "AMD AM020 (AXI4-Stream width of a port)"),

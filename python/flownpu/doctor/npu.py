@@ -67,6 +67,9 @@ def diagnose_npu(host: Host) -> Iterator[Check]:
         yield _diagnose_node(host, node, npus)
     if len(nodes) > 1:
         yield Check("npus", Status.NOTE, f"{len(nodes)}; FlowNPU uses the first that XRT finds", "xrt-smi examine")
+    if "amd_iommu=off" in host.read("proc/cmdline").split():
+        found = "off (amd_iommu=off): the NPU's driver refuses every program, as it shares their addresses"
+        yield Check("iommu", Status.BAD, found, "remove amd_iommu=off from the kernel's command line, then restart")
     locked = _lockable(host)
     if locked is not None and locked < DRIVER_HEAP:
         found = f"{locked // 1024} KiB may be locked; the NPU's driver locks {DRIVER_HEAP // 2**20} MiB"

@@ -20,7 +20,7 @@ from flownpu.aie.plan.data import (
 )
 from flownpu.aie.plan.data import Tile as Place
 from tests.aie.check.faults import CHAIN, messages, moved, walked
-from tests.aie.small_programs import tensor, with_array, with_body, with_end, with_fifo
+from tests.aie.small_programs import chain, tensor, with_array, with_body, with_end, with_fifo
 
 
 def many(count, outputs=0, *, elements=64, depth=2, tile=(0, 2), buffers=()):
@@ -79,12 +79,32 @@ def pass_through(count, *, elements=64, depth=2, column=0):
 def test_core_memory_equals_hand_count():
     """64512 bytes beside a stack of 1024 fit, eight more do not (a real aie-opt says so of both).
 
-    Those that fit leave no room for constants behind them (plan/test_buffer_addresses.py), which the checker reports.
+    Those that fit leave no room for constants, which the checker reports.
     """
     fit, over = (many(1, 1, elements=n // 4, depth=1) for n in (32256, 32260))
-    assert all("memory behind the highest buffer: need 1024 bytes, have 0 bytes" in text for text in messages(fit))
+    assert all("memory beside stack and buffers: need 1024 bytes, have 0 bytes" in text for text in messages(fit))
     assert messages(over) == [
         "[compute tile (0, 2)] memory: need 65544 bytes, have 65536 bytes (c0 1 x 32260 + a0 1 x 32260 + stack 1024)"
+    ]
+
+
+def test_core_without_room_for_constants_is_refused():
+    """Stack, two objects of 256 bytes of each of two fifos, 64 bytes of parameters and a word that holds two counters.
+
+    On npu2 each begins at a multiple of 64 bytes, as mlir-aie's test/assign-buffer-addresses/vector_alignment.mlir has
+    it, and so does the region of the constants.
+    """
+    used = 1024 + 2 * 2 * 256 + 64 + 64
+    program = chain()
+
+    def with_buffer(size):
+        more = TileBuffer("more", Place(0, 2), Type((size // 4,), "i32"))
+        return with_array(program, buffers=(*program.array.buffers, more))
+
+    assert messages(with_buffer(65536 - used - 1024)) == []
+    assert messages(with_buffer(65536 - used - 1020)) == [
+        "[compute tile (0, 2)] memory beside stack and buffers: need 1024 bytes, have 960 bytes "
+        "(constants of its kernels go there)"
     ]
 
 

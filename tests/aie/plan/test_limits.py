@@ -2,6 +2,9 @@
 """The table of limits, and each generation's column of it as an object."""
 
 import dataclasses
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +73,23 @@ def test_implied_limits_are_never_reached_first(limits):
     assert (limits.compute.memory_bytes - limits.stack_bytes) // limits.granule_bytes < 1 << limits.compute.length_bits
     # A task is repeated by a tap's outermost dimension, a fifo's object by its lock's value.
     assert limits.repeat_maximum >= max(limits.iteration_maximum, limits.lock_maximum)
+
+
+# Objects built without a sanitizer, which would add data of its own.
+KERNELS = Path(__file__).parents[3] / "build" / "testing" / "CMakeFiles" / "flownpu_aie_xdna2.dir" / "aie" / "kernels"
+OBJECTS = sorted(KERNELS.glob("*.o"))
+
+
+@pytest.mark.skipif(not OBJECTS, reason="there are no kernels' objects in build/testing: they were built elsewhere")
+def test_constants_are_no_larger_than_limit_allows():
+    """The constants of the kernels as g++ compiles them for this machine, in vectors of 128 bits, a fourth of the
+    array's.
+    """
+    most = 0
+    for file in OBJECTS:
+        sections = subprocess.run(["size", "-A", file], capture_output=True, text=True, check=True).stdout
+        # Other sections hold the messages and types of aie/host/.
+        sizes = re.findall(r"^\.(?:rodata\.cst\d+|rodata|data|bss) +(\d+)", sections, re.MULTILINE)
+        most = max(most, sum(map(int, sizes)))
+    # On the array scalar constants (cst4, cst8) are as large as here; vectors are four times as large.
+    assert 0 < most <= 1.25 * NPU2.constant_bytes / 4

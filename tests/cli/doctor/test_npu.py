@@ -196,6 +196,14 @@ def test_locked_memory_below_driver_need_is_bad(machine, limit, capabilities, ba
         assert checks["memory lock"].remedy == MORE_LOCKED_MEMORY
 
 
+def test_iommu_that_is_off_is_bad(machine):
+    """The driver's amdxdna_sva_init (amdxdna_pci_drv.c) fails with ENODEV when a program opens the device."""
+    machine.ready()
+    assert "iommu" not in machine.checks()
+    machine.file("proc/cmdline", "BOOT_IMAGE=/vmlinuz-7.0.0 ro amd_iommu=off ttm.pages_limit=1")
+    assert machine.checks()["iommu"].remedy.startswith("remove amd_iommu=off from the kernel's command line")
+
+
 def test_container_root_keeps_memory_lock_limit(machine):
     """The kernel wants the capability in the host's user namespace; the container's root has it only in its own."""
     machine.ready()

@@ -43,7 +43,7 @@ else:
     for size in re.findall(r"stack_size = (\d+)", pathlib.Path(sys.argv[1]).read_text()):
         if int(size) < need:
             print(f"design.mlir:9:5: error: stack_size = {{size}} is insufficient: this core needs {{need - 8}} bytes; "
-                  f"increase stack_size to {{need}} (Worker(stack_size=...) in IRON), or pass --no-auto-stack-size")
+                  f"increase stack_size to {{need}} (Worker(stack_size=...) in IRON), or pass --no-measure-stack-size")
             sys.exit(1)
     design, _, sequence = pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")
     tiles = {{}}

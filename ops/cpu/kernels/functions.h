@@ -58,11 +58,11 @@ inline Vector exp(Vector x) {
 // / 2 + f^3 p(f). The error of p is 6e-9 of ln(1 + f). ln 2 is split as for e^x.
 inline Vector log(Vector x) {
   constexpr float kSmallestNormal = 0x1p-126F;
-  constexpr std::int32_t kRootHalf = 0x3f3504f3;  // the bits of sqrt(1/2)
+  constexpr std::uint32_t kRootHalf = 0x3f3504f3;  // the bits of sqrt(1/2)
   const Integers is_small = x < kSmallestNormal;
-  const auto bits = reinterpret_cast<Integers>(select(is_small, x * 0x1p24F, x));
-  const Integers exponent = (bits - kRootHalf) >> 23;
-  const Vector f = reinterpret_cast<Vector>(bits - (exponent << 23)) - 1.0F;
+  const auto bits = reinterpret_cast<Bits>(select(is_small, x * 0x1p24F, x));
+  const Integers exponent = reinterpret_cast<Integers>(bits - kRootHalf) >> 23;
+  const Vector f = reinterpret_cast<Vector>(bits - (reinterpret_cast<Bits>(exponent) << 23)) - 1.0F;
   const Vector n = __builtin_convertvector(exponent - (is_small & 24), Vector);
   const Vector p = polynomial(f, {0.333333313F, -0.250008196F, 0.200012267F, -0.166233569F,
                                   0.142017588F, -0.131601825F, 0.12761575F, -0.0763449296F});

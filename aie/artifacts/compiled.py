@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of artifacts for an NPU: what folder.py compiles, families of calls (programs/call_family.py) and the index.
+"""Fills an NPU's folder of artifacts: compiled files (folder.py), families of calls (programs/call_family.py), index.
 
-A call that depends on the position is compiled at a few positions, each of which is a call of its own to folder.py,
-`<call>-position<position>`. The instructions of the others that its family is derived from are put together from pieces
-of the compiled ones (instruction_pieces.py). If a compiler's instructions do not consist of such pieces, all these
-positions are compiled.
+If a call depends on the position, its family is derived from its instructions at a number of sample positions. Only a
+few of these are compiled, each as a call `<call>-position<position>` of folder.py; the instructions at the other
+samples are assembled from pieces of the compiled ones (instruction_pieces.py). If a compiler's instructions do not
+consist of such pieces, all samples are compiled.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def write_compiled(
             calls are not, or the controller's heap has no room for all.
     """
     array_files: dict[str, str] = {}
-    sizes: dict[str, int] = {}  # what lies in the controller's heap
+    sizes: dict[str, int] = {}  # bytes of each array and call in the controller's heap
     complete = True
     for call in calls_of(programs):
         report(call)
@@ -126,7 +126,7 @@ def write_compiled(
 
 
 def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], None]) -> CallFamily:
-    """The call's family, derived from a few compiled positions; if that fails, from all that its classes need."""
+    """The call's family, derived from a few compiled positions; if that fails, every sample position is compiled."""
     instructions = _Instructions(folder, call)
     if not call.moves:
         return call.family(instructions)

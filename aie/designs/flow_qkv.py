@@ -139,7 +139,7 @@ class FlowQKV:
 
     @property
     def output_parts(self) -> int:
-        """The number of parts of their columns in which the outputs of a tile leave: as few as its rows need."""
+        """How many parts a tile's outputs are sent in, each a share of their columns: the fewest that fit L1."""
         parts = self._possible_parts()
         return next((few for few in parts if self._fits(self.rows, few)), parts[-1])
 

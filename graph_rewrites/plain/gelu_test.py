@@ -42,7 +42,7 @@ def _model(body: str, also: str = "") -> Any:
         (TANH.replace("h = Mul (half, x) y = Mul (h, g)", "h = Mul (x, g) y = Mul (half, h)"), "tanh"),
     ],
 )
-def test_parts_become_one_operator(body: str, approximate: str) -> None:
+def test_gelu_of_several_operators_becomes_one(body: str, approximate: str) -> None:
     original = _model(body)
     model, misses = testing.folded(original, fold_gelu)
     assert testing.operator_names(model) == ["Gelu"]

@@ -60,7 +60,7 @@ def test_known_sizes_become_constants(size: str, expected: int) -> None:
         "shape = Shape (x) y = Slice (shape, first, third)",
     ],
 )
-def test_unknown_sizes_stay(body: str) -> None:
+def test_computation_of_unknown_size_is_kept(body: str) -> None:
     original, model = _folded(body)
     assert testing.operator_names(model) == testing.operator_names(original)
 

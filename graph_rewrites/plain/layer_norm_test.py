@@ -56,7 +56,7 @@ def _model(**changed: str) -> Any:
         {"axes": "[2]", "square_axes": "[2]"},
     ],
 )
-def test_parts_become_one_operator(forms: dict[str, str]) -> None:
+def test_layer_norm_of_several_operators_becomes_one(forms: dict[str, str]) -> None:
     original = _model(**forms)
     model, misses = testing.folded(original, fold_layer_norm)
     assert testing.operator_names(model) == ["LayerNormalization"]

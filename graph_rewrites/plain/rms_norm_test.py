@@ -50,7 +50,7 @@ def _model(**changed: str) -> Any:
         {"normalised": "inverse = Reciprocal (root) normalised = Mul (inverse, x)"},
     ],
 )
-def test_parts_become_one_operator(forms: dict[str, str]) -> None:
+def test_rms_norm_of_several_operators_becomes_one(forms: dict[str, str]) -> None:
     original = _model(**forms)
     model, misses = testing.folded(original, fold_rms_norm)
     assert testing.operator_names(model) == ["SimplifiedLayerNormalization"]

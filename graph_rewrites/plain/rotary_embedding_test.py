@@ -84,7 +84,7 @@ def _fold(model: Any) -> tuple[Any, list[Any]]:
         {"rows": "1"},
     ],
 )
-def test_parts_become_one_operator(forms: dict[str, str]) -> None:
+def test_rotary_embedding_of_several_operators_becomes_one(forms: dict[str, str]) -> None:
     original = _model(**forms)
     model, misses = _fold(original)
     assert misses == []

@@ -107,7 +107,7 @@ def test_random_blocks_have_promised_moments_and_empty_padding(rows: int, column
     assert abs(weights.std() / deviation - 1) < 0.01 + 5 / (2 * n) ** 0.5
 
 
-def test_gated_blocks_are_drawn_for_both_halves() -> None:
+def test_random_gated_weight_has_different_gate_and_up() -> None:
     projection = ProjectionWeight("w", (TensorSource("gate", 40), TensorSource("up", 40)), 256, gated=True)
     parts = list(RandomWeights(1).blocks(projection))
     assert np.concatenate([part.blocks for part in parts]).shape == projection.blocks_shape(q4nx.NARROW) == (4, 8, 640)

@@ -25,7 +25,7 @@ def test_call_returns_result(worker: Worker) -> None:
     assert len(worker.call("os:urandom", 1 << 20)) == 1 << 20  # more than a pipe holds
 
 
-def test_exception_is_raised(worker: Worker) -> None:
+def test_exception_in_worker_is_raised_in_caller(worker: Worker) -> None:
     with pytest.raises(Raised, match="ValueError") as raised:
         worker.call("math:sqrt", -1.0)
     assert raised.value.kind == "ValueError"

@@ -30,7 +30,7 @@ def test_lookup_continues_longest_latest_match() -> None:
     assert Lookup().propose([1], 3) == []
 
 
-def test_lookup_goes_on_with_cycle() -> None:
+def test_lookup_in_repeating_tokens_continues_repetition() -> None:
     assert Lookup().propose([5, 1, 2, 1, 2, 1, 2], 4) == [1, 2, 1, 2]
     assert Lookup().propose([0, 0, 0], 3) == [0, 0, 0]
 
@@ -75,7 +75,7 @@ def test_wrong_candidates_cost_little(row_cost: float) -> None:
 
 
 @pytest.mark.parametrize("row_cost", [0.05, 0.3])
-def test_right_candidates_are_all_tried(row_cost: float) -> None:
+def test_budget_tries_all_candidates_if_all_are_right(row_cost: float) -> None:
     seconds, tokens = play(CandidateBudget(StepTimes(), 3, 0.01), 400, 1.0, row_cost)
     assert tokens / seconds > 0.9 * 4 / (1 + 3 * row_cost)
 

@@ -2,8 +2,8 @@
 """Attention on columns of its own: up to four pairs of tiles, as in FlowKV (designs/flow_kv.py).
 
     columns 0-3     16 tiles project, with four more in columns 6 and 7
-    columns 4, 5    up to four pairs attend; eight KV heads take two turns (one or two KV heads: one column, and the
-                    other projects)
+    columns 4, 5    up to four pairs attend; eight KV heads take two turns. With one or two KV heads, only
+                    column 5 attends, and column 4 projects
 
 A column's two pairs share its streams, keys on one, values on the other. Queries go from the RoPE tile to the pairs
 inside the array: a batch has one head for each pair, and a pair's object, all query heads of a KV head, is filled from

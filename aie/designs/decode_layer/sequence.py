@@ -248,7 +248,7 @@ class LayerSequence:
     # --- Transfers ----------------------------------------------------------------------------------------------------
 
     def in_state(self, offset: int, sizes: list[int], strides: list[int]) -> TensorAccessPattern:
-        """A walk over the state."""
+        """An access pattern over the state; offset, sizes and strides in elements."""
         return TensorAccessPattern([self.state_size], offset, sizes, strides)
 
     def _region(self, name: str) -> TensorAccessPattern:

@@ -186,7 +186,7 @@ BOTH_SCALED = """
         ({"scores": "a = Mul (product, half) s = Add (a, four)"}, 0.5),
     ],
 )
-def test_scale_at_any_place_is_folded(forms: dict[str, str], scale: float) -> None:
+def test_scale_of_scores_and_operands_is_folded(forms: dict[str, str], scale: float) -> None:
     _check_same(_model(forms), scale=scale)
 
 
@@ -411,7 +411,7 @@ CAUSAL = "causal = LessOrEqual (key_index, query_index)"
     ],
 )
 @pytest.mark.parametrize("past", [0, 4])
-def test_mask_of_cache_is_folded(mask: str, causal: int, window: int, past: int) -> None:
+def test_mask_over_cached_keys_is_folded(mask: str, causal: int, window: int, past: int) -> None:
     original = testing.parse(
         CACHED.format(mask=mask, start="before", end="total").replace("{{", "{").replace("}}", "}")
     )

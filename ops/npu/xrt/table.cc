@@ -47,8 +47,8 @@ bool is_loaded(const char* library) {
   return handle != nullptr;
 }
 
-// The reason why the loader has not loaded a library: the library, or one that it needs, is not
-// found; the loader names which.
+// Why the loader did not load a library. The loader's message names the file that it did not find:
+// the library, or one that the library needs.
 std::string loaders_reason(const char* library) {
   if (dlopen(library, RTLD_LAZY) != nullptr) return "the loader finds it, XRT did not look there";
   const char* const error = dlerror();

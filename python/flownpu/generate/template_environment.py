@@ -31,7 +31,7 @@ TOOL = {
     "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
 }
 PART = re.compile(r"""["']type["']: *["']text["']""")
-"""A part of a content as Python or JSON writes it: the template has written the list, not the text in it."""
+"""Matches a content part printed as a Python or JSON object: the template printed the list instead of its text."""
 
 
 class _Generation(ext.Extension):

@@ -2,8 +2,8 @@
 """The processes in which chat templates are read and rendered: `python -m flownpu.generate.template_process`.
 
 A template is a program that came with a model, and clients choose its input. Jinja's sandbox keeps it from files and
-from Python, but bounds neither time nor memory: a process of its own can be ended, and the system limits its memory. It
-also does not hold the lock of Python that the model's process needs to compute.
+from Python, but bounds neither time nor memory. A separate process can be killed, and the system limits its memory. It
+also does not hold the interpreter lock (GIL) of the model's process.
 
 A request is a line of JSON with the name and the arguments of a function of `template_environment`; an answer is a line
 with its result or its error.
@@ -27,12 +27,12 @@ from flownpu.generate.template_environment import render, variables
 from flownpu.system import limit_memory
 
 RENDERING_SECONDS = 10.0
-"""How long one conversation may compute. Of 210 public templates the slowest, whose time grows with the square of the
-turns, takes 3.4 s for 1,000 turns of 1,000 characters; all but 8 take less than 0.2 s."""
+"""Limit on CPU seconds for one conversation. The slowest of 210 public templates, whose time grows with the square of
+the turns, takes 3.4 s for 1,000 turns of 1,000 characters; all but 8 take less than 0.2 s."""
 WAITING = 6
-"""RENDERING_SECONDS times this may pass on the clock, for a machine that does other work meanwhile."""
+"""The limit on the clock is this many times RENDERING_SECONDS, as the machine may be busy with other work."""
 RENDERING_MEMORY = 2**30
-"""Bytes of address space. Python and Jinja take 60 MB; a conversation of 32 MB, the most that is written, is held some
+"""Bytes of address space. Python and Jinja take 60 MB; the longest conversation, 32 MB as ASCII, is held some
 six times: as JSON, decoded, and as pieces."""
 LONGEST = 2**25
 """Characters of a conversation: two for each of the 2^24 tokens that a context may have (convert/decoder_folder.py)."""
@@ -135,7 +135,7 @@ class TemplateProcess:
 
 
 def _watch(process: "subprocess.Popen[bytes]", answered: threading.Event, late: threading.Event) -> None:
-    """Kills a process that computes longer than it may before it has answered, and sets `late`."""
+    """Kills the process and sets `late` if its time runs out before it has answered."""
     with contextlib.suppress(psutil.NoSuchProcess):
         computing = psutil.Process(process.pid)
         end, asked = sum(computing.cpu_times()[:2]) + RENDERING_SECONDS, time.monotonic()

@@ -213,7 +213,7 @@ def test_default_tiles_equal_tuner_result(kind, epilogue):
 
 
 @pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tried_tiles_fit_l1(kind, epilogue):
+def test_tuner_tiles_fit_l1(kind, epilogue):
     """The tuner's count of L1's bytes agrees with the checker, which passes its tiles and refuses larger ones."""
     for design in list(designs(*kind, epilogue))[::40]:
         assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []

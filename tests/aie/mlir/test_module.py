@@ -153,7 +153,7 @@ def test_contiguous_run_prints_no_dimensions():
     assert bd(chain()) == ("offset = 0 len = 256", "")
 
 
-def test_repetitions_are_printed_as_tasks():
+def test_repeated_transfer_prints_repeat_count():
     """Without a repeat count only the first repetition is queued; a real aie-opt accepts that."""
     descriptor, task = bd(
         with_step(chain(), Transfer, tap=Tap(0, (Dimension(4, 0), Dimension(4, 16), Dimension(16, 1))))

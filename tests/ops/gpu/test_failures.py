@@ -123,7 +123,7 @@ def test_kernels_that_never_end_are_reported(nth, count, given, double):
     assert double.calls(MARK) == marks
 
 
-def test_command_limit_starts_again_at_each_mark(models, double, monkeypatch):
+def test_command_limit_restarts_after_each_mark(models, double, monkeypatch):
     """The limit starts again at each mark that is reached. There is one after 64 commands, and one at a wait of the
     host.
     """

@@ -44,7 +44,7 @@ def _scaled(node, wide):
 
 @pytest.mark.opencl
 @pytest.mark.usefixtures("pocl")
-def test_logits_are_off_by_float16_s_roundings(models):
+def test_logits_of_float16_activations_differ_only_by_rounding(models):
     """A prompt and a token.
 
     A layer rounds five values that it multiplies next: both norms, the packed heads, queries, and attention's output;

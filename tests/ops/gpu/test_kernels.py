@@ -47,7 +47,7 @@ def test_wrong_number_is_found(name, devices):
     assert "1 of" in result.text
 
 
-def test_kernel_for_other_lengths_compiles_nothing(device):
+def test_kernel_with_other_lengths_is_not_recompiled(device):
     """Rows, tokens and lengths are parameters of a launch: nothing is compiled anew."""
     rng = np.random.default_rng(3)
     table = VARIANTS["q4nx_matmul int8, narrow"].case()

@@ -230,7 +230,7 @@ def test_q4nx_weights_stay_as_they_are(
     assert check(ep_devices, model, {"x": activations(1, 3, 96)}, tmp_path) == expected
 
 
-def test_projections_of_other_columns_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
+def test_projections_of_different_input_widths_stay_apart(ep_devices: list[Any], tmp_path: Path) -> None:
     """One of the two is wrong, which only a run shows, because the input's width is unknown before."""
     up = "com.microsoft.MatMulNBits <K = 64, N = 40, block_size = 32> (x, up_codes, up_scales)"
     constants = native("gate", 40, 96, q4nx.NARROW) | weight("up", 40, 64)

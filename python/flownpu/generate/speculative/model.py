@@ -149,8 +149,9 @@ class SpeculativeModel:
         Args:
             max_length: most tokens of the sequence, including the prompt.
             make_reader: makes GenAI's generator of the model.
-            make_choice: makes a generator of a given model (the choice's), with the wanted sampling and guidance.
-            reader_chooses: whether the reader has the same settings as the choice, and is greedy.
+            make_choice: makes GenAI's generator of the model it is given, `ChoiceModel`'s, with the wanted sampling and
+                guidance.
+            reader_chooses: whether the reader, with the choice's settings, always chooses what the choice would.
         """
         sources: list[tuple[Candidates, CandidateBudget]] = []
         if "lookup" in self.budgets:

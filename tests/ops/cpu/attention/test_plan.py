@@ -66,7 +66,7 @@ def test_plan_gives_each_thread_tasks() -> None:
 
 @pytest.mark.parametrize("per_group", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("tokens", [2, 3, 4])
-def test_few_tokens_plan_equals_single_token_plan(per_group: int, tokens: int) -> None:
+def test_plan_for_few_tokens_fills_tiles(per_group: int, tokens: int) -> None:
     """attend_few_rows takes them, in tiles of as many tokens as it allows; five tokens only if all their rows fit into
     one.
     """

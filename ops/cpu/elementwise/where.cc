@@ -104,7 +104,12 @@ class Tile final : public Step {
     if (repeats.rank() > Shape::kMaxRank / 2)
       unsupported("[", name_, "] expected at most ", Shape::kMaxRank / 2, " axes, got ",
                   repeats.rank());
-    for (int axis = 0; axis < repeats.rank(); ++axis) outputs[0][axis] *= repeats[axis];
+    for (int axis = 0; axis < repeats.rank(); ++axis) {
+      std::int64_t& size = outputs[0][axis];
+      if (__builtin_mul_overflow(size, repeats[axis], &size))
+        fail("[", name_, "] expected repeats of which a tensor fits in memory, got ", repeats[axis],
+             " for axis ", axis);
+    }
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,

@@ -112,6 +112,7 @@ def test_norms_equal_reference(isa: str, biases: int) -> None:
         ("Div", [INTEGERS, np.array([0])], {}, "expected divisors other than 0"),
         ("Gather", [X, np.array([3])], {"axis": 1}, r"expected an index in \[-3, 3\), got 3"),
         ("Reshape", [X, np.array([7, -1])], {}, "expected a shape of 222 elements"),
+        ("Tile", [X, np.array([1, 1 << 62, 1])], {}, "expected repeats of which a tensor fits in memory, got 46116860"),
         ("Einsum", [X], {}, "the cpu device has no ai.onnx::Einsum"),
     ],
 )

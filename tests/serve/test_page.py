@@ -87,6 +87,9 @@ def test_text_streams_and_stops(page, server):
         route.continue_(post_data=json.dumps(route.request.post_data_json | ENDLESS))
 
     page.route("**/v1/chat/completions", endless)
+    # On a busy machine all of the answer would be there before the browser is asked: some 4 MB, here in 40 seconds.
+    slow = {"offline": False, "latency": 0, "downloadThroughput": 100_000, "uploadThroughput": -1}
+    page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", slow)
     say(page, QUESTION)
     api.expect(page.locator("#log .assistant .text")).to_have_text(re.compile(".{20}"))
     api.expect(page.get_by_role("button", name="Send")).to_be_hidden()

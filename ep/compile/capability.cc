@@ -152,8 +152,9 @@ Product product_of(const Node& node) {
     static constexpr std::array<std::string_view, 6> kProducts{
         "MatMul", "Gemm", "FusedMatMul", "DenseMatMul", "MatMulInteger", "DynamicQuantizeMatMul"};
     const Value* weight = node.input(1);
+    // A quantised weight is the result of a DequantizeLinear.
     if (std::ranges::find(kProducts, node.op_type) != kProducts.end() && weight != nullptr &&
-        weight->constant != nullptr && weight->shape && weight->shape->rank() == 2) {
+        weight->shape && weight->shape->rank() == 2 && weight->shape->elements() > 0) {
       return {weight->shape->elements(), rows};
     }
   } catch (const Error&) {

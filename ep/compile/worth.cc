@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 #include <unordered_map>
+
+#include "ops/lowering/lowering.h"
 
 namespace flownpu {
 namespace {
@@ -34,42 +37,101 @@ std::int64_t work_of(const Node& node) {
   return product.multiply_adds * (has_rows ? product.rows : kUnknownRows);
 }
 
+constexpr std::string_view kDequantize = "DequantizeLinear";
+constexpr std::string_view kQuantize = "QuantizeLinear";
+constexpr std::string_view kDynamic = "DynamicQuantizeLinear";
+
+// Whether lowering makes a MatMulInteger a product of int8; else it is computed one by one.
+bool becomes_product(const Node& node) {
+  const Value* weight = node.input(1);
+  return weight != nullptr && weight->constant != nullptr && weight->type == DataType::kInt8 &&
+         lowering::is_zero(node.input(3));
+}
+
+bool is_one_of(const Node& node, std::initializer_list<std::string_view> op_types) {
+  return node.domain.empty() && std::ranges::find(op_types, node.op_type) != op_types.end();
+}
+
+// Which nodes of quantised patterns are left: a node that reads dequantised values and is not taken
+// leaves its DequantizeLinears and QuantizeLinears, which leave others that share them.
+class QuantizedPatterns {
+ public:
+  QuantizedPatterns(const Device& device, const std::vector<GraphNode>& nodes)
+      : nodes_(nodes), reasons_(nodes.size()) {
+    for (std::size_t index = 0; index < nodes.size(); ++index) {
+      for (const Value& output : nodes[index].node.outputs)
+        if (!output.name.empty()) makers_.emplace(output.name, index);
+    }
+    for (std::size_t index = 0; index < nodes.size(); ++index) judge(device, index);
+    while (spread()) {
+    }
+  }
+
+  std::vector<std::string> take() { return std::move(reasons_); }
+
+ private:
+  const GraphNode* maker(const Value& value) const {
+    const auto found = makers_.find(value.name);
+    return found == makers_.end() ? nullptr : &nodes_[found->second];
+  }
+  bool is_left(const GraphNode* node) const {
+    return node != nullptr && !reasons_[static_cast<std::size_t>(node - nodes_.data())].empty();
+  }
+
+  void judge(const Device& device, std::size_t index) {
+    const Node& node = nodes_[index].node;
+    const bool is_pattern =
+        is_one_of(node, {kDequantize, kQuantize, kDynamic, "MatMulInteger"}) ||
+        std::ranges::any_of(node.inputs, [&](const Value& input) {
+          const GraphNode* source = maker(input);
+          return source != nullptr && is_one_of(source->node, {kDequantize, kDynamic});
+        });
+    if (!is_pattern) return;
+    if (is_one_of(node, {"Conv", "ConvTranspose", "ConvInteger"})) {
+      reasons_[index] = "ONNX Runtime's quantised convolutions are faster";
+      return;
+    }
+    if (is_one_of(node, {"MatMulInteger"}) && !becomes_product(node)) {
+      reasons_[index] = "its weight is not a constant of int8 with zero points of 0";
+      return;
+    }
+    reasons_[index] = reason_against(device, nodes_[index], [&](std::string_view value) {
+      const auto found = makers_.find(value);
+      return found == makers_.end() ? nullptr : &nodes_[found->second].node;
+    });
+  }
+
+  // One step; false if nothing changed.
+  bool spread() {
+    bool changed = false;
+    const auto leave = [&](std::size_t index, const char* reason) {
+      if (!reasons_[index].empty()) return;
+      reasons_[index] = reason;
+      changed = true;
+    };
+    for (std::size_t index = 0; index < nodes_.size(); ++index) {
+      for (const Value& input : nodes_[index].node.inputs) {
+        const GraphNode* source = maker(input);
+        if (source == nullptr) continue;
+        const auto at = static_cast<std::size_t>(source - nodes_.data());
+        const bool quantises = is_one_of(nodes_[index].node, {kQuantize});
+        if (!is_one_of(source->node, {kDequantize, kDynamic}) && !quantises) continue;
+        if (is_left(source)) leave(index, "it reads a node that is left to ONNX Runtime, which fuses both");
+        if (is_left(&nodes_[index])) leave(at, "its reader is left to ONNX Runtime, which fuses both");
+      }
+    }
+    return changed;
+  }
+
+  const std::vector<GraphNode>& nodes_;
+  std::vector<std::string> reasons_;
+  std::unordered_map<std::string_view, std::size_t> makers_;
+};
+
 }  // namespace
 
 std::vector<std::string> left_patterns(const Device& device, const std::vector<GraphNode>& nodes) {
-  constexpr std::string_view kDequantize = "DequantizeLinear";
-  std::vector<std::string> reasons(nodes.size());
-  std::unordered_map<std::string_view, std::size_t> dequantized;
-  for (std::size_t index = 0; index < nodes.size(); ++index) {
-    const Node& node = nodes[index].node;
-    if (node.op_type != kDequantize || node.inputs.empty() || node.outputs.empty()) continue;
-    dequantized.emplace(node.outputs[0].name, index);
-    if (node.inputs[0].constant == nullptr) {
-      reasons[index] = "ONNX Runtime fuses quantised activations with the node that reads them";
-    } else {
-      reasons[index] = reason_against(device, nodes[index], [](auto) { return nullptr; });
-    }
-  }
-  const auto source_of = [&](const Value& input) {
-    const auto found = dequantized.find(input.name);
-    return found == dequantized.end() ? nullptr : &found->second;
-  };
-  for (std::size_t index = 0; index < nodes.size(); ++index) {
-    for (const Value& input : nodes[index].node.inputs) {
-      const std::size_t* source = source_of(input);
-      if (source == nullptr || reasons[*source].empty() || !reasons[index].empty()) continue;
-      reasons[index] = "it reads a DequantizeLinear that is left to ONNX Runtime, which fuses both";
-    }
-  }
-  for (std::size_t index = 0; index < nodes.size(); ++index) {
-    if (reasons[index].empty()) continue;
-    for (const Value& input : nodes[index].node.inputs) {
-      const std::size_t* source = source_of(input);
-      if (source != nullptr && reasons[*source].empty())
-        reasons[*source] = "its reader is left to ONNX Runtime, which fuses both";
-    }
-  }
-  return reasons;
+  return QuantizedPatterns(device, nodes).take();
 }
 
 void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions) {

@@ -55,8 +55,9 @@ auto operators_by_file() {
                     cpu::transpose_operators(),
                     cpu::dense_operators(),
                     cpu::gemm_operators(),
+                    cpu::matmul_integer_operators(),
                     cpu::patch_operators(),
-                    cpu::dequantize_operators(),
+                    cpu::quantization_operators(),
                     cpu::rotary_embedding_operators()};
 }
 

@@ -62,8 +62,9 @@ std::span<const Operator> choice_operators();
 std::span<const Operator> scatter_operators();
 std::span<const Operator> dense_operators();
 std::span<const Operator> gemm_operators();
+std::span<const Operator> matmul_integer_operators();
 std::span<const Operator> patch_operators();
-std::span<const Operator> dequantize_operators();
+std::span<const Operator> quantization_operators();
 std::span<const Operator> transpose_operators();
 std::span<const Operator> rotary_embedding_operators();
 

@@ -39,23 +39,20 @@ struct Weight {
   std::int64_t m = 0;
 };
 
-// Whether this is DequantizeLinear(x, scale[M]) along `axis` whose zero points are all 0.
-bool is_symmetric(const Node& node, int axis) {
+// The scales of DequantizeLinear(x, scale[M] or scale) along `axis` whose zero points are all 0, as
+// a vector of M; without a name where it is another.
+Value symmetric_scale(Graph& graph, const Node& node, int axis) {
   const Value* x = node.input(0);
   const Value* scale = node.input(1);
-  const Value* zero = node.input(2);
   const Shape* shape = constant_shape(x);
   if (shape == nullptr || x->type != DataType::kInt8 || shape->rank() != 2 || scale == nullptr ||
-      !is_vector(*scale, (*shape)[axis]) || node.integer("block_size", 0) != 0) {
-    return false;
+      node.integer("block_size", 0) != 0 || !is_zero(node.input(2))) {
+    return {};
   }
   const std::int64_t given = node.integer("axis", 1);
-  if ((given < 0 ? given + 2 : given) != axis) return false;
-  if (zero == nullptr) return true;
-  const Shape* zeros = constant_shape(zero);
-  if (zeros == nullptr) return false;
-  const auto* points = static_cast<const std::int8_t*>(zero->constant);
-  return std::all_of(points, points + zeros->elements(), [](int point) { return point == 0; });
+  const bool is_along = (given < 0 ? given + 2 : given) == axis;
+  const bool is_one = scale->shape && scale->shape->elements() == 1;
+  return is_along || is_one ? columns_of(graph, *scale, (*shape)[axis]) : Value{};
 }
 
 Weight weight_of(Graph& graph, const Value& value, bool transposed) {
@@ -67,10 +64,9 @@ Weight weight_of(Graph& graph, const Value& value, bool transposed) {
     const bool cast = maker->op_type == "Cast" && maker->domain.empty() &&
                       maker->outputs[0].type == DataType::kFloat32 && shape != nullptr &&
                       (source->type == DataType::kBFloat16 || source->type == DataType::kFloat16);
-    const bool scaled = maker->op_type == "DequantizeLinear" && maker->domain.empty() &&
-                        is_symmetric(*maker, transposed ? 0 : 1);
-    if (!cast && !scaled) return weight;
-    if (scaled) weight.scale = maker->inputs[1];
+    if (maker->op_type == "DequantizeLinear" && maker->domain.empty())
+      weight.scale = symmetric_scale(graph, *maker, transposed ? 0 : 1);
+    if (!cast && weight.scale.name.empty()) return weight;
   } else if (value.type != DataType::kFloat32) {
     return weight;
   }

@@ -97,6 +97,23 @@ std::size_t Graph::readers(std::string_view value) {
   return found == readers_.end() ? 0 : found->second;
 }
 
+void Graph::insert_before(const Node& node, Node inserted) {
+  const auto place =
+      std::ranges::find_if(nodes_, [&](const Node& other) { return &other == &node; });
+  nodes_.insert(place, std::move(inserted));
+  changed();
+}
+
+void Graph::replace(const std::unordered_map<std::string, Value>& values) {
+  for (Node& node : nodes_) {
+    for (Value& input : node.inputs) {
+      const auto found = values.find(input.name);
+      if (found != values.end()) input = found->second;
+    }
+  }
+  changed();
+}
+
 // Goes backwards, so that nodes read only by removed nodes are removed as well.
 std::vector<Node> Graph::take() {
   std::unordered_set<std::string_view> read(outputs_.begin(), outputs_.end());

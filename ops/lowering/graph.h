@@ -61,6 +61,10 @@ class Graph {
   // `name`, with a number appended if a value has that name already.
   std::string unique_name(const std::string& name);
 
+  void insert_before(const Node& node, Node inserted);
+  // Makes nodes that read the value of a name read the other value.
+  void replace(const std::unordered_map<std::string, Value>& values);
+
   // Must be called after the inputs or outputs of nodes were changed.
   void changed() { known_ = false; }
   // The nodes in order, without those whose outputs are all unread.

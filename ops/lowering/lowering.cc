@@ -47,7 +47,10 @@ constexpr Rule kRules[] = {
     {"packed_qkv", packed_qkv},
     {"gated_projection", gated_projection},
     {"fast_gelu", of_graph<fast_gelu>, For::kSession, &kFastGelu, nothing_more},
+    {"erf_gelu", of_graph<erf_gelu>, For::kSession},
+    {"dynamic_product", of_graph<dynamic_product>, For::kSession},
     {"dense_matmul", of_graph<dense_matmul>, For::kSession},
+    {"dequantized", of_graph<dequantized>, For::kSession},
     {"unread_present", of_graph<unread_present>, For::kSession},
 };
 

@@ -17,7 +17,10 @@
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
 //   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
+//   erf_gelu            x / 2 (1 + Erf(x / sqrt 2)) -> Gelu
+//   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
+//   dequantized         DequantizeLinear of constants -> constants, or behind the Gather
 //   unread_present      presents of an encoder's attention that nobody reads -> absent
 #pragma once
 
@@ -96,7 +99,14 @@ void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
 extern const Contract kFastGelu;
 void fast_gelu(Graph& graph);
+void erf_gelu(Graph& graph);
+// A constant scale, or one for all, as a vector of `columns`; without a name if it is neither.
+Value columns_of(Graph& graph, const Value& scale, std::int64_t columns);
+// Whether zero points are absent, or constants that are 0.
+bool is_zero(const Value* zeros);
+void dynamic_product(Graph& graph);
 void dense_matmul(Graph& graph);
+void dequantized(Graph& graph);
 void unread_present(Graph& graph);
 
 }  // namespace flownpu::lowering

@@ -43,6 +43,44 @@ void add_scaled(const float* x, float factor, float* sum, std::int64_t n) {
   map(x, sum, sum, n, [factor](Vector a, Vector b) { return b + factor * a; });
 }
 
+void quantize(const float* x, std::int64_t n, float scale, int zero, bool is_signed, void* y) {
+  const int lowest = is_signed ? -128 : 0;
+  const Vector least = broadcast(static_cast<float>(lowest - zero));
+  const Vector most = broadcast(static_cast<float>(lowest + 255 - zero));
+  // Numbers of this size have no fraction: adding it rounds, to even.
+  const Vector whole = broadcast(1.5F * (1 << 23));
+  const auto codes = [&](Vector v) {
+    v /= scale;
+    v = v < least ? least : v;
+    v = v > most ? most : v;
+    const Integers integer = __builtin_convertvector((v + whole) - whole, Integers) + zero;
+    return __builtin_convertvector(integer, Bytes);
+  };
+  auto* to = static_cast<std::int8_t*>(y);
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Bytes bytes = codes(load(x + i));
+    std::memcpy(to + i, &bytes, sizeof(bytes));
+  }
+  if (i == n) return;
+  const Bytes bytes = codes(load_some(x + i, n - i));
+  std::memcpy(to + i, &bytes, static_cast<std::size_t>(n - i));
+}
+
+void dequantize(const void* x, std::int64_t n, float scale, int zero, bool is_signed, float* y) {
+  const auto* from = static_cast<const std::int8_t*>(x);
+  const int kept = is_signed ? -1 : 0xff;
+  const auto numbers = [&](const std::int8_t* codes, std::size_t count) {
+    Bytes bytes{};
+    std::memcpy(&bytes, codes, count);
+    const Integers integer = (__builtin_convertvector(bytes, Integers) & kept) - zero;
+    return __builtin_convertvector(integer, Vector) * scale;
+  };
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, numbers(from + i, kLanes));
+  if (i < n) store_some(y + i, numbers(from + i, static_cast<std::size_t>(n - i)), n - i);
+}
+
 // The sum of term(vector) for each full vector and term(float) for each element after them.
 template <typename Term>
 float sum_of_block(const float* x, std::int64_t n, const Term& term) {
@@ -239,6 +277,8 @@ void fill_elementwise(Kernels& kernels) {
   kernels.swiglu = swiglu;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
+  kernels.quantize = quantize;
+  kernels.dequantize = dequantize;
   kernels.apply = apply;
   kernels.sum = sum;
   kernels.largest = extreme<true>;

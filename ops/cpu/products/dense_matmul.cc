@@ -29,7 +29,8 @@ class DenseMatMul final : public Step {
       : context_(context),
         name_(to_string(node)),
         operands_(operands),
-        product_(DenseProduct::rounded(context)) {
+        product_(DenseProduct::rounded(
+            context, node.input(1) == nullptr ? DataType::kFloat32 : node.input(1)->type)) {
     const Value* weight = node.input(1);
     if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
         weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {
@@ -41,6 +42,7 @@ class DenseMatMul final : public Step {
     m_ = (*weight->shape)[operands.transposed ? 0 : 1];
     check_columns(node, operands.scale, "scale");
     check_columns(node, operands.bias, "bias");
+    if (weight->constant != nullptr) keep(node, weight->constant);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -59,8 +61,7 @@ class DenseMatMul final : public Step {
            std::span<std::byte> memory) const override {
     Scratch scratch(memory.data());
     float* product = take_product(scratch, inputs);
-    const DenseWeight weight{
-        inputs[1].data, type_, k_, m_, operands_.transposed, data(inputs, operands_.scale)};
+    const DenseWeight weight = weight_of(inputs[1].data, data(inputs, operands_.scale));
     ProductEpilogue epilogue{data(inputs, operands_.bias), operands_.activation, nullptr,
                              outputs[0].as<float>(), m_};
     if (product == nullptr) {
@@ -84,6 +85,16 @@ class DenseMatMul final : public Step {
   std::int64_t multiply_adds() const override { return m_ * k_; }
 
  private:
+  void keep(const Node& node, const void* constant) {
+    const Value* scale = node.input(operands_.scale);
+    if (scale != nullptr && scale->constant == nullptr) return;
+    product_.keep(weight_of(constant, scale == nullptr ? nullptr : scale->constant));
+  }
+
+  DenseWeight weight_of(const void* values, const void* scales) const {
+    return {values, type_, k_, m_, operands_.transposed, static_cast<const float*>(scales)};
+  }
+
   static const Tensor* find(std::span<const Tensor> inputs, std::size_t index) {
     return index < inputs.size() && inputs[index].present() ? &inputs[index] : nullptr;
   }

@@ -13,16 +13,21 @@
 
 namespace flownpu::cpu {
 
-// y = activation(X . W + bias) + residual for X f32 [rows][k]. Packs the weight panel by panel from
-// its place in memory, so that working memory does not grow with the weight.
+// y = activation(X . W + bias) + residual for X f32 [rows][k]. A constant weight is packed once,
+// where it is kept; others panel by panel from their place in memory in each run, so that working
+// memory does not grow with the weight. A few rows are multiplied by the weight as it lies, in f32.
 class DenseProduct {
  public:
   // `rounding`: what activations and weights are rounded to; products of a few rows round nothing.
   DenseProduct(const Context& context, DenseRounding rounding)
       : context_(context), rounding_(rounding), cache_bytes_(second_level_cache_bytes()) {}
 
-  // Rounds as the option `activations` says, if the instruction set has dot products.
-  static DenseProduct rounded(const Context& context);
+  // Rounds as the option `activations` says, if the instruction set has dot products for a weight of
+  // this type.
+  static DenseProduct rounded(const Context& context, DataType weight);
+
+  // Packs the constant that all runs will have as `weight`.
+  void keep(const DenseWeight& weight);
 
   // Bytes that run() needs for a product of these sizes, 64-byte aligned.
   std::size_t scratch_bytes(std::int64_t rows, std::int64_t k, std::int64_t m) const;
@@ -35,12 +40,18 @@ class DenseProduct {
 
   Work take(Scratch& scratch, std::int64_t rows, std::int64_t k, std::int64_t m) const;
   void round(const float* x, std::int64_t rows, std::int64_t k, Work& work) const;
-  void multiply(const Work& work, std::int64_t first_block, std::int64_t blocks, std::int64_t rows,
-                const ProductEpilogue& epilogue) const;
+  void pack(const DenseWeight& weight, std::int64_t first_block, std::int64_t blocks,
+            std::byte* packed) const;
+  void multiply(const Work& work, const std::byte* packed, std::int64_t first_block,
+                std::int64_t blocks, std::int64_t rows, const ProductEpilogue& epilogue) const;
+  void multiply_few(const float* x, std::int64_t rows, const DenseWeight& weight,
+                    const ProductEpilogue& epilogue) const;
 
   Context context_;
   DenseRounding rounding_;
   std::int64_t cache_bytes_;
+  // The constant weight in blocks of packed columns; null: none.
+  std::shared_ptr<std::byte> kept_;
 };
 
 // Throws Error if W is not a constant of two axes, or another operand does not fit it.

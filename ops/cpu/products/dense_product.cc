@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// A product with a dense weight. Rows of activations are rounded. Then, for each panel of the
-// weight, columns are packed (and rounded) and multiplied in tiles.
+// A product with a dense weight. Rows of activations are rounded, and multiplied in tiles by packed
+// columns: a constant's, packed when the session was made, or a panel at a time.
 #include <algorithm>
+#include <memory>
+#include <new>
 #include <vector>
 
 #include "ops/cpu/products/dense_matmul.h"
 #include "ops/cpu/products/q4nx_matmul_plan.h"
 #include "ops/formats/q4nx.h"
+#include "ops/system/memory.h"
 
 namespace flownpu::cpu {
 namespace {
 
-// Up to this many rows are multiplied in f32: packing a column costs as much as multiplying it by
-// so few.
+// Up to this many rows are multiplied in f32 by the weight as it lies: packing a column costs as
+// much as multiplying it by so few.
 constexpr std::int64_t kFewRows = 4;
 // The most bytes of columns that are packed at once, unless a block for each thread is more. The
 // widest weight of an encoder's layer, 4304 x 1152 in int8, is 5 MB; all threads find it in a
@@ -25,19 +28,39 @@ constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
 // it reads the columns from a third-level cache (at 20 GB/s, and 900 GOP/s in int8).
 constexpr std::int64_t kLeastTaskRows = 48;
 constexpr std::int64_t kTasksPerThread = 8;
+// The fewest multiply-adds of a task: some 5 us in f32, or the bytes of such a weight from a
+// third-level cache, against 1 to 5 us to hand a task to another thread.
+constexpr std::int64_t kLeastTaskWork = std::int64_t{1} << 17;
 
 std::int64_t element_bytes(DenseRounding rounding) {
   return rounding == DenseRounding::kFloat ? 4 : rounding == DenseRounding::kBFloat16 ? 2 : 1;
 }
 
+// Large pages for weights of several of them (2 MiB); they would waste most of one with a small
+// weight.
+std::shared_ptr<std::byte> allocate(std::size_t bytes) {
+  constexpr std::size_t kSeveralPages = std::size_t{8} << 20;
+  constexpr std::align_val_t kAlignment{64};
+  if (bytes >= kSeveralPages) return allocate_large_pages(bytes);
+  return {static_cast<std::byte*>(::operator new(bytes, kAlignment)),
+          [](std::byte* memory) { ::operator delete(memory, kAlignment); }};
+}
+
+// In how many tasks to do `items` of `each` multiply-adds, at most.
+std::int64_t tasks_of(std::int64_t items, std::int64_t each) {
+  return std::clamp<std::int64_t>(items * each / kLeastTaskWork, 1, items);
+}
+
 // If there are enough rows, each task multiplies all columns: its rows stay in half of the L2, and
 // the columns pass through.
-MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t blocks,
-                      std::int64_t threads, std::int64_t cache_bytes) {
+MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t block_work,
+                      std::int64_t blocks, std::int64_t threads, std::int64_t cache_bytes) {
   const std::int64_t each =
       std::clamp(cache_bytes / 2 / std::max<std::int64_t>(row_bytes, 1), kLeastTaskRows, kTaskRows);
   const std::int64_t row_parts = q4nx::ceil_div(rows, each);
-  return {row_parts, std::min(blocks, q4nx::ceil_div(kTasksPerThread * threads, row_parts))};
+  const std::int64_t block_parts =
+      std::min(q4nx::ceil_div(kTasksPerThread * threads, row_parts), tasks_of(blocks, block_work));
+  return {row_parts, block_parts};
 }
 
 }  // namespace
@@ -54,32 +77,34 @@ struct DenseProduct::Work {
   std::int64_t panel_blocks = 0;
 };
 
-DenseProduct DenseProduct::rounded(const Context& context) {
-  return {context, context.kernels.dense_rounding(context.activations == Activations::kInt8)};
+DenseProduct DenseProduct::rounded(const Context& context, DataType weight) {
+  const bool int8 = context.activations == Activations::kInt8;
+  return {context, context.kernels.dense_rounding(int8, weight)};
 }
 
 DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::int64_t k,
                                       std::int64_t m) const {
   Work work;
-  work.rounding = rows <= kFewRows ? DenseRounding::kFloat : rounding_;
-  work.block_bytes = context_.kernels.dense_block_bytes(k, work.rounding);
+  work.rounding = rounding_;
+  if (rows <= kFewRows) return work;
+  work.block_bytes = context_.kernels.dense_block_bytes(k, rounding_);
   const std::int64_t blocks = q4nx::ceil_div(m, kDenseColumns);
   const std::int64_t least = context_.pool->threads();
   work.panel_blocks =
       std::min(blocks, std::max(least, kPanelBytes / std::max<std::int64_t>(work.block_bytes, 1)));
-  work.packed = scratch.take<std::byte>(work.panel_blocks * work.block_bytes);
+  if (!kept_) work.packed = scratch.take<std::byte>(work.panel_blocks * work.block_bytes);
   RoundedActivations& a = work.activations;
   if (work.rounding == DenseRounding::kFloat) {
     a.padded_k = k;
     return work;
   }
   const bool int8 = work.rounding == DenseRounding::kInt8;
-  a.padded_k = q4nx::ceil_div(k, kPartColumns) * kPartColumns;
+  a.padded_k = q4nx::ceil_div(k, kDensePart) * kDensePart;
   a.groups = a.padded_k / q4nx::kGroup;
   a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
   a.values = work.values =
       scratch.take<std::byte>(rows * a.padded_k * element_bytes(work.rounding));
-  if (int8) a.part_columns = kPartColumns;
+  if (int8) a.part_columns = kDensePart;
   const std::int64_t parts = a.padded_k / a.part_columns;
   a.sums = work.sums = scratch.take<float>(rows * parts);
   if (int8) a.scales = work.scales = scratch.take<float>(rows * parts);
@@ -113,30 +138,50 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
   context_.pool->run_rows(rows, round_row);
 }
 
+void DenseProduct::keep(const DenseWeight& weight) {
+  const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
+  const std::int64_t bytes = context_.kernels.dense_block_bytes(weight.k, rounding_) * blocks;
+  if (bytes == 0) return;
+  kept_ = allocate(static_cast<std::size_t>(bytes));
+  pack(weight, 0, blocks, kept_.get());
+}
+
+void DenseProduct::pack(const DenseWeight& weight, std::int64_t first_block, std::int64_t blocks,
+                        std::byte* packed) const {
+  const std::int64_t block_bytes = context_.kernels.dense_block_bytes(weight.k, rounding_);
+  const std::int64_t tasks = tasks_of(blocks, weight.k * kDenseColumns);
+  context_.pool->run(tasks, [&](std::int64_t task) {
+    const auto [begin, end] = part(blocks, tasks, task);
+    for (std::int64_t i = begin; i < end; ++i)
+      context_.kernels.pack_dense(weight, first_block + i, rounding_, packed + i * block_bytes);
+  });
+}
+
 void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& weight,
                        ProductEpilogue epilogue, std::byte* memory) const {
   if (rows == 0 || weight.m == 0) return;
+  if (rows <= kFewRows) return multiply_few(x, rows, weight, epilogue);
   epilogue.streamed =
       rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedDenseBytes;
   Scratch scratch(memory);
   Work work = take(scratch, rows, weight.k, weight.m);
   round(x, rows, weight.k, work);
   const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
+  if (kept_) return multiply(work, kept_.get(), 0, blocks, rows, epilogue);
   for (std::int64_t block = 0; block < blocks; block += work.panel_blocks) {
     const std::int64_t count = std::min(work.panel_blocks, blocks - block);
-    context_.pool->run(count, [&](std::int64_t i) {
-      context_.kernels.pack_dense(weight, block + i, work.rounding,
-                                  work.packed + i * work.block_bytes);
-    });
-    multiply(work, block, count, rows, epilogue);
+    pack(weight, block, count, work.packed);
+    multiply(work, work.packed, block, count, rows, epilogue);
   }
 }
 
-void DenseProduct::multiply(const Work& work, std::int64_t first_block, std::int64_t blocks,
-                            std::int64_t rows, const ProductEpilogue& epilogue) const {
-  const std::int64_t row_bytes = work.activations.padded_k * element_bytes(work.rounding);
-  const MatMulPlan plan =
-      plan_dense(rows, row_bytes, blocks, context_.pool->threads(), cache_bytes_);
+void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int64_t first_block,
+                            std::int64_t blocks, std::int64_t rows,
+                            const ProductEpilogue& epilogue) const {
+  const std::int64_t padded_k = work.activations.padded_k;
+  const std::int64_t row_bytes = padded_k * element_bytes(work.rounding);
+  const MatMulPlan plan = plan_dense(rows, row_bytes, rows * padded_k * kDenseColumns, blocks,
+                                     context_.pool->threads(), cache_bytes_);
   context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
     const auto [first, last] = part(rows, plan.row_parts, task / plan.block_parts);
     const auto [begin, end] = part(blocks, plan.block_parts, task % plan.block_parts);
@@ -144,10 +189,28 @@ void DenseProduct::multiply(const Work& work, std::int64_t first_block, std::int
     // With K = 0 a kernel has nothing to add up, and writes nothing.
     if (row_bytes == 0) std::fill(std::begin(product), std::end(product), 0.0F);
     for (std::int64_t block = begin; block < end; ++block) {
-      context_.kernels.matmul_dense(work.packed + block * work.block_bytes, work.rounding,
+      context_.kernels.matmul_dense(packed + block * work.block_bytes, work.rounding,
                                     work.activations, first, last - first, product);
       context_.kernels.finish_product(product, 1, first, last - first,
                                       (first_block + block) * kDenseColumns, epilogue);
+    }
+  });
+}
+
+// Each task multiplies some columns, a block at a time.
+void DenseProduct::multiply_few(const float* x, std::int64_t rows, const DenseWeight& weight,
+                                const ProductEpilogue& epilogue) const {
+  const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
+  const std::int64_t tasks = std::min<std::int64_t>(
+      context_.pool->threads() * kTasksPerThread, tasks_of(blocks, weight.k * kDenseColumns));
+  context_.pool->run(tasks, [&](std::int64_t task) {
+    const auto [begin, end] = part(blocks, tasks, task);
+    alignas(64) float product[kFewRows * kDenseColumns] = {};
+    for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t column = block * kDenseColumns;
+      context_.kernels.dense_rows(weight, x, rows, column,
+                                  std::min(column + kDenseColumns, weight.m), product);
+      context_.kernels.finish_product(product, 1, 0, rows, column, epilogue);
     }
   });
 }

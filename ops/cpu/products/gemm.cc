@@ -19,8 +19,9 @@ class Gemm final : public Step {
   Gemm(const Node& node, const Context& context)
       : context_(context),
         name_(to_string(node)),
-        product_(node.input(1)->constant != nullptr ? DenseProduct::rounded(context)
-                                                    : DenseProduct(context, DenseRounding::kFloat)),
+        product_(node.input(1)->constant != nullptr
+                     ? DenseProduct::rounded(context, DataType::kFloat32)
+                     : DenseProduct(context, DenseRounding::kFloat)),
         transposed_a_(node.integer("transA", 0) != 0),
         transposed_b_(node.integer("transB", 0) != 0),
         alpha_(node.number("alpha", 1)),
@@ -28,6 +29,10 @@ class Gemm final : public Step {
     const Value* b = node.input(1);
     if (b->shape && (*b->shape)[0] >= 0 && (*b->shape)[1] >= 0)
       multiply_adds_ = b->shape->elements();
+    if (b->constant != nullptr) {
+      const std::int64_t rows = (*b->shape)[transposed_b_ ? 1 : 0];
+      product_.keep(weight_of(b->constant, rows, (*b->shape)[transposed_b_ ? 0 : 1]));
+    }
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -56,8 +61,7 @@ class Gemm final : public Step {
       transpose_a(a, rows, sizes);
       a = rows;
     }
-    const DenseWeight weight{inputs[1].data, DataType::kFloat32, sizes.k,
-                             sizes.m,        transposed_b_,      nullptr};
+    const DenseWeight weight = weight_of(inputs[1].data, sizes.k, sizes.m);
     ProductEpilogue epilogue;
     epilogue.y = outputs[0].as<float>();
     epilogue.m = sizes.m;
@@ -76,6 +80,10 @@ class Gemm final : public Step {
     // Null if there is no C, or if beta is 0: as in BLAS, C's numbers then do not matter.
     const Tensor* c = nullptr;
   };
+
+  DenseWeight weight_of(const void* values, std::int64_t k, std::int64_t m) const {
+    return {values, DataType::kFloat32, k, m, transposed_b_, nullptr};
+  }
 
   Sizes sizes_of(std::span<const Tensor> inputs) const {
     const Shape& a = inputs[0].shape;

@@ -165,8 +165,8 @@ class Q4NXMoE final : public Step {
     context_.pool->run(rows * parts, [&](std::int64_t task) {
       const std::int64_t row = task / parts;
       const auto [begin, end] = part(experts_, parts, task % parts);
-      context_.kernels.dense_dots(router, x + row * hidden_, begin, end,
-                                  work.logits + row * experts_);
+      context_.kernels.dense_rows(router, x + row * hidden_, 1, begin, end,
+                                  work.logits + row * experts_ + begin);
     });
   }
 

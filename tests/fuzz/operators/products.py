@@ -159,6 +159,37 @@ def dequantize(b: Builder) -> None:
     b.node("DequantizeLinear", [x, scale, zero], [(result, x.shape)], **attributes)
 
 
+def quantize(b: Builder) -> None:
+    """A QuantizeLinear, mostly with its DequantizeLinear behind it."""
+    x = b.source(FLOAT, b.shape())
+    axis = b.choices.below(x.rank) if x.rank else 0
+    shape: tuple[int, ...] = (x.shape[axis],) if x.rank and b.opset >= 13 and b.choices.chance(40) else ()
+    kind = b.choices.pick((TensorProto.INT8, TensorProto.UINT8))
+    scale = b.source(FLOAT, shape)
+    zero = b.source(kind, shape) if kind == TensorProto.INT8 or b.choices.chance(50) else ABSENT
+    attributes: dict[str, Any] = {"axis": axis if b.opset >= 13 and x.rank else None}
+    codes = b.node("QuantizeLinear", [x, scale, zero], [(kind, x.shape)], **attributes)[0]
+    if b.choices.chance(70):
+        b.node("DequantizeLinear", [codes, scale, zero], [(FLOAT, x.shape)], **attributes)
+
+
+def dynamic_product(b: Builder) -> None:
+    """What quantize_dynamic of ONNX Runtime makes of a MatMul, or a part of it."""
+    rows, k, m = b.choices.pick((1, 5, 9)), b.choices.pick((1, 8, 33)), b.choices.pick((1, 4, 40))
+    x = b.source(FLOAT, (rows, k))
+    byte = (TensorProto.UINT8, ())
+    codes, step, zero = b.node("DynamicQuantizeLinear", [x], [(TensorProto.UINT8, (rows, k)), (FLOAT, ()), byte])
+    weight = b.source(b.choices.pick((TensorProto.INT8, TensorProto.UINT8)), (k, m), constant=True)
+    zeros = b.source(weight.type, (m,), constant=True) if b.choices.chance(30) else ABSENT
+    sums = b.node("MatMulInteger", [codes, weight, zero, zeros], [(TensorProto.INT32, (rows, m))])[0]
+    if b.choices.chance(20):
+        return
+    shape = b.choices.pick(((m,), ()))
+    factors = b.node("Mul", [step, b.source(FLOAT, shape, constant=True)], [(FLOAT, shape)])[0]
+    numbers = b.node("Cast", [sums], [(FLOAT, (rows, m))], to=FLOAT)[0]
+    b.node("Mul", [numbers, factors], [(FLOAT, (rows, m))])
+
+
 def convolution(b: Builder) -> None:
     """A convolution, mostly of patches, where the strides equal the kernel."""
     images, channels = b.choices.pick((1, 2, 0, 3)), b.choices.pick((3, 1, 2, 4))
@@ -198,6 +229,8 @@ OPERATORS: Operators = [
     (8, "Transpose, MatMul, Add, Transpose", 7, optimised_gemm),
     (26, "MatMul, Add, Gelu, Add", 7, projection),
     (14, "DequantizeLinear", 10, dequantize),
+    (9, "QuantizeLinear", 10, quantize),
+    (7, "DynamicQuantizeLinear, MatMulInteger", 11, dynamic_product),
     (9, "Conv", 7, convolution),
     (7, "AveragePool", 7, average_pool),
 ]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
 from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, summed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fuzz.reference.evaluate import Node, Table
 
 # Errors of one rounding: to bf16, with 8 significant bits; to int8 relative to the group's largest number, half of a
-# 127th (a group is part of a row); to 8 bits between a group's lowest and highest number, relative to their distance.
-BFLOAT16, INT8, BYTE = 2.0**-8, 0.5 / 127 * 1.02, 0.5 / 255 * 1.02
+# 127th (a group is part of a row); to 7 bits (AVX2; else 8) between a group's lowest and highest number, relative to
+# their distance.
+BFLOAT16, INT8, BYTE = 2.0**-8, 0.5 / 127 * 1.02, 0.5 / 127 * 1.02
 # A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 # Above this, roundings to bf16 and scales of int8 may overflow.
@@ -81,8 +84,10 @@ def _rounded_operands(
 
 
 def _dense_rounding(node: Node) -> str:
-    """The rounding of products with a constant weight: on AVX-512 that of `activations` (docs/operators.md)."""
-    return node.provider.get("activations", "none") if node.provider.get("cpu_isa") in ("avx512", "auto") else "none"
+    """The rounding of products with a constant weight: that of `activations`, on AVX2 int8 only."""
+    isa, activations = node.provider.get("cpu_isa"), node.provider.get("activations", "none")
+    rounds = isa in ("avx512", "auto") or (isa == "avx2" and activations == "int8")
+    return activations if rounds else "none"
 
 
 def sum_of(a: Samples, b: Samples) -> Samples:
@@ -297,15 +302,46 @@ def dequantize(node: Node) -> Samples:
         raise Unknown
     numbers = x.exact().astype(np.float64)
 
-    def placed(array: Array) -> Array:
+    zero = _along_axis(node, numbers.ndim)(node.input(2).exact().astype(np.float64)) if node.has(2) else 0.0
+    placed = scale.map(_along_axis(node, numbers.ndim))
+    return elementwise(np.multiply, of(numbers - zero)._replace(dtype=result), placed)
+
+
+def _along_axis(node: Node, rank: int) -> Callable[[Array], Array]:
+    """Gives one number, or one for each index of the node's axis, a shape that broadcasts to its input."""
+
+    def place(array: Array) -> Array:
         if array.size == 1 and array.ndim <= 1:
             return array.reshape(())
-        shape = [1] * numbers.ndim
+        shape = [1] * rank
         shape[node.attributes.get("axis", 1)] = -1
         return array.reshape(shape)
 
-    zero = placed(node.input(2).exact().astype(np.float64)) if node.has(2) else 0.0
-    return elementwise(np.multiply, of(numbers - zero)._replace(dtype=result), scale.map(placed))
+    return place
+
+
+def quantize(node: Node) -> Samples:
+    x, scale = node.float(0), node.float(1)
+    if node.attributes.get("block_size", 0) or node.attributes.get("output_dtype", 0):
+        raise Unknown
+    dtype = node.input(2).dtype if node.has(2) else np.dtype(np.uint8)
+    place = _along_axis(node, len(x.shape))
+    zero = place(node.input(2).exact().astype(np.float64)) if node.has(2) else 0.0
+    quotient = elementwise(np.divide, x, scale.map(place))
+    codes = np.rint(quotient.numbers) + zero
+    missing, info = np.isnan(codes), limits(dtype)
+    numbers = np.clip(np.where(missing, 0, codes), float(info.min), float(info.max)).astype(dtype)
+    return Samples(numbers, dtype).unknown_where(missing.any(axis=0))
+
+
+def integer_matmul(node: Node) -> Samples:
+    a, b = (node.input(i).exact().astype(np.int64) for i in (0, 1))
+    zeros = [node.input(i).exact().astype(np.int64) if node.has(i) else 0 for i in (2, 3)]
+    return of(((a - zeros[0]) @ (b - zeros[1])).astype(np.int32))
+
+
+def dynamic_quantize(node: Node) -> Samples:
+    raise Unknown  # tests/ops/cpu/test_quantization.py compares it
 
 
 # --- Patches ---------------------------------------------------------------------------------------------------------
@@ -333,6 +369,9 @@ TABLE: Table = {
     ("", "Conv"): convolution,
     ("", "AveragePool"): average_pool,
     ("", "DequantizeLinear"): dequantize,
+    ("", "QuantizeLinear"): quantize,
+    ("", "DynamicQuantizeLinear"): dynamic_quantize,
+    ("", "MatMulInteger"): integer_matmul,
     ("com.microsoft", "MatMulNBits"): matmul_n_bits,
     ("com.microsoft", "GatherBlockQuantized"): gather_n_bits,
     ("ai.flownpu", "Q4NXMatMul"): q4nx_matmul,

@@ -14,10 +14,12 @@ from tests.ops.cpu.test_q4nx_matmul import EPSILON, rounded, tie_error
 from tests.ops.cpu.within_bounds import check
 from tests.ops.device import ISAS, one, run
 
-# (rows, K, M): few rows; columns and K that fill no block of 32 or 256; SigLIP's patch of 588; two stretches of 1024 K.
+# (rows, K, M): few rows; columns and K that fill no block of 32 or 128; SigLIP's patch of 588; two stretches of 1024 K.
 SHAPES = [(1, 33, 7), (4, 256, 32), (5, 40, 33), (13, 588, 96), (300, 72, 40), (7, 2080, 64)]
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 FEW_ROWS = 4
+# Columns of K that share a scale in int8.
+PART = 128
 
 
 def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -28,12 +30,19 @@ def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.
     return (rng.standard_normal((k, m), dtype=np.float32) + 0.25).astype(TYPES[dtype]), None
 
 
-def rounds(isa: str, rows: int) -> bool:
-    """Whether inputs are rounded: of more than four rows, where there are dot products of the rounded types."""
-    return isa == "avx512" and rows > FEW_ROWS
+# Largest 8-bit code of a float weight: AVX2 adds two products in 16 bits.
+LARGEST_CODE = {"avx512": 255, "avx2": 127}
 
 
-def rounded_weight(weight: np.ndarray, scale: np.ndarray | None, activations: str) -> tuple[np.ndarray, np.ndarray]:
+def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
+    """What inputs are rounded to: those of more than four rows, where there are dot products of that type."""
+    rounds = isa == "avx512" or (isa == "avx2" and activations == "int8" and weight.dtype != np.int8)
+    return activations if rounds and rows > FEW_ROWS else "none"
+
+
+def rounded_weight(
+    weight: np.ndarray, scale: np.ndarray | None, activations: str, codes: int = 255
+) -> tuple[np.ndarray, np.ndarray]:
     """The weight as multiplied, [K, M] in float64, and its error where float32 decides between two codes."""
     exact = weight.astype(np.float64) * (1 if scale is None else scale.astype(np.float64))
     if activations == "bf16":
@@ -42,13 +51,13 @@ def rounded_weight(weight: np.ndarray, scale: np.ndarray | None, activations: st
     if weight.dtype == np.int8:
         return exact, np.zeros_like(exact)
     found, error = np.empty_like(exact), np.zeros_like(exact)
-    for start in range(0, len(exact), 256):
-        part = exact[start : start + 256]
-        lowest, step = part.min(0), (part.max(0) - part.min(0)) / 255
+    for start in range(0, len(exact), PART):
+        part = exact[start : start + PART]
+        lowest, step = part.min(0), (part.max(0) - part.min(0)) / codes
         scaled = (part - lowest) / np.where(step > 0, step, 1)
-        found[start : start + 256] = lowest + step * np.floor(scaled + 0.5)
+        found[start : start + PART] = lowest + step * np.floor(scaled + 0.5)
         # Four roundings of a number up to 255 (difference, inverse, product, and the range before).
-        error[start : start + 256] = np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 255 * 4 * EPSILON, step, 0)
+        error[start : start + PART] = np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 255 * 4 * EPSILON, step, 0)
     return found, error
 
 
@@ -74,12 +83,12 @@ def test_product_equals_float64(
     )
     exact_x, exact_w = x.astype(np.float64), dense_matmul.reference(np.eye(k), weight, scale)
     slack = np.zeros((rows, m))
-    if rounds(isa, rows):
-        exact_x = rounded(x, activations, 256)
-        exact_w, error = rounded_weight(weight, scale, activations)
-        slack = tie_error(x, activations, 256) @ np.abs(exact_w) + np.abs(exact_x) @ error
+    if rounding(isa, rows, activations, weight) != "none":
+        exact_x = rounded(x, activations, PART)
+        exact_w, error = rounded_weight(weight, scale, activations, LARGEST_CODE[isa])
+        slack = tie_error(x, activations, PART) @ np.abs(exact_w) + np.abs(exact_x) @ error
     # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sum
-    # over a group of 32 and over a block of 256), relative to the sum of magnitudes: an 8-bit weight is the sum of a
+    # over a group of 32 and over a block of 128), relative to the sum of magnitudes: an 8-bit weight is the sum of a
     # minimum and steps, whose magnitudes are up to three times the largest weight.
     magnitudes = np.abs(exact_x).sum(1)[:, None] * 3 * np.abs(exact_w).max()
     assert np.all(np.abs(y - exact_x @ exact_w) <= (k + 8) * EPSILON * magnitudes + slack)

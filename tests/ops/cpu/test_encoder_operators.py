@@ -49,16 +49,6 @@ def test_average_pool_equals_reference(window: list[int]) -> None:
     check("AveragePool", [IMAGES], kernel_shape=window, strides=window)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-@pytest.mark.parametrize("axis", [0, 1, -1, None])
-@pytest.mark.parametrize("zero", [False, True])
-def test_dequantize_linear_equals_reference(dtype: Any, axis: int | None, zero: bool) -> None:
-    x = RNG.integers(np.iinfo(dtype).min, np.iinfo(dtype).max + 1, (3, 4, 5)).astype(dtype)
-    count = 1 if axis is None else x.shape[axis]
-    inputs = [x, RNG.uniform(0.5, 2, count).astype(np.float32), RNG.integers(0, 100, count).astype(dtype)]
-    check("DequantizeLinear", inputs[: 2 + zero], **({} if axis is None else {"axis": axis}))
-
-
 KERNEL = np.zeros((8, 3, 4, 4), np.float32)
 WINDOWS = "expected windows of two axes side by side"
 

@@ -5,6 +5,7 @@ reasons that the error and the placement report give. Each rule's own test has t
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +190,111 @@ def test_feed_forward_becomes_products(
     ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]
 ) -> None:
     assert check(ep_devices, model, {"x": activations(1, 3, 96)}, tmp_path) == expected
+
+
+ERF_GELU = """
+gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
+    half = Constant <value_float = 0.5> ()
+    one = Constant <value_float = 1.0> ()
+    root = Constant <value_float = {root}> ()
+    scaled = {scale} (x, root)
+    erf = Erf (scaled)
+    sum = Add (one, erf)
+    {products}
+}}
+"""
+HALVED_LAST = "product = Mul (x, sum)  y = Mul (product, half)"
+
+
+@pytest.mark.parametrize(
+    ("scale", "root", "products", "is_gelu"),
+    [
+        ("Div", math.sqrt(2), HALVED_LAST, True),
+        ("Mul", math.sqrt(0.5), "product = Mul (half, x)  y = Mul (sum, product)", True),
+        ("Div", 1.5, HALVED_LAST, False),
+        ("Mul", math.sqrt(2), HALVED_LAST, False),
+        ("Div", math.sqrt(2), "product = Mul (scaled, sum)  y = Mul (product, half)", False),
+    ],
+)
+def test_gelu_by_erf_becomes_gelu_only_with_its_constants(
+    ep_devices: list[Any], tmp_path: Path, scale: str, root: float, products: str, is_gelu: bool
+) -> None:
+    model = testing.parse(ERF_GELU.format(scale=scale, root=np.float32(root), products=products))
+    operators = check(ep_devices, model, {"x": activations(1, 3, 8)}, tmp_path)
+    assert operators.get("Gelu", 0) == (1 if is_gelu else 0)
+    assert operators.get("Erf", 0) == (0 if is_gelu else 1)
+
+
+# --- Quantised graphs: dynamic_product, dequantized -------------------------------------------------------------------
+
+DYNAMIC = """
+dynamic (float[1, S, 64] x) => (float[1, S, 40] y) {{
+    codes, step, zero = DynamicQuantizeLinear (x)
+    sums = MatMulInteger (codes, w, zero, points)
+    numbers = Cast <to = 1> (sums)
+    factors = Mul ({factors})
+    y = Mul (numbers, factors)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "point", "scales", "factors", "is_product"),
+    [
+        (np.int8, 0, 40, "step, scale", True),
+        (np.int8, 0, 1, "scale, step", True),
+        (np.int8, 1, 40, "step, scale", False),
+        (np.uint8, 0, 40, "step, scale", False),
+        (np.int8, 0, 40, "step, step", False),
+    ],
+)
+def test_dynamic_product_becomes_product_of_symmetric_int8_weight(
+    ep_devices: list[Any], tmp_path: Path, kind: Any, point: int, scales: int, factors: str, is_product: bool
+) -> None:
+    rng = np.random.default_rng(5)
+    scale = rng.uniform(0.001, 0.01, scales).astype(np.float32)
+    constants = {"w": rng.integers(0, 100, (64, 40)).astype(kind), "points": np.full(40, point, kind)}
+    if "scale" in factors:
+        constants["scale"] = scale
+    proto = ir.to_proto(testing.parse(DYNAMIC.format(factors=factors), **constants))
+    feeds = {"x": rng.uniform(-1, 1, (1, 6, 64)).astype(np.float32)}
+    ours = session(ep_devices, proto, tmp_path, activations="int8")
+    stock = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found, expected = ours.run(None, feeds)[0], stock.run(None, feeds)[0]
+    # Both round activations of at most 1 by half a step: ONNX Runtime of 2 / 255, DenseMatMul of 1 / 127.
+    weights = np.abs(constants["w"].astype(np.float64) - point).sum(0)
+    factor = scale if "scale" in factors else 2 / 255
+    assert np.all(np.abs(found - expected) <= (1 / 255 + 0.5 / 127) * 1.01 * weights * factor + 1e-6)
+    ran = json.loads(Path(ours.end_profiling()).read_text())
+    names = {event["args"]["op_name"] for event in ran if event["cat"] == "Kernel"}
+    assert ("DenseMatMul" in names) == is_product
+    assert ("MatMulInteger" in names) == (not is_product)
+
+
+TABLE = """
+table (int64[N] ids) => (float[N, 24] y, float[40, 24] z) {
+    rows = DequantizeLinear (w, scale, zero)
+    y = Gather (rows, ids)
+    bias = DequantizeLinear <axis = 0> (codes, steps)
+    z = Add (bias, y0)
+}
+"""
+
+
+def test_dequantized_constants_are_not_computed_in_each_run(ep_devices: list[Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    model = testing.parse(
+        TABLE,
+        w=rng.integers(0, 256, (50, 24)).astype(np.uint8),
+        scale=np.float32(0.02),
+        zero=np.uint8(128),
+        codes=rng.integers(-1000, 1000, (40, 24)).astype(np.int32),
+        steps=rng.uniform(0.001, 0.01, 40).astype(np.float32),
+        y0=activations(40, 24),
+    )
+    operators = check(ep_devices, model, {"ids": np.array([3, 49, 0, -1])}, tmp_path)
+    # Rows of the table are gathered as bytes; the bias is a constant.
+    assert operators == {"Gather": 1, "DequantizeLinear": 1, "Add": 1}
 
 
 NATIVE = """

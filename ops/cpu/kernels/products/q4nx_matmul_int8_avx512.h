@@ -33,13 +33,13 @@ constexpr int kTile = 6;
 constexpr std::int64_t kBytePartBytes = q4nx::kBlockRows * kPartColumns;
 constexpr std::int64_t kByteParts = kMatMulScratchBytes / (kBytePartBytes + 4 * 64);
 
-// Parts of 8-bit codes of 32 rows x 256 columns, with scale and minimum of each.
+// Parts of 8-bit codes of 32 rows x some columns (256 of Q4NX), with scale and minimum of each.
 struct BytePartRange {
   const std::byte* codes;
   const Parameters* parameters;
   std::int64_t first_part;
   std::int64_t parts;
-  // Groups with weights: 8 in each part, fewer in the last part of a K that does not fill it.
+  // Groups with weights: all of each part, fewer in the last part of a K that does not fill it.
   std::int64_t groups;
 };
 
@@ -244,7 +244,7 @@ struct PartResults {
               std::int64_t part)
       : scale(parameters.scale),
         minimum(parameters.minimum),
-        parts(a.groups / kGroupsPerPart),
+        parts(a.padded_k / a.part_columns),
         first(part == 0),
         last(part + 1 == parts) {
     scales = a.scales + row * parts + part;
@@ -270,18 +270,18 @@ struct PartResults {
   }
 };
 
-template <int COUNT>
+template <int COUNT, std::int64_t PART = kPartColumns>
 void tile_int8(const BytePartRange& range, const RoundedActivations& a, std::int64_t row,
                RangeFetch& fetch, float* out) {
+  constexpr std::int64_t kGroups = PART / q4nx::kGroup;
   for (std::int64_t p = 0; p < range.parts; ++p) {
     fetch.step();
     const std::int64_t part = range.first_part + p;
     IntegerRows dot[COUNT];
-    dot_part<COUNT>(
-        range.codes + p * kBytePartBytes,
-        std::min(kGroupsPerPart, range.groups - p * kGroupsPerPart),
-        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kPartColumns,
-        a.padded_k, dot);
+    dot_part<COUNT>(range.codes + p * PART * q4nx::kBlockRows,
+                    std::min(kGroups, range.groups - p * kGroups),
+                    static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * PART,
+                    a.padded_k, dot);
     const PartResults results(range.parameters[p], a, row, part);
     for (int r = 0; r < COUNT; ++r) results.add(dot[r], r, out + r * q4nx::kBlockRows);
   }

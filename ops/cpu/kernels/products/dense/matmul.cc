@@ -1,27 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul: packs weights of any type, 32 columns at a time, in the order that a kernel reads,
-// and multiplies them by many rows; and dot products with a weight as it lies.
-#include "ops/cpu/kernels/products/dense_dots.h"
-#include "ops/cpu/kernels/products/dense_matmul_float.h"
+// and multiplies them by many rows; and multiplies a weight as it lies by a few rows.
+#include "ops/cpu/kernels/products/dense/rows.h"
+#include "ops/cpu/kernels/products/dense/float.h"
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
-#include "ops/cpu/kernels/products/dense_matmul_avx512.h"
+#include "ops/cpu/kernels/products/dense/avx512.h"
+#elif defined(__AVX2__)
+#include "ops/cpu/kernels/products/dense/avx2.h"
 #endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-DenseRounding dense_rounding([[maybe_unused]] bool int8) {
+DenseRounding dense_rounding([[maybe_unused]] bool int8, [[maybe_unused]] DataType weight) {
 #if defined(__AVX512BF16__)
   return int8 ? DenseRounding::kInt8 : DenseRounding::kBFloat16;
+#elif defined(__AVX2__)
+  const bool loses_no_bit = weight != DataType::kInt8;
+  return int8 && loses_no_bit ? DenseRounding::kInt8 : DenseRounding::kFloat;
 #else
   return DenseRounding::kFloat;
 #endif
 }
 
 std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] DenseRounding rounding) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
   if (rounding == DenseRounding::kInt8) return int8_block_bytes(k);
+#endif
+#if defined(__AVX512BF16__)
   if (rounding == DenseRounding::kBFloat16) return bf16_block_bytes(k);
 #endif
   return k * kDenseColumns * static_cast<std::int64_t>(sizeof(float));
@@ -29,8 +36,10 @@ std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] DenseRounding ro
 
 void pack_dense(const DenseWeight& weight, std::int64_t block,
                 [[maybe_unused]] DenseRounding rounding, std::byte* packed) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
   if (rounding == DenseRounding::kInt8) return pack_int8(weight, block, packed);
+#endif
+#if defined(__AVX512BF16__)
   if (rounding == DenseRounding::kBFloat16) return pack_bf16(weight, block, packed);
 #endif
   widen_columns(weight, 0, weight.k, block, reinterpret_cast<float*>(packed));
@@ -39,8 +48,10 @@ void pack_dense(const DenseWeight& weight, std::int64_t block,
 
 void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseRounding rounding,
                   const RoundedActivations& a, std::int64_t first, std::int64_t count, float* out) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
   if (rounding == DenseRounding::kInt8) return dense_int8(packed, a, first, count, out);
+#endif
+#if defined(__AVX512BF16__)
   if (rounding == DenseRounding::kBFloat16) return dense_bf16(packed, a, first, count, out);
 #endif
   dense_float(packed, a, first, count, out);
@@ -53,7 +64,7 @@ void fill_dense_matmul(Kernels& kernels) {
   kernels.dense_block_bytes = dense_block_bytes;
   kernels.pack_dense = pack_dense;
   kernels.matmul_dense = matmul_dense;
-  kernels.dense_dots = dense_dots;
+  kernels.dense_rows = dense_rows;
 }
 
 }  // namespace flownpu::cpu::FLOWNPU_ISA

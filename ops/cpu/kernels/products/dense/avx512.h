@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul in AVX-512, with dot products of int8 or of bf16.
 //
-// int8: 32 columns of the weight x 256 of k get one scale and one minimum a column, as Q4NXMatMul's
+// int8: 32 columns of the weight x 128 of k get one scale and one minimum a column, as Q4NXMatMul's
 // 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile kernel multiplies them): w = minimum +
-// scale * u with u in 0 .. 255 and scale = (range of the 256 weights) / 255; a weight that is int8
-// is its code less 128, exactly. Packed: for each 256 of k codes [k / 4][even columns, odd
-// columns][16 lanes of 4], then for each 256 of k the scales and minima.
+// scale * u with u in 0 .. 255 and scale = (range of the 128 weights) / 255; a weight that is int8
+// is its code less 128, exactly. Packed: for each 128 of k codes [k / 4][even columns, odd
+// columns][16 lanes of 4], then for each 128 of k the scales and minima.
 //
 // bf16: weights are rounded to bf16 where they are not. Packed: [k / 2][even, odd][16 lanes of 2].
 #pragma once
 
 #include <algorithm>
 
-#include "ops/cpu/kernels/products/dense_matmul_float.h"
+#include "ops/cpu/kernels/products/dense/float.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_int8_avx512.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -22,9 +22,13 @@ static_assert(kDenseColumns == q4nx::kBlockRows);
 
 // --- int8 -------------------------------------------------------------------------------------
 
+constexpr std::int64_t kDensePartBytes = kDensePart * kDenseColumns;
+// Parts whose codes and scales fill an L1 data cache, as the scratch of other products does.
+constexpr std::int64_t kDenseParts = kMatMulScratchBytes / (kDensePartBytes + 4 * 64);
+
 inline std::int64_t int8_block_bytes(std::int64_t k) {
-  return q4nx::ceil_div(k, kPartColumns) *
-         (kBytePartBytes + static_cast<std::int64_t>(sizeof(Parameters)));
+  return q4nx::ceil_div(k, kDensePart) *
+         (kDensePartBytes + static_cast<std::int64_t>(sizeof(Parameters)));
 }
 
 // The range of `count` rows of 32 columns; for int8 weights the range of their type, so that no
@@ -63,12 +67,12 @@ inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse)
 }
 
 inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* packed) {
-  alignas(64) float columns[kPartColumns * kDenseColumns];
-  const std::int64_t k_blocks = q4nx::ceil_div(weight.k, kPartColumns);
-  auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * kBytePartBytes);
+  alignas(64) float columns[kDensePart * kDenseColumns];
+  const std::int64_t k_blocks = q4nx::ceil_div(weight.k, kDensePart);
+  auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * kDensePartBytes);
   for (std::int64_t b = 0; b < k_blocks; ++b) {
-    const std::int64_t k = b * kPartColumns;
-    const std::int64_t count = std::min(kPartColumns, weight.k - k);
+    const std::int64_t k = b * kDensePart;
+    const std::int64_t count = std::min(kDensePart, weight.k - k);
     widen_columns(weight, k, count, block, columns);
     std::fill(columns + count * kDenseColumns, std::end(columns), 0.0F);
     const ByteRange range = dense_range(weight, columns, count);
@@ -76,7 +80,7 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
     const __m512 part = _mm512_set1_ps(1.0F / 256.0F);
     const Rows inverse{_mm512_mul_ps(range.inverse.even, part),
                        _mm512_mul_ps(range.inverse.odd, part)};
-    std::byte* codes = packed + b * kBytePartBytes;
+    std::byte* codes = packed + b * kDensePartBytes;
     for (std::int64_t i = 0; i < count; i += 4, codes += 128) {
       __m512 even[4];
       __m512 odd[4];
@@ -90,7 +94,7 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
       _mm512_store_si512(codes + 64, code_quad(odd, lowest.odd, inverse.odd));
     }
     // The rest of the last group, whose activations are zero.
-    std::fill(codes, packed + b * kBytePartBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
+    std::fill(codes, packed + b * kDensePartBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
               std::byte{0});
     alignas(64) float scales[2 * kDenseColumns];
     store_rows(range.parameters.scale, scales);
@@ -102,19 +106,20 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
 
 inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
                        std::int64_t count, float* out) {
-  const std::int64_t k_blocks = a.groups / kGroupsPerPart;
-  const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kBytePartBytes);
-  for (std::int64_t b = 0; b < k_blocks; b += kByteParts) {
-    const std::int64_t blocks = std::min(kByteParts, k_blocks - b);
+  constexpr std::int64_t kGroups = kDensePart / q4nx::kGroup;
+  const std::int64_t k_blocks = a.padded_k / kDensePart;
+  const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kDensePartBytes);
+  for (std::int64_t b = 0; b < k_blocks; b += kDenseParts) {
+    const std::int64_t blocks = std::min(kDenseParts, k_blocks - b);
     const std::int64_t groups =
-        std::min(blocks * kGroupsPerPart, a.filled_groups - b * kGroupsPerPart);
-    const BytePartRange range{packed + b * kBytePartBytes, parameters + b, b, blocks, groups};
+        std::min(blocks * kGroups, a.filled_groups - b * kGroups);
+    const BytePartRange range{packed + b * kDensePartBytes, parameters + b, b, blocks, groups};
     // The next codes in memory: those of more of k, or of the next columns.
-    RangeFetch fetch(range.codes + blocks * kBytePartBytes, kByteParts * kBytePartBytes,
-                     q4nx::ceil_div(count, kTile) * kByteParts);
+    RangeFetch fetch(range.codes + blocks * kDensePartBytes, kDenseParts * kDensePartBytes,
+                     q4nx::ceil_div(count, kTile) * kDenseParts);
     for (std::int64_t row = 0; row < count; row += kTile) {
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-        tile_int8<COUNT>(range, a, first + row, fetch, out + row * kDenseColumns);
+        tile_int8<COUNT, kDensePart>(range, a, first + row, fetch, out + row * kDenseColumns);
       });
     }
   }
@@ -152,7 +157,7 @@ inline void pack_bf16(const DenseWeight& weight, std::int64_t block, std::byte* 
 }
 
 // COUNT rows of activations times `groups` groups of k from `group` on, added to what is in `out`
-// from the groups before, as in dense_matmul_float.h.
+// from the groups before, as in float.h.
 template <int COUNT>
 void tile_dense_bf16(const std::byte* packed, const RoundedActivations& a, std::int64_t row,
                      std::int64_t group, std::int64_t groups, float* out) {

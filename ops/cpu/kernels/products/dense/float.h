@@ -89,30 +89,35 @@ constexpr std::int64_t kTileColumns = static_cast<std::int64_t>(kColumnVectors) 
 // 32 KB of packed columns.
 constexpr std::int64_t kFloatRange = 256;
 
-// COUNT rows of activations times rows k .. end of two vectors of packed columns; out += product.
-template <int COUNT>
-void tile_dense(const float* packed, std::int64_t k, std::int64_t end, const float* x,
-                std::int64_t x_stride, float* out) {
-  const bool is_first = k == 0;
-  Vector sum[COUNT][kColumnVectors];
+// Where columns lie: packed for this tile, or in the rows of a weight as it is stored.
+enum class Columns : std::uint8_t { kPacked, kStored };
+
+// COUNT rows x[x_stride] of activations times `k` rows of VECTORS vectors of columns, whose rows are
+// `stride` elements apart: out = product, or out += product if `adds`.
+template <typename Type, int COUNT, int VECTORS, Columns PLACE>
+void tile_dense(const typename Type::Element* columns, std::int64_t stride, std::int64_t k,
+                const float* x, std::int64_t x_stride, bool adds, float* out) {
+  Vector sum[COUNT][VECTORS];
   for (int r = 0; r < COUNT; ++r) {
-    for (int v = 0; v < kColumnVectors; ++v) sum[r][v] = Vector{};
+    for (int v = 0; v < VECTORS; ++v) sum[r][v] = Vector{};
   }
-  for (; k < end; ++k) {
-    Vector columns[kColumnVectors];
-    for (int v = 0; v < kColumnVectors; ++v)
-      columns[v] = load(packed + k * kDenseColumns + v * kLanes);
+  for (std::int64_t i = 0; i < k; ++i, columns += stride) {
+    // Each row of a wide weight begins in another page, and hardware does not fetch ahead across
+    // pages.
+    if constexpr (PLACE == Columns::kStored) __builtin_prefetch(columns + kRowsAhead * stride);
+    Vector row[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) row[v] = Type::load_vector(columns + v * kLanes);
     for (int r = 0; r < COUNT; ++r) {
-      const Vector activation = broadcast(x[r * x_stride + k]);
-      for (int v = 0; v < kColumnVectors; ++v) sum[r][v] += activation * columns[v];
+      const Vector activation = broadcast(x[r * x_stride + i]);
+      for (int v = 0; v < VECTORS; ++v) sum[r][v] += activation * row[v];
     }
   }
   // Unrolled, or GCC keeps the sums in memory.
 #pragma GCC unroll 12
   for (int r = 0; r < COUNT; ++r) {
-    for (int v = 0; v < kColumnVectors; ++v) {
+    for (int v = 0; v < VECTORS; ++v) {
       float* y = out + r * kDenseColumns + v * kLanes;
-      store(y, is_first ? sum[r][v] : load(y) + sum[r][v]);
+      store(y, adds ? load(y) + sum[r][v] : sum[r][v]);
     }
   }
 }
@@ -126,8 +131,9 @@ inline void dense_float(const std::byte* packed, const RoundedActivations& a, st
     for (std::int64_t row = 0; row < count; row += kFloatRows) {
       with_count<kFloatRows>(std::min<std::int64_t>(kFloatRows, count - row), [&]<int COUNT>() {
         for (std::int64_t c = 0; c < kDenseColumns; c += kTileColumns) {
-          tile_dense<COUNT>(columns + c, k, end, x + row * a.padded_k, a.padded_k,
-                            out + row * kDenseColumns + c);
+          tile_dense<Float, COUNT, kColumnVectors, Columns::kPacked>(
+              columns + k * kDenseColumns + c, kDenseColumns, end - k, x + row * a.padded_k + k,
+              a.padded_k, k > 0, out + row * kDenseColumns + c);
         }
       });
     }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// MatMulInteger: (A - a_zero_point) (B - b_zero_point) of 8-bit integers in int32, exact. ONNX
+// Runtime's dynamic quantisation writes it between DynamicQuantizeLinear and a Mul by the scales;
+// ops/lowering/dynamic_product.cc makes one product of these. This step serves what is left.
+#include <algorithm>
+#include <string>
+
+#include "ops/cpu/integers.h"
+#include "ops/cpu/step.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+int value_at(const Tensor& tensor, std::int64_t index) {
+  return tensor.type == DataType::kInt8 ? tensor.as<const std::int8_t>()[index]
+                                        : tensor.as<const std::uint8_t>()[index];
+}
+
+class MatMulInteger final : public Step {
+ public:
+  MatMulInteger(const Node& node, const Context& context)
+      : context_(context), name_(to_string(node)) {
+    const Value* b = node.input(1);
+    if (b->shape && (*b->shape)[0] >= 0 && (*b->shape)[1] >= 0)
+      multiply_adds_ = b->shape->elements();
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Shape& a = inputs[0].shape;
+    const Shape& b = inputs[1].shape;
+    if (a[-1] != b[0])
+      fail("[", name_, "] expected A [.., ", b[0], "] for B ", to_string(b), ", got ",
+           to_string(a));
+    if (is_given(inputs, 2) && inputs[2].shape.elements() != 1)
+      unsupported("[", name_, "] expected one a_zero_point, got ", to_string(inputs[2].shape));
+    const std::int64_t zeros = is_given(inputs, 3) ? inputs[3].shape.elements() : 1;
+    if (zeros != 1 && zeros != b[1])
+      fail("[", name_, "] expected one b_zero_point or ", b[1], ", got ",
+           to_string(inputs[3].shape));
+    outputs[0] = a;
+    outputs[0][-1] = b[1];
+  }
+
+  // Each task makes some columns of all rows, kColumns at a time.
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const Tensor& a = inputs[0];
+    const Tensor& b = inputs[1];
+    const std::int64_t k = b.shape[0];
+    const std::int64_t m = b.shape[1];
+    const std::int64_t rows = outputs[0].shape.elements() / std::max<std::int64_t>(m, 1);
+    const int a_zero = is_given(inputs, 2) ? value_at(inputs[2], 0) : 0;
+    context_.pool->run((m + kColumns - 1) / kColumns, [&](std::int64_t task) {
+      const std::int64_t begin = task * kColumns;
+      const std::int64_t count = std::min(kColumns, m - begin);
+      std::int32_t zeros[kColumns] = {};
+      for (std::int64_t c = 0; is_given(inputs, 3) && c < count; ++c)
+        zeros[c] = value_at(inputs[3], inputs[3].shape.elements() == 1 ? 0 : begin + c);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        std::int32_t sums[kColumns] = {};
+        for (std::int64_t i = 0; i < k; ++i) {
+          const std::int32_t factor = value_at(a, row * k + i) - a_zero;
+          for (std::int64_t c = 0; c < count; ++c)
+            sums[c] += factor * (value_at(b, i * m + begin + c) - zeros[c]);
+        }
+        std::copy_n(sums, count, outputs[0].as<std::int32_t>() + row * m + begin);
+      }
+    });
+  }
+
+  std::int64_t multiply_adds() const override { return multiply_adds_; }
+
+ private:
+  static constexpr std::int64_t kColumns = 32;
+
+  Context context_;
+  std::string name_;
+  std::int64_t multiply_adds_ = 0;
+};
+
+constexpr Port kInputs[] = {{.name = "A", .types = kBytes, .shape = "[..,?]", .type_letter = 'A'},
+                            {.name = "B", .types = kBytes, .shape = "[?,?]", .type_letter = 'B'},
+                            optional({.name = "a_zero_point", .types = kBytes, .type_letter = 'A'}),
+                            optional({.name = "b_zero_point", .types = kBytes, .type_letter = 'B'})};
+constexpr Port kOutputs[] = {{.name = "Y", .types = kInt32}};
+constexpr Operator kOperators[] = {
+    {{"", "MatMulInteger", 10, 10, kInputs, kOutputs}, make<MatMulInteger>}};
+
+}  // namespace
+
+std::span<const Operator> matmul_integer_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -4,9 +4,21 @@
 import numpy as np
 import pytest
 
-from tests.npu.decoders import ATTENTION_BIAS, Session, npu, read_nodes, with_input, with_position_ids
+from flownpu.ops import q4nx
+from tests.npu.decoders import (
+    ATTENTION_BIAS,
+    COS_CACHE,
+    GivenNode,
+    Session,
+    npu,
+    partition,
+    read_nodes,
+    with_input,
+    with_position_ids,
+)
 from tests.npu.rounding import array_error
 from tests.npu.run.steps import CONTEXT, run_all, steps_of
+from tests.ops.device import _argument
 
 
 @pytest.mark.slow
@@ -104,3 +116,93 @@ def test_attention_bias_that_masks_later_keys_changes_nothing(rng, models, embed
         session.run(hidden[:5], 5, past, bias=padded)
     with pytest.raises(RuntimeError, match=r"attention_bias of shape \[batch, heads, 5, 5 or more\], got \[1,1,5,4\]"):
         session.run(hidden[:5], 5, past, bias=padded[..., :4].copy())
+
+
+def test_masks_of_windows_change_nothing(rng, models, embed, session_of):
+    """Gemma 3 as optimum exports it: layers with a window have a mask that hides what the window does."""
+    nodes, outputs = read_nodes(models.converted("gemma3_text"))
+    for node in with_input(nodes, ATTENTION_BIAS, "whole", "float"):
+        if node.attributes.get("local_window_size", 0) > 0:
+            node.inputs[ATTENTION_BIAS][0] = "sliding"
+    session = Session(npu.NpuDevice(str(models.artifacts("gemma3_text", CONTEXT))), nodes, outputs)
+    window = max(session.attributes["attention.window"])
+    hidden, steps = embed("gemma3_text", rng.integers(3, 300, 11)), steps_of(10, 11)
+    whole = np.triu(np.full((11, 11), -np.inf, np.float32), 1)
+    sliding = whole + np.tril(np.full((11, 11), -np.inf, np.float32), -window)
+    past = session.past(CONTEXT)
+    masks = [mask[None, None] for mask in (sliding, whole)]
+    found = [
+        session.run(hidden[start:stop], stop, past, bias=[mask[..., start:stop, :stop].copy() for mask in masks])[0]
+        for start, stop in steps
+    ]
+    assert np.array(found).tobytes() == run_all(session_of("gemma3_text"), hidden, steps).tobytes()
+    narrow = sliding[None, None, :10, :10].copy()
+    narrow[..., 9, 9 - window + 1] = -np.inf
+    with pytest.raises(
+        npu.Unsupported, match=rf"0 for the last {window} keys .* position 9 and the key at {10 - window}:"
+    ):
+        session.run(hidden[:10], 10, past, bias=[narrow, whole[None, None, :10, :10].copy()])
+
+
+def test_part_of_heads_turns_in_graphs_order(rng, models, embed):
+    """The keys of the first layer, compared with RoPE of the first 16 of 32 elements in float64.
+
+    A key is rounded to bf16 after the norm, the product and RoPE, each by at most 2^-9 of itself; of the 288 roundings
+    of the norm's result 2^-9 / sqrt(3) of the key remain, so 4 x 2^-9 of the largest element is more than all of them.
+    """
+    nodes, outputs = read_nodes(models.converted("llama"))
+    attentions = [node for node in nodes if node.op_type == "FlowQKVAttention"]
+    for node in attentions:
+        for table in node.inputs[COS_CACHE : COS_CACHE + 2]:
+            table[2:] = [[table[2][0], 8], np.ascontiguousarray(table[3][:, :8])]
+    session = Session(npu.NpuDevice(str(models.artifacts("llama", CONTEXT))), nodes, outputs)
+    hidden, past = embed("llama", rng.integers(3, 300, 3)), session.past(CONTEXT, np.float32)
+    run_all(session, hidden, steps_of(2, 3), past)
+    session.device.restore([_argument(tensor) for tensor in past])
+
+    norm = next(node for node in nodes if node.op_type == "SimplifiedLayerNormalization")
+    product = next(node for node in nodes if node.op_type == "Q4NXMatMul")
+    weight = q4nx.dequantize(product.inputs[1][3], product.attributes["M"], product.attributes["K"])
+    x = hidden.astype(np.float64)
+    x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + norm.attributes["epsilon"]) * norm.inputs[1][3]
+    d, heads, kv_heads = (session.attributes[f"attention.{of}"] for of in ("head_size", "heads", "kv_heads"))
+    keys = (x @ weight.astype(np.float64).T)[:, heads * d : (heads + kv_heads) * d].reshape(3, kv_heads, d)
+    cos, sin = (attentions[0].inputs[at][3][:3, None].astype(np.float64) for at in (COS_CACHE, COS_CACHE + 1))
+    first, second, rest = np.split(keys, [8, 16], axis=-1)
+    expected = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
+    np.testing.assert_allclose(
+        past[0][0, :, :3].transpose(1, 0, 2), expected, rtol=0, atol=4 * 2.0**-9 * np.abs(expected).max()
+    )
+    # A session goes on from such tensors as from its own memory.
+    again = session.run(hidden[2:], 3, [tensor.copy() for tensor in past])[0]
+    assert again.tobytes() == session.run(hidden[2:], 3, past)[0].tobytes()
+
+
+def test_factor_of_updates_is_in_packed_weights(models):
+    """Granite's residual_multiplier: 0.22 is in the scales and minima of the two projections that update the stream."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    plain = npu.lower_layers(partition(nodes), outputs)
+    scaled = []
+    for node in nodes:
+        scaled.append(node)
+        if node.name.endswith(("o_proj", "down_proj")):
+            product, result = node.outputs[0], [f"{node.name}/unscaled", *node.outputs[0][1:]]
+            node.outputs = [result]
+            number = ["multiplier", "float", [], np.array(0.22, np.float32)]
+            scaled.append(GivenNode(f"{node.name}/scaled", "Mul", "", {}, [number, result], [product]))
+    found = npu.lower_layers(partition(scaled), outputs)
+    of = [next(node for node in lowered.nodes if node.op_type == "DecoderLayers") for lowered in (plain, found)]
+    before, after = (np.frombuffer(node.packed("weights"), np.uint8) for node in of)
+    sizes = of[0].attributes
+    hidden, attended = sizes["hidden"], sizes["attention.heads"] * sizes["attention.head_size"]
+    rows = hidden // 32
+    qkv = (attended + 2 * sizes["attention.kv_heads"] * sizes["attention.head_size"]) // 32 * 2 * 5120
+    shape = rows, -(-attended // 256), 5120
+    part = slice(qkv, qkv + int(np.prod(shape)))
+    assert after[:qkv].tobytes() == before[:qkv].tobytes()
+    weights = [q4nx.unpack(of[part].reshape(shape), hidden, attended) for of in (before, after)]
+    assert np.array_equal(weights[0].codes, weights[1].codes)
+    for name in ("scale", "minimum"):
+        numbers = [getattr(weight, name).astype(np.float64) for weight in weights]
+        # The product is rounded to bf16, by at most half of 2^-7 of itself.
+        np.testing.assert_allclose(numbers[1], 0.22 * numbers[0], rtol=2.0**-8)

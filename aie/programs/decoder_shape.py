@@ -31,7 +31,8 @@ _ANY = {
     "positions",
     "all_logits",
     "position_ids",
-    "attention_bias",
+    "rotated_size",
+    "attention.mask",
     "attention.window_sized_cache",
     "attention.bidirectional_blocks",
 }

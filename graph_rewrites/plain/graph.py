@@ -69,6 +69,18 @@ def integers(value: ir.Value | None) -> list[int] | None:
     return None if array is None else [int(element) for element in array.reshape(-1)]
 
 
+def last_axis_bounds(cut: ir.Node) -> tuple[int, int] | None:
+    """The first element, and the one after the last, of the last axis that a Slice keeps.
+
+    None if it cuts along another axis, or the graph does not say its bounds or that axis' size.
+    """
+    sizes = (None if cut.inputs[0] is None else dimensions(cut.inputs[0])) or [None]
+    start, end, axes, steps = (integers(value) for value in (*cut.inputs[1:], *[None] * (5 - len(cut.inputs))))
+    if start is None or end is None or axes not in ([-1], [len(sizes) - 1]) or steps not in (None, [1]):
+        return None
+    return (start[0], min(end[0], sizes[-1])) if isinstance(sizes[-1], int) else None
+
+
 def made_by(value: ir.Value | None, *operators: str) -> ir.Node | None:
     """The node that makes a value, if it is one of these standard operators without unknown parts; else None."""
     node = None if value is None else value.producer()

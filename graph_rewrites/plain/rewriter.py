@@ -18,6 +18,7 @@ from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.weights.mixture import fold_mixture
+from flownpu.graph_rewrites.plain.weights.parts import part_products
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.signature import unknown_parts
@@ -41,18 +42,24 @@ def prepare(model: ir.Model) -> None:
     """
     raise_opset(model)
     _keep_small_integers_in_nodes(model)
-    for node in model.graph:
-        for value in node.outputs:
-            if not value.is_graph_output():
-                value.shape = None  # a converter's invented names of dimensions would hide those of the inputs
     for _ in range(_ROUNDS):
-        passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+        _infer_shapes(model)
         fold_known_sizes(model)
         optimizer.fold_constants(model, onnx_shape_inference=False)
-    passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
+    _infer_shapes(model)
     take_sizes_from_inputs(model)
     passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
+
+
+def _infer_shapes(model: ir.Model) -> None:
+    """Infers the shapes of all values but the graph's outputs from those of its inputs."""
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                # Names of dimensions that a converter, or inference with less known, invented would hide the inputs'.
+                value.shape = None
+    passes.ShapeInferencePass(strict_mode=False, data_prop=True)(model)
 
 
 def _keep_small_integers_in_nodes(model: ir.Model) -> None:
@@ -92,6 +99,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "gelu", fold_gelu(model))
     _note(report, "mixture", fold_mixture(model))
     passes.RemoveUnusedNodesPass()(model)  # removes the routers' softmaxes, which are not those of an attention
+    _note(report, "part_products", part_products(model))
     _note(report, "rotary_embedding", fold_rotary_embedding(model, positions))
     count, misses, report.attentions = fold_attention(model, tile)
     _note(report, "scaled_dot_product_attention", (count, misses))

@@ -19,6 +19,7 @@ from flownpu.graph_rewrites.plain.graph import (
     insert_before,
     integers,
     is_operator,
+    last_axis_bounds,
     made_by,
     only_user,
     other_operand,
@@ -123,12 +124,13 @@ def _halves(negated: ir.Node, joined: ir.Node) -> ir.Value:
     size, last = sizes[-1], len(sizes) - 1
     for part, expected in zip(parts, ((size // 2, size), (0, size // 2)), strict=True):
         assert part is not None
-        start, end, axes, steps = (integers(value) for value in (*part.inputs[1:], *[None] * (5 - len(part.inputs))))
-        if start is None or end is None or axes not in ([-1], [last]) or steps not in (None, [1]):
+        bounds = last_axis_bounds(part)
+        if bounds is None:
             raise NoMatchError("the halves' bounds are computed, or of another axis than the last")
-        begin, stop = start[0], min(end[0], size)
-        if (begin, stop) != expected:
-            raise NoMatchError(f"a half is [{begin}, {stop}) of {size}, expected [{expected[0]}, {expected[1]})")
+        if bounds != expected:
+            raise NoMatchError(
+                f"a half is [{bounds[0]}, {bounds[1]}) of {size}, expected [{expected[0]}, {expected[1]})"
+            )
     if joined.attributes["axis"].as_int() not in {-1, last}:
         raise NoMatchError("the halves are joined along another axis than the last")
     return x

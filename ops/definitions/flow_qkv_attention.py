@@ -89,6 +89,7 @@ def features(node: ir.Node) -> list[str]:
         "norm": has["q_norm_weight"],
         "lengths": has["seqlens_k"],
         "rotary": modes["do_rotary"],
+        "partial": modes["do_rotary"] and _turns_a_part(inputs["cos_cache"], modes["head_size"]),
         "positions": modes["do_rotary"] and has["position_ids"],
         "counted": modes["do_rotary"] and has["position_ids"] and modes["counted_prompt"],
         "past": has["past_key"],
@@ -101,6 +102,12 @@ def features(node: ir.Node) -> list[str]:
         "blocks": modes["causal"] and has["bidirectional_blocks"],
     }
     return [name for name, is_there in found.items() if is_there]
+
+
+def _turns_a_part(table: ir.Value | None, head_size: int) -> bool:
+    """Whether a table [positions, r/2] is known to be of the first r elements of a head, not of all."""
+    half = None if table is None or table.shape is None or table.shape.rank() != 2 else table.shape[1]
+    return isinstance(half, int) and 2 * half < head_size
 
 
 def function(overload: str) -> ir.Function:

@@ -97,6 +97,27 @@ ROTARY = """
     q3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (q2, positions, cos_cache, sin_cache)
     k3 = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved> (k2, positions, cos_cache, sin_cache)
 """
+# The same for the first r elements of each head, where tables are [positions, r/2].
+PARTIAL_ROTARY = """
+    half_turned = Shape <start = 1, end = 2> (cos_cache)
+    turned = Add (half_turned, half_turned)
+    first_element = Constant <value_ints = [0]> ()
+    elements = Constant <value_ints = [3]> ()
+    turned_by_head = Concat <axis = 0> (zero, zero, minus_one, turned)
+""" + "".join(
+    f"""
+    {x}_heads = Reshape ({x}2, by_head)
+    {x}_first = Slice ({x}_heads, first_element, turned, elements)
+    {x}_rest = Slice ({x}_heads, turned, channels, elements)
+    {x}_flat = Reshape ({x}_first, by_token)
+    {x}_turned = com.microsoft.RotaryEmbedding <interleaved: int = @rotary_interleaved>
+        ({x}_flat, positions, cos_cache, sin_cache)
+    {x}_turned_heads = Reshape ({x}_turned, turned_by_head)
+    {x}_whole = Concat <axis = 3> ({x}_turned_heads, {x}_rest)
+    {x}3 = Reshape ({x}_whole, by_token)
+"""
+    for x in "qk"
+)
 NO_ROTARY = """
     q3 = Identity (q2)
     k3 = Identity (k2)
@@ -338,7 +359,7 @@ def body(overload: str, tokens: int = 0) -> str:
             _FLAT,
             _LENGTHS if "lengths" in found else _NO_LENGTHS,
             _PAST_TOKENS if has_blocks or needs_past else "",
-            positions + ROTARY if "rotary" in found else NO_ROTARY,
+            positions + (PARTIAL_ROTARY if "partial" in found else ROTARY) if "rotary" in found else NO_ROTARY,
             (_INT8 if "int8" in found else _CAST) + _PAST if past else "",
             _ATTENTION.format(output="causal_output" if has_blocks else "output", inputs=", ".join(inputs), more=more),
             _block_attention(found, k, v) if has_blocks else "",

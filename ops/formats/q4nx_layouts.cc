@@ -40,4 +40,41 @@ void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to
   }
 }
 
+void multiply_row(std::byte* row, const Layout& layout, std::int64_t columns, float factor) {
+  for (std::int64_t group = 0; group < groups_of(columns); ++group) {
+    for (const std::int64_t at : {std::int64_t{0}, layout.minimum_offset()}) {
+      if (at != 0 && !layout.has_minima) continue;
+      std::byte* numbers = row + layout.scales_at(group) + at;
+      for (std::int64_t i = 0; i < kParameterBytes; i += 2) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, numbers + i, 2);
+        bits = to_bfloat16(factor * from_bfloat16(bits));
+        std::memcpy(numbers + i, &bits, 2);
+      }
+    }
+  }
+}
+
+void copy_matrix_row(const std::byte* from, std::int64_t from_row, std::byte* to,
+                     std::int64_t to_row, const Layout& layout, std::int64_t columns) {
+  const auto code_at = [&](std::int64_t group, std::int64_t row) {
+    return layout.codes_at(group) + row / kStripRows * layout.strip_bytes() + row % kStripRows / 2;
+  };
+  const auto shift = [](std::int64_t row) { return row % 2 * 4; };
+  for (std::int64_t group = 0; group < groups_of(columns); ++group) {
+    for (const std::int64_t at : {std::int64_t{0}, layout.minimum_offset()}) {
+      if (at != 0 && !layout.has_minima) continue;
+      const std::int64_t numbers = layout.scales_at(group) + at;
+      std::memcpy(to + numbers + 2 * to_row, from + numbers + 2 * from_row, 2);
+    }
+    const std::byte* read = from + code_at(group, from_row);
+    std::byte* written = to + code_at(group, to_row);
+    for (std::int64_t column = 0; column < kGroup; ++column) {
+      const std::byte code = (read[column * kColumnBytes] >> shift(from_row)) & std::byte{15};
+      std::byte& pair = written[column * kColumnBytes];
+      pair = (pair & ~(std::byte{15} << shift(to_row))) | (code << shift(to_row));
+    }
+  }
+}
+
 }  // namespace flownpu::q4nx

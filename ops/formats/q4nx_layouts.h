@@ -16,4 +16,11 @@ namespace flownpu::q4nx {
 void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to,
                  const Layout& to_layout, std::int64_t columns, std::int64_t rows = kBlockRows);
 
+// Multiplies the weights of a row of blocks: the scales and minima, rounded to bf16.
+void multiply_row(std::byte* row, const Layout& layout, std::int64_t columns, float factor);
+
+// Copies one of the 32 rows of a row of blocks to one of another.
+void copy_matrix_row(const std::byte* from, std::int64_t from_row, std::byte* to,
+                     std::int64_t to_row, const Layout& layout, std::int64_t columns);
+
 }  // namespace flownpu::q4nx

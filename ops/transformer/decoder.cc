@@ -14,7 +14,7 @@ std::string prefix() {
   return std::string(Struct::kName) + ".";
 }
 
-// Throws Error unless layers differ only in window, table and kind of cache.
+// Throws Error unless layers differ only in window, table, mask and kind of cache.
 void check_alike(const Node& node, const Decoder& decoder) {
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
     const Attention& attention = decoder.attention(i);
@@ -43,6 +43,9 @@ Decoder Decoder::read(const Node& node) {
     decoder.layers[i].feed_forward = feed_forwards[i];
   }
   check_alike(node, decoder);
+  if (decoder.rotated_size > decoder.attention().head_size || decoder.rotated_size % 2 != 0)
+    fail("[", to_string(node), "] expected an even rotated_size of at most head_size = ",
+         decoder.attention().head_size, ", got ", decoder.rotated_size);
   return decoder;
 }
 
@@ -66,6 +69,12 @@ std::int64_t Decoder::tables() const {
   return last + 1;
 }
 
+std::size_t Decoder::masks() const {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) count = std::max(count, attention(i).mask);
+  return static_cast<std::size_t>(count);
+}
+
 // For the model's own sizes, without a device's padding.
 std::int64_t Decoder::multiply_adds() const {
   const std::int64_t layer =
@@ -85,7 +94,7 @@ void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size
   }
   if (decoder.attention().bidirectional_blocks) inputs.push_back({DataType::kInt32});
   if (decoder.position_ids) inputs.push_back({DataType::kInt64});
-  if (decoder.attention_bias) inputs.push_back({DataType::kFloat32});
+  inputs.resize(inputs.size() + decoder.masks(), {DataType::kFloat32});
   const std::size_t given = node.inputs.size() - std::min(extra, node.inputs.size());
   const std::vector<Value> first(node.inputs.begin(),
                                  node.inputs.begin() + static_cast<std::ptrdiff_t>(given));

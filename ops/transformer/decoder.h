@@ -47,7 +47,7 @@ constexpr std::span<const std::string_view> texts(QkNorm /*of*/) { return kQkNor
 struct Attention {
   static constexpr std::string_view kName = "attention";
   // The fields that layers of one decoder may have of their own.
-  static constexpr std::array<std::string_view, 3> kOwn{"window", "table", "window_sized_cache"};
+  static constexpr std::array<std::string_view, 4> kOwn{"window", "table", "mask", "window_sized_cache"};
 
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
@@ -56,6 +56,7 @@ struct Attention {
   float softcap = 0;
   std::int64_t window = 0;
   std::int64_t table = 0;
+  std::int64_t mask = 0;
   bool window_sized_cache = false;
   bool bidirectional_blocks = false;
   bool qkv_bias = false;
@@ -74,6 +75,10 @@ struct Attention {
     visit(field("window", &Attention::window, "keys that a token sees, its own included; 0: all", 0,
                 kMostPositions));
     visit(field("table", &Attention::table, "index of the layer's rotary table", 0, kMostLayers));
+    visit(field("mask", &Attention::mask,
+                "1 + index of the layer's mask among the inputs, which is 0 for the keys that a token "
+                "sees; 0: none",
+                0, kMostLayers));
     visit(field("window_sized_cache", &Attention::window_sized_cache,
                 "the cache holds the window's keys alone"));
     visit(field("bidirectional_blocks", &Attention::bidirectional_blocks,
@@ -146,10 +151,10 @@ struct Decoder {
   std::int64_t hidden = 0;
   std::int64_t vocabulary = 0;
   std::int64_t positions = 0;
+  std::int64_t rotated_size = 0;
   float epsilon = 0;
   bool all_logits = false;
   bool position_ids = false;
-  bool attention_bias = false;
   std::vector<Layer> layers;
 
   bool operator==(const Decoder&) const = default;
@@ -160,17 +165,18 @@ struct Decoder {
     visit(field("vocabulary", &Decoder::vocabulary, "rows of the LM head", 1, kMostVocabulary));
     visit(field("positions", &Decoder::positions, "positions of the rotary tables", 1,
                 kMostPositions));
+    visit(field("rotated_size", &Decoder::rotated_size,
+                "first elements r of a head that RoPE turns, i with i + r/2; 0: all", 0,
+                kMostHeadSize));
     visit(field("epsilon", &Decoder::epsilon, "of all RMS norms"));
     visit(field("all_logits", &Decoder::all_logits, "logits of all tokens, not only of the last"));
     visit(field("position_ids", &Decoder::position_ids,
                 "the tokens' rows of rotary tables are an "
                 "input; they follow one another"));
-    visit(field("attention_bias", &Decoder::attention_bias,
-                "a mask is an input; it is 0 for all keys up to a token's own"));
   }
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
-  // missing or out of range, or if layers differ in more than window, table and kind of cache.
+  // missing or out of range, or if layers differ in more than window, table, mask and kind of cache.
   static Decoder read(const Node& node);
   void write(Node& node) const;
 
@@ -183,6 +189,10 @@ struct Decoder {
   std::int64_t layer_count() const { return static_cast<std::int64_t>(layers.size()); }
   // The number of rotary tables.
   std::int64_t tables() const;
+  // The number of masks that are inputs.
+  std::size_t masks() const;
+  // Whether RoPE turns a part of each head.
+  bool partly_rotated() const { return rotated_size != 0; }
   // The elements of all query heads, H d.
   std::int64_t attended() const { return attention().heads * attention().head_size; }
   // The number of rows of the QKV projection.
@@ -199,8 +209,7 @@ struct Decoder {
 // devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
 //            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers;
-//            with position_ids, position_ids int64 [B, S]; with attention_bias, attention_bias f32
-//            [1 or B, 1 or H, S, T]
+//            with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or H, S, T]
 //   outputs  logits f32 [B, 1, V], or [B, S, V] of all tokens; present key, present value of each
 //            layer
 void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra = 0);

@@ -2,6 +2,9 @@
 #include "ops/transformer/decoder_call.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
@@ -13,7 +16,7 @@ namespace {
 struct OptionalInputs {
   const Tensor* blocks = nullptr;
   const Tensor* position_ids = nullptr;
-  const Tensor* attention_bias = nullptr;
+  std::span<const Tensor> masks;
 };
 
 OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> inputs) {
@@ -22,28 +25,45 @@ OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> i
   OptionalInputs found;
   found.blocks = take(decoder.attention().bidirectional_blocks);
   found.position_ids = take(decoder.position_ids);
-  found.attention_bias = take(decoder.attention_bias);
+  found.masks = inputs.subspan(next, decoder.masks());
   return found;
 }
 
-// Throws Unsupported unless the bias [1 or B, 1 or H, S, T] leaves each token all keys up to its
-// own; attention is causal without it.
-void check_bias(const Tensor& bias, const SequenceTokens& tokens) {
-  const std::int64_t given = bias.shape[2];
-  const std::int64_t keys = bias.shape[3];
-  const auto* values = bias.as<const float>();
-  for (std::int64_t row = 0; row < bias.shape.elements() / keys; ++row) {
+// Throws Unsupported unless the mask [1 or B, 1 or H, S, T] leaves each token all keys of its window
+// (0: all) up to its own; attention is causal, and has the window, without it.
+void check_mask(const Tensor& mask, std::int64_t window, const SequenceTokens& tokens) {
+  const std::int64_t given = mask.shape[2];
+  const std::int64_t keys = mask.shape[3];
+  const auto* values = mask.as<const float>();
+  for (std::int64_t row = 0; row < mask.shape.elements() / keys; ++row) {
     const std::int64_t token = row % given;
     if (token >= tokens.count) continue;
+    const std::int64_t seen = tokens.past + token + 1;
     const float* first = values + row * keys;
-    const float* end = first + tokens.past + token + 1;
-    const float* other = std::find_if(first, end, [](float value) { return value != 0; });
+    const float* end = first + seen;
+    const float* begin = window == 0 ? first : end - std::min(window, seen);
+    const float* other = std::find_if(begin, end, [](float value) { return value != 0; });
     if (other == end) continue;
-    unsupported("expected an attention_bias of 0 for all keys up to a token's own, got ", *other,
-                " for the token at position ", tokens.past + token, " and the key at ",
+    unsupported("expected an attention_bias of 0 for ",
+                window == 0 ? "all keys up to a token's own"
+                            : "the last " + std::to_string(window) + " keys up to a token's own",
+                ", got ", *other, " for the token at position ", seen - 1, " and the key at ",
                 other - first,
                 ": give texts without padding, no longer than the model's window, or set the "
                 "provider option on_unsupported to cpu");
+  }
+}
+
+// Checks each mask once for each window of the layers that have it.
+void check_masks(const Decoder& decoder, std::span<const Tensor> masks,
+                 const SequenceTokens& tokens) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> checked{{0, 0}};
+  for (std::size_t layer = 0; layer < decoder.layers.size(); ++layer) {
+    const Attention& attention = decoder.attention(layer);
+    const std::pair found{attention.mask, attention.window};
+    if (attention.mask == 0 || std::ranges::find(checked, found) != checked.end()) continue;
+    check_mask(masks[static_cast<std::size_t>(attention.mask - 1)], attention.window, tokens);
+    checked.push_back(found);
   }
 }
 
@@ -69,12 +89,11 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs) {
   };
   check_numbers("bidirectional_blocks", optional.blocks);
   check_numbers("position_ids", optional.position_ids);
-  if (optional.attention_bias == nullptr) return;
-  const Shape& bias = optional.attention_bias->shape;
   const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
-  if (bias.rank() != 4 || bias[2] != hidden[1] || bias[3] < total) {
+  for (const Tensor& mask : optional.masks) {
+    if (mask.shape.rank() == 4 && mask.shape[2] == hidden[1] && mask.shape[3] >= total) continue;
     fail("expected attention_bias of shape [batch, heads, ", hidden[1], ", ", total,
-         " or more], got ", to_string(bias));
+         " or more], got ", to_string(mask.shape));
   }
 }
 
@@ -93,7 +112,7 @@ SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
          length, length < 0 ? ": does attention_mask begin with 0? Pad prompts on the right" : "");
   }
   const OptionalInputs optional = optional_inputs(decoder, inputs);
-  if (optional.attention_bias != nullptr) check_bias(*optional.attention_bias, tokens);
+  check_masks(decoder, optional.masks, tokens);
   if (optional.position_ids != nullptr) {
     const auto* ids = optional.position_ids->as<const std::int64_t>() + sequence * given;
     for (std::int64_t token = 1; token < tokens.count; ++token) {

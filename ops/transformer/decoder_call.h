@@ -28,8 +28,8 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs);
 
 // The token counts of the sequence with index `sequence`; check_call() must have accepted `inputs`.
 // Throws Error for lengths that do not fit the hidden states, and for positions beyond the rotary
-// tables; Unsupported for position_ids that do not follow one another, and for an attention_bias
-// that masks a key before a token.
+// tables; Unsupported for position_ids that do not follow one another, and for a mask that hides
+// a key of a token's window.
 SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 

@@ -19,6 +19,7 @@ struct Q4NXWeight {
   std::int64_t rows = 0;     // M
   std::int64_t columns = 0;  // K
   bool gated = false;        // the gate's M rows, padded to whole blocks, then the up projection's
+  float factor = 1;          // of all weights
 
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
 };
@@ -43,7 +44,7 @@ struct LayerConstants {
 
 // Both are null for layers without RoPE, which is the same as cosines of 1 and sines of 0.
 struct RotaryTable {
-  const float* cosine = nullptr;  // [positions, d/2]
+  const float* cosine = nullptr;  // [positions, r/2], r: Decoder::rotated_size or d
   const float* sine = nullptr;
 };
 

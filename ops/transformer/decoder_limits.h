@@ -23,7 +23,10 @@ struct DecoderLimits {
   bool experts = false;         // mixtures of experts
   bool all_logits = false;      // logits of all tokens, not only of the last
   bool position_ids = false;    // positions as an input, which chooses rows of rotary tables
-  bool attention_bias = false;  // an input that a run checks to mask nothing but later keys
+  // Inputs that a run checks to hide nothing but later keys, and those before a layer's window.
+  bool attention_bias = false;
+  bool scaled_updates = false;    // what a layer adds to the residual stream, times a number
+  bool partial_rotation = false;  // RoPE that turns the first elements of each head
   // The hidden size and the head size must be multiples of it.
   std::int64_t multiple = 1;
 };

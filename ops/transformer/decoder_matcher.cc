@@ -43,8 +43,9 @@ class Matcher : public FoundDecoder {
   const Node& feed_forward(std::string_view x, LayerConstants& layer);
   Attention read_attention(const Node& node);
   void check_attention(const Node& attention) const;
-  Entry next_entry(const Entry& entry, const Node& projection);
-  const Node* post_norm(const Node& projection);
+  Entry next_entry(const Entry& entry, std::string_view update);
+  const Node* post_norm(std::string_view update);
+  float update_factor(std::string_view& update);
   void finish(const Entry& entry);
 
   void take(const Node& node);
@@ -57,6 +58,8 @@ class Matcher : public FoundDecoder {
   // The index of the rotary table that an attention uses; layers without RoPE share an empty one.
   std::int64_t table_of(const Node& attention);
   std::int64_t table_of(const TableNames& names, const RotaryTable& table);
+  void check_table(const Node& attention, const Value* table);
+  std::int64_t mask_of(const Node& attention);
 
   const GraphWalk& graph_;
   const DecoderLimits& limits_;
@@ -125,33 +128,49 @@ void Matcher::check_epsilon(const Node& node, float epsilon) {
 
 std::int64_t Matcher::table_of(const Node& attention) {
   if (attention.integer("do_rotary", 0) == 0) return table_of({}, {});
-  const std::int64_t head_size = attention.required_integer("head_size");
   const Value* cosine = attention.input(kCosCache);
   const Value* sine = attention.input(kSinCache);
-  for (const Value* value : {cosine, sine}) {
-    const Shape* found = value != nullptr && value->shape ? &*value->shape : nullptr;
-    if (found == nullptr || value->constant == nullptr || value->type != DataType::kFloat32 ||
-        found->rank() != 2 || (*found)[1] != head_size / 2 ||
-        (decoder.positions != 0 && (*found)[0] != decoder.positions)) {
-      // Exporters' tables only cover the dimensions of a head that are rotated.
-      const bool partial = found != nullptr && value->constant != nullptr && found->rank() == 2 &&
-                           (*found)[1] < head_size / 2;
-      fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
-           decoder.positions == 0 ? "positions" : std::to_string(decoder.positions), ", ",
-           head_size / 2, "]",
-           partial ? ", got [.., " + std::to_string((*found)[1]) +
-                         "]: a part of each head turns; convert the checkpoint itself, whose heads "
-                         "are put in an order in which all of it does"
-           : value != nullptr && value->constant == nullptr
-               ? ", got values that the graph computes, as it does LongRoPE's: convert the "
-                 "checkpoint "
-                 "itself with a --context-length of the first table"
-               : "");
-    }
-    decoder.positions = (*found)[0];
-  }
+  for (const Value* table : {cosine, sine}) check_table(attention, table);
   return table_of({cosine->name, sine->name}, {static_cast<const float*>(cosine->constant),
                                                static_cast<const float*>(sine->constant)});
+}
+
+// Throws Error unless this cos_cache or sin_cache is a constant of the size that others have; its
+// columns tell how much of a head turns.
+void Matcher::check_table(const Node& attention, const Value* table) {
+  const std::int64_t half = attention.required_integer("head_size") / 2;
+  const Shape* found = table != nullptr && table->shape ? &*table->shape : nullptr;
+  const bool known = found != nullptr && found->rank() == 2 && table->constant != nullptr &&
+                     table->type == DataType::kFloat32;
+  const bool partial = known && (*found)[1] > 0 && (*found)[1] < half;
+  const bool fits =
+      partial ? limits_.partial_rotation : known && (*found)[0] > 0 && (*found)[1] == half;
+  const std::int64_t rotated = partial ? 2 * (*found)[1] : 0;
+  if (fits && decoder.positions == 0) {
+    decoder.positions = (*found)[0];
+    decoder.rotated_size = rotated;
+  }
+  if (fits && (*found)[0] == decoder.positions && rotated == decoder.rotated_size) return;
+  fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
+       decoder.positions == 0 ? "positions" : std::to_string(decoder.positions), ", ",
+       decoder.rotated_size == 0 ? half : decoder.rotated_size / 2, "]",
+       partial && !fits ? ", got [.., " + std::to_string((*found)[1]) +
+                              "]: a part of each head turns; convert the checkpoint itself, whose "
+                              "heads are put in an order in which all of it does"
+       : table != nullptr && table->constant == nullptr
+           ? ", got values that the graph computes, as it does LongRoPE's: convert the checkpoint "
+             "itself with a --context-length of the first table"
+           : "");
+}
+
+// 1 + the index of an attention's mask among those of all layers; 0: it has none.
+std::int64_t Matcher::mask_of(const Node& attention) {
+  const Value* mask = attention.input(kAttentionBias);
+  if (mask == nullptr) return 0;
+  const auto known = std::ranges::find(masks, mask->name, &Value::name);
+  const auto index = known - masks.begin();
+  if (known == masks.end()) masks.push_back(mask);
+  return index + 1;
 }
 
 std::int64_t Matcher::table_of(const TableNames& names, const RotaryTable& table) {
@@ -179,6 +198,7 @@ Attention Matcher::read_attention(const Node& node) {
   if (node.input(kQNormWeight) != nullptr) read.qk_norm = QkNorm::kEachHead;
   refuse_unless_empty(node, unsupported(read, limits_));
   read.table = table_of(node);
+  read.mask = mask_of(node);
   if (!decoder.layers.empty()) {
     Attention first = decoder.attention();
     first.qkv_bias = false;  // is known when the projection before was read
@@ -212,8 +232,6 @@ void Matcher::check_attention(const Node& attention) const {
   };
   expect(same(first, kBidirectionalBlocks),
          "bidirectional_blocks of all layers to be the same value, or none of any");
-  expect(same(first, kAttentionBias),
-         "attention_bias of all layers to be the same value, or none of any");
   expect(attention.integer("do_rotary", 0) == 0 || first_rotary_ == nullptr ||
              same(*first_rotary_, kPositionIds),
          "position_ids of all layers to be the same value, or none of any");
@@ -228,8 +246,6 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
     position_ids = attention.input(kPositionIds);
     decoder.position_ids = position_ids != nullptr;
   }
-  attention_bias = attention.input(kAttentionBias);
-  decoder.attention_bias = attention_bias != nullptr;
   take(attention);
   attentions.push_back(&attention);
   if (!read.has_qk_norm()) return;
@@ -268,9 +284,23 @@ Entry Matcher::first_entry(const Node& attention) {
           .weights = {norm_weight(*norm, 1, decoder.hidden)}};
 }
 
+// The number by which the graph multiplies a projection's output, which becomes that product; 1 if
+// it does not.
+float Matcher::update_factor(std::string_view& update) {
+  const Node& reader = graph_.only_reader(update, "a norm with the residual");
+  if (!limits_.scaled_updates || !is(reader, "", "Mul")) return 1;
+  const Value& other = reader.inputs[reader.inputs[0].name == update ? 1 : 0];
+  if (other.constant == nullptr || other.type != DataType::kFloat32 || !other.shape ||
+      other.shape->elements() != 1)
+    return 1;
+  take(reader);
+  update = reader.outputs[0].name;
+  return *static_cast<const float*>(other.constant);
+}
+
 // The norm that is applied to a projection's output before it is added; null if there is none.
-const Node* Matcher::post_norm(const Node& projection) {
-  const Node& reader = graph_.only_reader(projection.outputs[0].name, "a norm with the residual");
+const Node* Matcher::post_norm(std::string_view update) {
+  const Node& reader = graph_.only_reader(update, "a norm with the residual");
   const bool found = is_norm(reader);
   if (!post_norms_) post_norms_ = found;
   if (found == *post_norms_) {
@@ -279,14 +309,15 @@ const Node* Matcher::post_norm(const Node& projection) {
   }
   fail(to_string(reader), ": expected ",
        *post_norms_ ? "a SimplifiedLayerNormalization" : "a SkipSimplifiedLayerNormalization",
-       " after ", to_string(projection), ", as after the projections before");
+       " to read '", update, "', as after the projections before");
 }
 
-Entry Matcher::next_entry(const Entry& entry, const Node& projection) {
+// `update`: a projection's output, after its factor.
+Entry Matcher::next_entry(const Entry& entry, std::string_view update) {
   Entry next;
-  const Node* post = post_norm(projection);
-  const std::string& update = post == nullptr ? projection.outputs[0].name : post->outputs[0].name;
+  const Node* post = post_norm(update);
   if (post != nullptr) {
+    update = post->outputs[0].name;
     check_epsilon(*post, post->number("epsilon", 1e-5F));
     next.weights.push_back(norm_weight(*post, 1, decoder.hidden));
   }
@@ -357,21 +388,29 @@ Entry Matcher::layer(const Entry& entry) {
   if (!is_attention(attention)) fail(to_string(attention), ": expected a FlowQKVAttention");
   attend(attention, layer);
   const Node& output = projection(attention.outputs[kOutput].name, "the output projection");
-  const Entry middle = next_entry(entry, output);
+  std::string_view attended = output.outputs[0].name;
+  const float output_factor = update_factor(attended);
+  const Entry middle = next_entry(entry, attended);
   const Node& last = feed_forward(middle.normalised, layer);
   check_product(qkv, decoder.packed_heads(), decoder.hidden);
   check_product(output, decoder.hidden, decoder.attended());
   layer.qkv = read_q4nx_weight(qkv);
   layer.qkv_bias = qkv_bias(qkv);
   layer.output = read_q4nx_weight(output);
+  layer.output.factor = output_factor;
   layer.norms = entry.weights;
   const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
   decoder.layers.back().post_norms = post_norms;
   // Nothing is added before the first layer, so that there is no post-norm.
   if (post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
+  std::string_view update = last.outputs[0].name;
+  const float factor = update_factor(update);
+  if (factor != 1 && layer.down.blocks == nullptr)
+    fail(to_string(last), ": expected no factor of what experts make");
+  layer.down.factor = factor;
   constants.layers.push_back(std::move(layer));
-  return next_entry(middle, last);
+  return next_entry(middle, update);
 }
 
 // --- After the layers ----------------------------------------------------------------------------
@@ -445,8 +484,8 @@ Node FoundDecoder::node(std::string_view domain) const {
   }
   if (decoder.attention().bidirectional_blocks)
     node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
-  for (const Value* value : {position_ids, attention_bias})
-    if (value != nullptr) node.inputs.push_back(*value);
+  if (position_ids != nullptr) node.inputs.push_back(*position_ids);
+  for (const Value* mask : masks) node.inputs.push_back(*mask);
   return node;
 }
 

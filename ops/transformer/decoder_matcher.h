@@ -6,7 +6,8 @@
 // where a layer is: packed QKV projection, attention (QK-norm and RoPE inside), output projection,
 // (norm,) norm with the residual, gate/up projection, down projection, (norm,) norm with the
 // residual. Sizes, activation and the presence of norms must be the same in all layers; windows,
-// rotary tables and caches may differ.
+// rotary tables, masks and caches may differ. What a projection adds to the residual stream may be
+// multiplied by a number before (Granite's residual_multiplier).
 #pragma once
 
 #include <string>
@@ -33,7 +34,7 @@ struct FoundDecoder {
   std::vector<const Node*> attentions;
   const Node* head = nullptr;
   const Value* position_ids = nullptr;  // null: positions are counted
-  const Value* attention_bias = nullptr;
+  std::vector<const Value*> masks;
 
   // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants.
   Node node(std::string_view domain) const;

@@ -116,7 +116,7 @@ def _node_in_layout(node: GivenNode, layout: q4nx.Layout, *, symmetric: bool) ->
     return replace(node, inputs=inputs)
 
 
-POSITION_IDS, ATTENTION_BIAS = 9, 10  # inputs of attention
+COS_CACHE, POSITION_IDS, ATTENTION_BIAS = 7, 9, 10  # inputs of attention
 
 
 def with_input(nodes: list[GivenNode], place: int, name: str, kind: str) -> list[GivenNode]:
@@ -166,7 +166,7 @@ class Session:
         length: int | None = None,
         blocks: Sequence[int] | None = None,
         positions: Sequence[int] | None = None,
-        bias: np.ndarray | None = None,
+        bias: np.ndarray | list[np.ndarray] | None = None,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Logits [V] of the last of the tokens `hidden` [S, D], or [S, V] if the model has all, and the presents.
 
@@ -178,13 +178,13 @@ class Session:
             length: seqlens_k + 1, if it is not the total.
             blocks: the number of each token's block; None: the model has no such input.
             positions: position_ids; None: the model has no such input.
-            bias: attention_bias, float32; None: the model has no such input.
+            bias: attention_bias, float32, one or in the order of the layers; None: the model has no such input.
         """
         rows = np.ascontiguousarray(hidden[None], np.float32)
         lengths = np.array(total, np.int32), np.array([(length or total) - 1], np.int32)
         numbers: list[np.ndarray] = [] if blocks is None else [np.array([blocks], np.int32)]
         numbers += [] if positions is None else [np.array([positions], np.int64)]
-        numbers += [] if bias is None else [bias]
+        numbers += [] if bias is None else bias if isinstance(bias, list) else [bias]
         given = [_argument(array) for array in (rows, *lengths, *past, *numbers)]
         logits_shape, *shapes = self.step.infer(given, 1 + len(past))
         logits = np.full(logits_shape, np.nan, np.float32)

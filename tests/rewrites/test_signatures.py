@@ -21,13 +21,14 @@ from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
 from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
 from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
+from flownpu.graph_rewrites.plain.weights.parts import part_products
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.rewriter import rewrite
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.contracts import input_names
 from graph_rewrites.plain import gelu_test, layer_norm_test, rms_norm_test, rotary_embedding_test
 from graph_rewrites.plain.attention import scaled_dot_product_attention_test
-from graph_rewrites.plain.weights import embedding_test, projection_test
+from graph_rewrites.plain.weights import embedding_test, parts_test, projection_test
 from tests.ops.lowering import (
     test_flow_qkv_attention,
     test_gated_projection,
@@ -84,6 +85,7 @@ EXAMPLES: dict[str, Example] = {
     "gelu: Tanh": (lambda: gelu_test._model(gelu_test.TANH), _of_function(fold_gelu)),
     "rotary_embedding": (rotary_embedding_test._model, _of_function(lambda model: fold_rotary_embedding(model, 64))),
     "scaled_dot_product_attention": (scaled_dot_product_attention_test._model, _of_function(fold_attention)),
+    "part_products": (parts_test._model, _of_function(part_products)),
     "projection": (
         lambda: projection_test._model("p = MatMul (x, stored) y = Add (p, bias)"),
         _of_function(quantise_projections),

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from flownpu.graph_rewrites.node import attribute_float, attribute_int, is_constant
-from flownpu.graph_rewrites.plain.graph import NoMatchError, dimensions, integers, made_by, same_size, with_constant
+from flownpu.graph_rewrites.plain.graph import (
+    NoMatchError,
+    dimensions,
+    integers,
+    last_axis_bounds,
+    made_by,
+    same_size,
+    with_constant,
+)
 from flownpu.graph_rewrites.signature import unknown_part
 
 if TYPE_CHECKING:
@@ -40,9 +48,9 @@ class Rotary:
 
     Attributes:
         positions: int64 [B, S].
-        cos: float32 [positions, d/2].
-        sin: float32 [positions, d/2].
-        interleaved: 1 if dimensions 2i and 2i + 1 are rotated with each other, 0 if i and i + d/2.
+        cos: float32 [positions, r/2], for the first r of d dimensions.
+        sin: float32 [positions, r/2].
+        interleaved: 1 if dimensions 2i and 2i + 1 are rotated with each other, 0 if i and i + r/2.
     """
 
     positions: ir.Value
@@ -122,13 +130,23 @@ def _step(operand: Operand, *, cached: bool, rotary: bool, norm: bool, scaled: b
         for position, source in enumerate(permutation):
             axes[source] = operand.axes[position]
         return replace(operand, value=node.inputs[0], axes=tuple(axes))
+    if node.op_type == "Slice" and node.inputs[0] is not None and _is_whole(node):
+        return replace(operand, value=node.inputs[0])
     if node.op_type == "SimplifiedLayerNormalization" and norm:
         return _through_norm(operand, node)
+    if node.op_type == "Concat" and rotary and attribute_int(node, "axis") in {3, -1}:
+        return _through_part_of_rotary(operand, node)
     if node.op_type == "Concat" and cached and operand.past is None:
         return _through_cache(operand, node)
     if node.op_type == "Reshape":
         return _through_repetition(operand, node) or _through_heads(operand, node)
     return None
+
+
+def _is_whole(cut: ir.Node) -> bool:
+    """Whether a Slice keeps all of the last axis, as it does where all of a head is rotated."""
+    sizes = None if cut.inputs[0] is None else dimensions(cut.inputs[0])
+    return sizes is not None and last_axis_bounds(cut) == (0, sizes[-1])
 
 
 def _through_rotary(operand: Operand, node: ir.Node) -> Operand | None:
@@ -141,6 +159,24 @@ def _through_rotary(operand: Operand, node: ir.Node) -> Operand | None:
     assert sin is not None
     found = Rotary(positions, cos, sin, attribute_int(node, "interleaved", 0))
     return replace(operand, value=x, rotary=found)
+
+
+def _through_part_of_rotary(operand: Operand, node: ir.Node) -> Operand | None:
+    """Goes back through Concat(RotaryEmbedding(X[.., :r]), X[.., r:]), RoPE of the first r dimensions of a head."""
+    if len(node.inputs) != 2 or node.inputs[0] is None or operand.axes != BY_HEAD:
+        return None
+    rotated, rest = node.inputs[0].producer(), made_by(node.inputs[1], "Slice")
+    if rotated is None or (rotated.domain, rotated.op_type) != ("com.microsoft", "RotaryEmbedding") or rest is None:
+        return None
+    turned, x = made_by(rotated.inputs[0], "Slice"), rest.inputs[0]
+    sizes = None if x is None else dimensions(x)
+    if turned is None or turned.inputs[0] is not x or x is None or sizes is None:
+        return None
+    parts = [last_axis_bounds(cut) or (0, 0) for cut in (turned, rest)]
+    if parts != [(0, parts[0][1]), (parts[0][1], sizes[-1])]:
+        return None
+    found = _through_rotary(operand, rotated)
+    return None if found is None else replace(found, value=x)
 
 
 def _through_norm(operand: Operand, node: ir.Node) -> Operand | None:

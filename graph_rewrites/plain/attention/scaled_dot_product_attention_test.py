@@ -443,11 +443,23 @@ def test_mask_with_shifted_begin_is_not_causal() -> None:
     assert not folded.geometry.causal
 
 
-@pytest.mark.parametrize(("positions", "counted"), [("query_range", True), ("from_zero", False)])
-def test_positions_that_follow_cache_need_no_input(positions: str, counted: bool) -> None:
+WHOLE = "{x}t = com.microsoft.RotaryEmbedding ({x}u, positions, cos, sin)"
+# The first 6 of 16 elements of a head are rotated.
+PART = """
+    {x}_turns = Slice ({x}u, zeros, six, last_axis) {x}_stays = Slice ({x}u, six, sixteen, last_axis)
+    {x}_turned = com.microsoft.RotaryEmbedding ({x}_turns, positions, cos, sin)
+    {x}t = Concat <axis = -1> ({x}_turned, {x}_stays)
+"""
+
+
+@pytest.mark.parametrize(
+    ("positions", "counted", "rotation"),
+    [("query_range", True, WHOLE), ("from_zero", False, WHOLE), ("from_zero", False, PART)],
+)
+def test_rotation_is_folded_and_counted_positions_need_no_input(positions: str, counted: bool, rotation: str) -> None:
     text = CACHED.format(mask=f"{CAUSAL} seen = And (causal, padding)", start="before", end="total")
     for side in "qk":
-        rotated = f"{side}t = com.microsoft.RotaryEmbedding ({side}u, positions, cos, sin)"
+        rotated = rotation.replace("{x}", side)
         text = text.replace(f"{side}t = {TURN} ({side}4)", f"{side}u = {TURN} ({side}4) {rotated}")
     made = f"""
         from_zero = Range (first, new, step)
@@ -457,9 +469,13 @@ def test_positions_that_follow_cache_need_no_input(positions: str, counted: bool
         one = Constant <value_ints = [1]> ()
         rows = Concat <axis = 0> (batch, one)
         positions = Expand (row, rows)
+        zeros = Constant <value_ints = [0]> ()
+        six = Constant <value_ints = [6]> ()
+        sixteen = Constant <value_ints = [16]> ()
+        last_axis = Constant <value_ints = [3]> ()
         q4 ="""
     text = text.replace("q4 =", made).replace("{{", "{").replace("}}", "}")
-    angles = np.arange(16)[:, None] / (1 + np.arange(8))
+    angles = np.arange(16)[:, None] / (1 + np.arange(8 if rotation == WHOLE else 3))
     tables = {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
     original = testing.parse(text, **tables)
     model, misses, _ = _fold(original)

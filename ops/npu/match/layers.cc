@@ -149,6 +149,8 @@ const transformer::DecoderLimits& array_limits() {
                                                  .all_logits = true,
                                                  .position_ids = true,
                                                  .attention_bias = true,
+                                                 .scaled_updates = true,
+                                                 .partial_rotation = true,
                                                  .multiple = q4nx::kBlockRows};
   return limits;
 }

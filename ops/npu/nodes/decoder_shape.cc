@@ -53,6 +53,17 @@ std::size_t DecoderShape::rotary_bytes() const {
   return static_cast<std::size_t>(tables() * positions) * angle_bytes();
 }
 
+std::vector<std::int64_t> DecoderShape::head_order() const {
+  const std::int64_t half = attention().head_size / 2;
+  const std::int64_t turned = rotated_size / 2;
+  std::vector<std::int64_t> order;
+  for (std::int64_t side = 0; side < 2; ++side) {
+    for (std::int64_t i = 0; i < half; ++i)
+      order.push_back(i + (i < turned ? side * turned : side == 0 ? turned : half));
+  }
+  return order;
+}
+
 std::size_t DecoderShape::angle_bytes() const {
   return static_cast<std::size_t>(attention().head_size) * kBFloat16Bytes;
 }

@@ -61,6 +61,7 @@ ArrayCacheMemory::ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape,
                                    const CacheLayout& layout, std::size_t bytes)
     : layers_(shape.layers.size()),
       head_size_(shape.attention().head_size),
+      key_order_(shape.partly_rotated() ? shape.head_order() : std::vector<std::int64_t>{}),
       layout_(layout),
       buffer_(runtime.allocate(bytes)) {
   buffer_->to_device(0, bytes);  // Zeros, because the array's memory need not hold numbers.
@@ -78,8 +79,16 @@ std::byte* ArrayCacheMemory::row(const transformer::CacheRows& rows, std::int64_
 void ArrayCacheMemory::write(const transformer::CacheRows& rows, const std::byte* from,
                              DataType type) {
   const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
-  for (std::int64_t i = 0; i < rows.count; ++i, from += row_bytes)
-    read_row(from, type, row(rows, i), head_size_);
+  std::vector<Bits> key(reordered(rows) ? key_order_.size() : 0);
+  for (std::int64_t i = 0; i < rows.count; ++i, from += row_bytes) {
+    std::byte* to = row(rows, i);
+    read_row(from, type, to, head_size_);
+    if (key.empty()) continue;
+    std::memcpy(key.data(), to, key.size() * sizeof(Bits));
+    for (std::size_t at = 0; at < key.size(); ++at)
+      std::memcpy(to + at * sizeof(Bits), &key[static_cast<std::size_t>(key_order_[at])],
+                  sizeof(Bits));
+  }
 }
 
 void ArrayCacheMemory::written(std::int64_t first, std::int64_t count) {
@@ -94,8 +103,15 @@ void ArrayCacheMemory::fetch(std::size_t part, std::int64_t count) {
 
 void ArrayCacheMemory::read(const transformer::CacheRows& rows, std::byte* to, DataType type) {
   const std::size_t row_bytes = static_cast<std::size_t>(head_size_) * size_of(type);
-  for (std::int64_t i = 0; i < rows.count; ++i, to += row_bytes)
-    write_row(row(rows, i), type, to, head_size_);
+  std::vector<Bits> key(reordered(rows) ? key_order_.size() : 0);
+  for (std::int64_t i = 0; i < rows.count; ++i, to += row_bytes) {
+    const std::byte* from = row(rows, i);
+    for (std::size_t at = 0; at < key.size(); ++at)
+      std::memcpy(&key[static_cast<std::size_t>(key_order_[at])], from + at * sizeof(Bits),
+                  sizeof(Bits));
+    write_row(key.empty() ? from : reinterpret_cast<const std::byte*>(key.data()), type, to,
+              head_size_);
+  }
 }
 
 void ArrayCacheMemory::copy(transformer::CacheMemory& from, std::int64_t count) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ops/npu/artifacts/program_record.h"
 #include "ops/npu/driver/runtime.h"
@@ -41,9 +42,14 @@ class ArrayCacheMemory final : public transformer::CacheMemory {
  private:
   std::size_t offset(std::size_t layer, std::int64_t position) const;
   std::byte* row(const transformer::CacheRows& rows, std::int64_t number);
+  bool reordered(const transformer::CacheRows& rows) const {
+    return !key_order_.empty() && rows.part % 2 == 0;
+  }
 
   std::size_t layers_;
   std::int64_t head_size_;
+  // Of the elements of keys, which callers' tensors have in the graph's order; empty: the same.
+  std::vector<std::int64_t> key_order_;
   CacheLayout layout_;
   std::unique_ptr<Buffer> buffer_;
 };

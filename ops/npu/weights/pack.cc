@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ops/formats/q4nx_layouts.h"
@@ -21,11 +23,13 @@ void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
   const std::byte* row = weight.blocks + number * layout.row_bytes(weight.columns);
   if (layout == q4nx::kWide) {
     std::memcpy(wide.data(), row, wide.size());
-    return;
+  } else {
+    const std::int64_t first = number % q4nx::row_blocks(weight.rows) * q4nx::kBlockRows;
+    const std::int64_t rows = std::min(q4nx::kBlockRows, weight.rows - first);
+    q4nx::convert_row(row, layout, wide.data(), q4nx::kWide, weight.columns, rows);
   }
-  const std::int64_t first = number % q4nx::row_blocks(weight.rows) * q4nx::kBlockRows;
-  const std::int64_t rows = std::min(q4nx::kBlockRows, weight.rows - first);
-  q4nx::convert_row(row, layout, wide.data(), q4nx::kWide, weight.columns, rows);
+  if (weight.factor != 1)
+    q4nx::multiply_row(wide.data(), q4nx::kWide, weight.columns, weight.factor);
 }
 
 namespace {
@@ -45,25 +49,68 @@ void write_rows(const transformer::Q4NXWeight& weight, PackedWriter& writer) {
     write_wide_row(weight, i, writer.take(wide_row_bytes(weight)));
 }
 
+// Writes what the rows of a QKV weight's blocks `number` are in the array's order of heads.
+void write_ordered_row(const DecoderShape& shape, const transformer::Q4NXWeight& qkv,
+                       std::int64_t number, std::span<std::byte> wide) {
+  write_wide_row(qkv, number, wide);
+  const std::int64_t turned =
+      (shape.attention().heads + shape.attention().kv_heads) * shape.attention().head_size;
+  const std::int64_t first = number * q4nx::kBlockRows;
+  if (!shape.partly_rotated() || first >= turned) return;
+  const std::vector<std::int64_t> order = shape.head_order();
+  const auto size = static_cast<std::int64_t>(order.size());
+  std::vector<std::byte> source(wide.size());
+  std::int64_t read = -1;
+  for (const std::int64_t block : std::views::iota(std::int64_t{0}, size / q4nx::kBlockRows)) {
+    const std::int64_t of_head = first / size * size / q4nx::kBlockRows + block;
+    for (std::int64_t row = 0; row < q4nx::kBlockRows; ++row) {
+      const std::int64_t from = order[static_cast<std::size_t>((first + row) % size)];
+      if (from / q4nx::kBlockRows != block) continue;
+      if (std::exchange(read, of_head) != of_head) write_wide_row(qkv, of_head, source);
+      q4nx::copy_matrix_row(source.data(), from % q4nx::kBlockRows, wide.data(), row, q4nx::kWide,
+                            qkv.columns);
+    }
+  }
+}
+
+// `count` numbers of heads of queries or keys, in the array's order of heads.
+std::vector<float> in_head_order(const DecoderShape& shape, const float* numbers,
+                                 std::int64_t count) {
+  std::vector<float> ordered(numbers, numbers + count);
+  if (!shape.partly_rotated()) return ordered;
+  const std::vector<std::int64_t> order = shape.head_order();
+  for (std::size_t i = 0; i < ordered.size(); ++i)
+    ordered[i] = numbers[i - i % order.size() + static_cast<std::size_t>(order[i % order.size()])];
+  return ordered;
+}
+
 // A bias is packed as the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
 void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& layer,
                PackedWriter& writer) {
+  const std::size_t given = wide_row_bytes(layer.qkv);
   if (!shape.attention().qkv_bias) {
-    write_rows(layer.qkv, writer);
+    for (std::int64_t i = 0; i < layer.qkv.row_blocks(); ++i)
+      write_ordered_row(shape, layer.qkv, i, writer.take(given));
     return;
   }
-  const std::size_t given = wide_row_bytes(layer.qkv);
+  const std::int64_t turned =
+      shape.packed_heads() - shape.attention().kv_heads * shape.attention().head_size;
+  std::vector<float> bias;
+  if (layer.qkv_bias != nullptr) {
+    bias = in_head_order(shape, layer.qkv_bias, turned);
+    bias.insert(bias.end(), layer.qkv_bias + turned, layer.qkv_bias + shape.packed_heads());
+  }
   const std::int64_t group = shape.hidden / q4nx::kGroup;
   const auto minima =
       static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
   for (std::int64_t i = 0; i < layer.qkv.row_blocks(); ++i) {
     const std::span<std::byte> wide =
         writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(shape.qkv_columns())));
-    write_wide_row(layer.qkv, i, wide.first(given));
+    write_ordered_row(shape, layer.qkv, i, wide.first(given));
     std::ranges::fill(wide.subspan(given), std::byte{0});
-    if (layer.qkv_bias == nullptr) continue;
-    const float* bias = layer.qkv_bias + i * q4nx::kBlockRows;
-    PackedWriter(wide.subspan(minima)).bfloat16(bias, q4nx::kBlockRows);
+    if (bias.empty()) continue;
+    PackedWriter(wide.subspan(minima)).bfloat16(bias.data() + i * q4nx::kBlockRows,
+                                                q4nx::kBlockRows);
   }
 }
 
@@ -97,7 +144,10 @@ void write_vectors(const DecoderShape& shape, const transformer::DecoderConstant
   for (const transformer::LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
     if (!shape.attention().has_qk_norm()) continue;
-    for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.attention().head_size);
+    for (const float* norm : layer.qk_norm) {
+      const std::int64_t size = shape.attention().head_size;
+      writer.bfloat16(in_head_order(shape, norm, size).data(), size);
+    }
   }
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
 }
@@ -107,10 +157,14 @@ void write_rotary(const DecoderShape& shape, const transformer::DecoderConstants
   const std::int64_t half = shape.attention().head_size / 2;
   const std::vector<float> ones(static_cast<std::size_t>(half), 1);
   for (const transformer::RotaryTable& table : constants.rotary) {
-    const bool turns = table.cosine != nullptr;
+    // The elements that do not turn have angles of 0.
+    const std::int64_t turned = table.cosine == nullptr   ? 0
+                                : shape.partly_rotated() ? shape.rotated_size / 2
+                                                         : half;
     for (std::int64_t position = 0; position < shape.positions; ++position) {
-      writer.bfloat16(turns ? table.cosine + position * half : ones.data(), half);
-      writer.bfloat16(turns ? table.sine + position * half : nullptr, half);
+      writer.bfloat16(table.cosine + position * turned, turned);
+      writer.bfloat16(ones.data(), half - turned);
+      writer.line(table.sine + position * turned, turned, half);
     }
   }
 }

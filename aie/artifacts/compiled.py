@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flownpu.aie.artifacts.folder import write_bytes
+from flownpu.aie.artifacts.folder import compiled_at_once, count_tasks, write_bytes
 from flownpu.aie.artifacts.index import Index
 from flownpu.aie.artifacts.instruction_pieces import InstructionPieces, PieceError
 from flownpu.aie.plan.instructions import WORD_BYTES, blank
@@ -24,57 +24,82 @@ from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
 
     from numpy.typing import NDArray
 
     from flownpu.aie.artifacts.folder import ArtifactFolder
+    from flownpu.aie.plan.data import Plan
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.call_family import CallFamily
     from flownpu.aie.programs.program import Program
 
 _NAMED = 3  # how many of the largest items an error names if the heap has no room for all
 _COMPARED = 2  # positions of a call that are compiled only to verify the pieces
-# aiecc compiles an array's cores for each program, as it places buffers afterwards. Published for a design of 32 cores
-# (Xilinx/mlir-air#1863, August 2026): 6.4 and 6.7 s with -j 1, 3.3 s with -j 0 on 24 processors. Since then aiecc links
-# each core once more to measure it, in 30 ms (Xilinx/mlir-aie#3746): 6.7 + 32 * 0.03 s. Three programs of decode_layer,
-# whose routes are hard to find, took an aie-opt of March 143 to 275 s each on a loaded machine.
+# aiecc compiles an array's cores whenever it is called, as it places buffers afterwards. Published for a design of 32
+# cores (Xilinx/mlir-air#1863, August 2026): 6.4 and 6.7 s with -j 1, 3.3 s with -j 0 on 24 processors. Since then aiecc
+# links each core once more to measure it, in 30 ms (Xilinx/mlir-aie#3746): 6.7 + 32 * 0.03 s. Routes are found once
+# each time, too: for three programs of decode_layer that took an aie-opt of March 143 to 275 s on a loaded machine.
 _SECONDS = 7.7
+# A bound: aiecc takes 37 s for a whole design with 36,146 transfers and 111 cores (Xilinx/mlir-aie#3689).
+_SECONDS_OF_TASK = 1e-3
 
 
 class BuildCost(NamedTuple):
-    """The numbers of files to compile if nothing is up to date.
+    """What is to compile if nothing is up to date.
 
     Attributes:
         arrays: how many xclbins.
         programs: how many files of instructions.
+        compilations: how often aiecc is called.
+        tasks: how many transfers the programs have.
     """
 
     arrays: int
     programs: int
+    compilations: int
+    tasks: int
 
     def __str__(self) -> str:
-        minutes = math.ceil(self.programs * _SECONDS / 60)
+        minutes = math.ceil((self.compilations * _SECONDS + self.tasks * _SECONDS_OF_TASK) / 60)
         return (
-            f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: predicted "
-            f"{minutes} minutes, from {_SECONDS:g} s published for a program of 32 cores on one processor (half of it "
-            "on 24 processors; up to minutes for one of decode_layer), and about 2 s more for each kernel's source"
+            f"{self.programs} programs of {self.arrays} arrays are compiled in {self.compilations} calls of aiecc, but "
+            f"for what is up to date: predicted {minutes} minutes, from {_SECONDS:g} s published for 32 cores on one "
+            f"processor (half of it on 24 processors; up to minutes for decode_layer), {1e3 * _SECONDS_OF_TASK:g} ms "
+            "or less for each transfer, and about 2 s more for each kernel's source"
         )
 
 
-def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """The number of files to compile for some calls; it is known without a compiler.
+def build_cost(samples: Mapping[tuple[str, str], Mapping[int, int]]) -> BuildCost:
+    """What is to compile for calls; see `sample_positions`, which needs no compiler.
+
+    Args:
+        samples: for each call, by its array and its name, the positions to compile, with their numbers of transfers.
+    """
+    arrays: dict[str, dict[str, int]] = {}
+    for (array, name), tasks in samples.items():
+        arrays.setdefault(array, {}).update({f"{name} {position}": count for position, count in tasks.items()})
+    programs, tasks_of_all = (sum(map(count, arrays.values())) for count in (len, lambda tasks: sum(tasks.values())))
+    return BuildCost(len(arrays), programs, sum(len(compiled_at_once(each)) for each in arrays.values()), tasks_of_all)
+
+
+def sample_positions(call: ArtifactCall) -> dict[int, int]:
+    """The positions of a call that are compiled, with their numbers of transfers; they are known without a compiler.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.
     """
+    if not call.moves:
+        return {call.last: count_tasks(call.last_plan.sequence)}
+    tasks: dict[int, int] = {}
 
-    def compilations(call: ArtifactCall) -> int:
-        if not call.moves:
-            return 1
-        return len(_pieced_family(call, lambda position: blank(call.sequence(position).steps))[1].compiled)
+    def compiled(position: int) -> NDArray[np.int64]:
+        sequence = call.sequence(position)
+        tasks[position] = count_tasks(sequence)
+        return blank(sequence.steps)
 
-    return BuildCost(len({call.array for call in calls}), sum(map(compilations, calls)))
+    _pieced_family(call, compiled)
+    return tasks
 
 
 def write_compiled(
@@ -91,8 +116,8 @@ def write_compiled(
     Args:
         folder: the folder to add the calls to.
         programs: all programs that the index is to hold.
-        report: called with each call before it is compiled.
-        say: called with a text where a call needs many compilations; the text says why.
+        report: called with each call before its array is compiled.
+        say: called with the predicted cost, and with a text where a call needs many compilations; the text says why.
 
     Returns:
         How many files were compiled.
@@ -103,31 +128,40 @@ def write_compiled(
         ValueError: a call's instructions follow no rule, two arrays have one name, an array is compiled and its
             calls are not, or the controller's heap has no room for all.
     """
+    calls = calls_of(programs)
+    samples = {(call.array, call.name): sample_positions(call) if folder.compiles else {call.last: 0} for call in calls}
+    if folder.compiles:
+        say(str(build_cost(samples)))
     array_files: dict[str, str] = {}
     sizes: dict[str, int] = {}  # bytes of each array and call in the controller's heap
     complete = True
-    for call in calls_of(programs):
-        report(call)
-        _add(folder, call, call.last)
-        xclbin, pdi = folder.xclbin(call.array), folder.pdi(call.array)
+    for array in dict.fromkeys(call.array for call in calls):
+        members = [call for call in calls if call.array == array]
+        plans: dict[str, Plan] = {}
+        for call in members:
+            report(call)
+            plans |= {_name(call, place): call.recorded(place) for place in samples[array, call.name]}
+        folder.add(members[0].operator, array, plans)
+        xclbin, pdi = folder.xclbin(array), folder.pdi(array)
         if xclbin is None or pdi is None:
             complete = False
             continue
-        family = _family(folder, call, say)
+        array_files[array] = xclbin
+        sizes[array] = (folder.path / xclbin).stat().st_size
         identity = zlib.crc32((folder.path / pdi).read_bytes())
-        write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
-        array_files[call.array] = xclbin
-        sizes[call.array] = (folder.path / xclbin).stat().st_size
-        sizes[f"{call.array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
+        for call in members:
+            family = _family(folder, call, plans.keys(), say)
+            write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
+            sizes[f"{array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
     _require_room(sizes, LIMITS[folder.target].heap_bytes)
     if complete:
         Index(folder.path, folder.target, emulated=False, programs=programs, array_files=array_files).write()
     return len(folder.compiled)
 
 
-def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], None]) -> CallFamily:
+def _family(folder: ArtifactFolder, call: ArtifactCall, names: Set[str], say: Callable[[str], None]) -> CallFamily:
     """The call's family, derived from a few compiled positions; if that fails, every sample position is compiled."""
-    instructions = _Instructions(folder, call)
+    instructions = _Instructions(folder, call, names)
     if not call.moves:
         return call.family(instructions)
     try:
@@ -166,25 +200,22 @@ def _require_room(sizes: dict[str, int], heap: int) -> None:
 
 
 class _Instructions:
-    """The instructions of a call at any position."""
+    """The instructions of a call at any position; those in `names` are compiled already."""
 
-    def __init__(self, folder: ArtifactFolder, call: ArtifactCall) -> None:
-        self._folder, self._call = folder, call
+    def __init__(self, folder: ArtifactFolder, call: ArtifactCall, names: Set[str]) -> None:
+        self._folder, self._call, self._names = folder, call, names
 
     def __call__(self, position: int) -> NDArray[np.int64]:
-        call = self._call
-        _add(self._folder, call, position)
-        file = self._folder.instructions(call.array, _name(call, position))
+        call, name = self._call, _name(self._call, position)
+        if name not in self._names:
+            self._folder.add(call.operator, call.array, {name: call.recorded(position)})  # `add` checks the plan
+        file = self._folder.instructions(call.array, name)
         if file is None:
             raise ValueError(
                 f"[artifacts] expected instructions of {call.name} in {self._folder.path}, whose manifest says that "
                 "its array is compiled, and found none: build them into a new folder"
             )
         return np.fromfile(self._folder.path / file, "<u4").astype(np.int64)
-
-
-def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
-    folder.add(call.operator, call.array, _name(call, position), call.recorded(position))  # `add` checks the plan
 
 
 def _name(call: ArtifactCall, position: int) -> str:

@@ -24,7 +24,7 @@ from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -70,35 +70,29 @@ class BuildCost(NamedTuple):
         )
 
 
-def build_cost(samples: Mapping[tuple[str, str], Mapping[int, int]]) -> BuildCost:
-    """What is to compile for calls; see `sample_positions`, which needs no compiler.
-
-    Args:
-        samples: for each call, by its array and its name, the positions to compile, with their numbers of transfers.
-    """
-    arrays: dict[str, dict[str, int]] = {}
-    for (array, name), tasks in samples.items():
-        arrays.setdefault(array, {}).update({f"{name} {position}": count for position, count in tasks.items()})
-    programs, tasks_of_all = (sum(map(count, arrays.values())) for count in (len, lambda tasks: sum(tasks.values())))
-    return BuildCost(len(arrays), programs, sum(len(compiled_at_once(each)) for each in arrays.values()), tasks_of_all)
+def _build_cost(samples: Mapping[str, Mapping[ArtifactCall, Mapping[int, int]]]) -> BuildCost:
+    """What is to compile for the positions of arrays' calls, with the number of transfers at each position."""
+    arrays = [[count for tasks in calls.values() for count in tasks.values()] for calls in samples.values()]
+    compilations = sum(len(compiled_at_once(tasks)) for tasks in arrays)
+    return BuildCost(len(arrays), sum(map(len, arrays)), compilations, sum(map(sum, arrays)))
 
 
-def sample_positions(call: ArtifactCall) -> dict[int, int]:
-    """The positions of a call that are compiled, with their numbers of transfers; they are known without a compiler.
+def _samples(
+    call: ArtifactCall, derive: Callable[[ArtifactCall, Callable[[int], NDArray[np.int64]]], object]
+) -> dict[int, int]:
+    """The positions of a call that `derive` compiles, with their numbers of transfers: they depend on no words.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.
     """
-    if not call.moves:
-        return {call.last: count_tasks(call.last_plan.sequence)}
     tasks: dict[int, int] = {}
 
-    def compiled(position: int) -> NDArray[np.int64]:
+    def compiler(position: int) -> NDArray[np.int64]:
         sequence = call.sequence(position)
         tasks[position] = count_tasks(sequence)
         return blank(sequence.steps)
 
-    _pieced_family(call, compiled)
+    derive(call, compiler)
     return tasks
 
 
@@ -129,19 +123,20 @@ def write_compiled(
             calls are not, or the controller's heap has no room for all.
     """
     calls = calls_of(programs)
-    samples = {(call.array, call.name): sample_positions(call) if folder.compiles else {call.last: 0} for call in calls}
+    samples: dict[str, dict[ArtifactCall, dict[int, int]]] = {call.array: {} for call in calls}
+    for call in calls:
+        samples[call.array][call] = _samples(call, _pieced_family) if folder.compiles else {call.last: 0}
     if folder.compiles:
-        say(str(build_cost(samples)))
+        say(str(_build_cost(samples)))
     array_files: dict[str, str] = {}
     sizes: dict[str, int] = {}  # bytes of each array and call in the controller's heap
     complete = True
-    for array in dict.fromkeys(call.array for call in calls):
-        members = [call for call in calls if call.array == array]
+    for array, members in samples.items():
         plans: dict[str, Plan] = {}
-        for call in members:
+        for call, positions in members.items():
             report(call)
-            plans |= {_name(call, place): call.recorded(place) for place in samples[array, call.name]}
-        folder.add(members[0].operator, array, plans)
+            plans |= _plans(call, positions)
+        folder.add(next(iter(members)).operator, array, plans)
         xclbin, pdi = folder.xclbin(array), folder.pdi(array)
         if xclbin is None or pdi is None:
             complete = False
@@ -150,7 +145,7 @@ def write_compiled(
         sizes[array] = (folder.path / xclbin).stat().st_size
         identity = zlib.crc32((folder.path / pdi).read_bytes())
         for call in members:
-            family = _family(folder, call, plans.keys(), say)
+            family = _family(folder, call, set(members[call]), say)
             write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
             sizes[f"{array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
     _require_room(sizes, LIMITS[folder.target].heap_bytes)
@@ -159,33 +154,49 @@ def write_compiled(
     return len(folder.compiled)
 
 
-def _family(folder: ArtifactFolder, call: ArtifactCall, names: Set[str], say: Callable[[str], None]) -> CallFamily:
-    """The call's family, derived from a few compiled positions; if that fails, every sample position is compiled."""
-    instructions = _Instructions(folder, call, names)
-    if not call.moves:
-        return call.family(instructions)
+def _family(folder: ArtifactFolder, call: ArtifactCall, positions: set[int], say: Callable[[str], None]) -> CallFamily:
+    """The call's family, derived from compiled `positions`; if that fails, every sample position is compiled."""
+
+    def compiled(position: int) -> NDArray[np.int64]:
+        if position not in positions:
+            folder.add(call.operator, call.array, _plans(call, [position]))
+        file = folder.instructions(call.array, _name(call, position))
+        if file is None:
+            raise ValueError(
+                f"[artifacts] expected instructions of {call.name} in {folder.path}, whose manifest says that "
+                "its array is compiled, and found none: build them into a new folder"
+            )
+        return np.fromfile(folder.path / file, "<u4").astype(np.int64)
+
     try:
-        return _pieced_family(call, instructions)[0]
+        return _pieced_family(call, compiled)
     except PieceError as error:
         say(f"{call.array} {call.name}: all classes of positions are compiled, for {error}")
-        return call.family(instructions, checks=1, lone_chunks=False)
+        positions |= _samples(call, _whole_family).keys()
+        folder.add(call.operator, call.array, _plans(call, positions))
+        return _whole_family(call, compiled)
 
 
-def _pieced_family(
-    call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]
-) -> tuple[CallFamily, InstructionPieces]:
-    """The family, derived from a few compiled positions, and its words with the list of these positions.
+def _whole_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> CallFamily:
+    """The family, derived from a compiled position of each class."""
+    return call.family(compiler, checks=1, lone_chunks=False)
+
+
+def _pieced_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> CallFamily:
+    """The family, derived from a few compiled positions.
 
     Raises:
         PieceError: the compiler's words are not made of pieces that are known.
     """
+    if not call.moves:
+        return call.family(compiler)
     words = InstructionPieces(call.last_plan.array, lambda position: call.sequence(position).steps, compiler)
     words.compile(call.last)
     family = call.family(words, checks=1, lone_chunks=False)
     left = [position for position in range(call.positions.count) if position not in set(words.compiled)]
     for position in random.Random(0).sample(left, min(_COMPARED, len(left))):  # noqa: S311
         words.compile(position)
-    return family, words
+    return family
 
 
 def _require_room(sizes: dict[str, int], heap: int) -> None:
@@ -199,23 +210,8 @@ def _require_room(sizes: dict[str, int], heap: int) -> None:
         )
 
 
-class _Instructions:
-    """The instructions of a call at any position; those in `names` are compiled already."""
-
-    def __init__(self, folder: ArtifactFolder, call: ArtifactCall, names: Set[str]) -> None:
-        self._folder, self._call, self._names = folder, call, names
-
-    def __call__(self, position: int) -> NDArray[np.int64]:
-        call, name = self._call, _name(self._call, position)
-        if name not in self._names:
-            self._folder.add(call.operator, call.array, {name: call.recorded(position)})  # `add` checks the plan
-        file = self._folder.instructions(call.array, name)
-        if file is None:
-            raise ValueError(
-                f"[artifacts] expected instructions of {call.name} in {self._folder.path}, whose manifest says that "
-                "its array is compiled, and found none: build them into a new folder"
-            )
-        return np.fromfile(self._folder.path / file, "<u4").astype(np.int64)
+def _plans(call: ArtifactCall, positions: Iterable[int]) -> dict[str, Plan]:
+    return {_name(call, position): call.recorded(position) for position in positions}
 
 
 def _name(call: ArtifactCall, position: int) -> str:

@@ -39,7 +39,7 @@ from flownpu.aie.plan.as_json import to_json
 from flownpu.aie.plan.data import Plan, Sequence, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.aie.plan.data import Array, Kernel
@@ -213,8 +213,9 @@ class ArtifactFolder:
     def _compile(self, record: dict[str, Any], plans: Mapping[str, Plan], objects: list[Path], folder: Path) -> None:
         """Makes the missing files of an array's PDI and of calls' instructions."""
         missing = [call for call in plans if not record["calls"][call]["instructions"]]
-        for calls in compiled_at_once({call: count_tasks(plans[call].sequence) for call in missing}):
-            self._compile_design(record, {call: plans[call] for call in calls}, objects, folder, sequences=True)
+        for places in compiled_at_once(count_tasks(plans[call].sequence) for call in missing):
+            part = {missing[place]: plans[missing[place]] for place in places}
+            self._compile_design(record, part, objects, folder, sequences=True)
             self._write_manifest()
         if not record["pdi"]:
             self._compile_design(record, dict([next(iter(plans.items()))]), objects, folder, sequences=False)
@@ -358,15 +359,15 @@ def count_tasks(sequence: Sequence) -> int:
     return sum(isinstance(step, Transfer) for step in sequence.steps)
 
 
-def compiled_at_once(tasks: Mapping[str, int]) -> list[list[str]]:
-    """The calls of an array in the parts that are compiled at once, from the number of tasks of each call."""
-    parts: list[list[str]] = []
+def compiled_at_once(tasks: Iterable[int]) -> list[list[int]]:
+    """The places of an array's programs in the parts that are compiled at once, from each program's number of tasks."""
+    parts: list[list[int]] = []
     left = 0
-    for call, count in tasks.items():
+    for place, count in enumerate(tasks):
         if not parts or count > left:
             parts.append([])
             left = _MOST_TASKS
-        parts[-1].append(call)
+        parts[-1].append(place)
         left -= count
     return parts
 

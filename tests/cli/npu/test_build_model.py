@@ -203,6 +203,7 @@ def test_compiled_families_are_instructions(flownpu, tools, model, tmp_path, kno
     commands = [command[0] for command in tools.commands()].count("aiecc")
     made = len(list(folder.rglob("*.insts")))
     assert (made == programs_said, commands == len(arrays)) == (known, known)
+    assert commands <= len(arrays) + (0 if known else len(calls)), "all classes of a call at once"
     for record in calls:
         array, xclbin, _ = arrays[record["array"]]
         arguments, _, pdi = (folder / xclbin).read_text().partition(" arguments, ")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from flownpu.aie.artifacts.folder import write_bytes
+from flownpu.aie.artifacts.folder import compiled_at_once, count_tasks, write_bytes
 from flownpu.aie.artifacts.index import Index
 from flownpu.aie.artifacts.instruction_pieces import InstructionPieces, PieceError
 from flownpu.aie.plan.instructions import WORD_BYTES, blank
@@ -24,57 +24,76 @@ from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from flownpu.aie.artifacts.folder import ArtifactFolder
+    from flownpu.aie.plan.data import Plan
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.call_family import CallFamily
     from flownpu.aie.programs.program import Program
 
 _NAMED = 3  # how many of the largest items an error names if the heap has no room for all
 _COMPARED = 2  # positions of a call that are compiled only to verify the pieces
-# aiecc compiles an array's cores for each program, as it places buffers afterwards. Published for a design of 32 cores
-# (Xilinx/mlir-air#1863, August 2026): 6.4 and 6.7 s with -j 1, 3.3 s with -j 0 on 24 processors. Since then aiecc links
-# each core once more to measure it, in 30 ms (Xilinx/mlir-aie#3746): 6.7 + 32 * 0.03 s. Three programs of decode_layer,
-# whose routes are hard to find, took an aie-opt of March 143 to 275 s each on a loaded machine.
+# aiecc compiles an array's cores whenever it is called, as it places buffers afterwards. Published for a design of 32
+# cores (Xilinx/mlir-air#1863, August 2026): 6.4 and 6.7 s with -j 1, 3.3 s with -j 0 on 24 processors. Since then aiecc
+# links each core once more to measure it, in 30 ms (Xilinx/mlir-aie#3746): 6.7 + 32 * 0.03 s. Routes are found once
+# each time, too: for three programs of decode_layer that took an aie-opt of March 143 to 275 s on a loaded machine.
 _SECONDS = 7.7
+# A bound: aiecc takes 37 s for a whole design with 36,146 transfers and 111 cores (Xilinx/mlir-aie#3689).
+_SECONDS_OF_TASK = 1e-3
 
 
 class BuildCost(NamedTuple):
-    """The numbers of files to compile if nothing is up to date.
+    """What is to compile if nothing is up to date.
 
     Attributes:
         arrays: how many xclbins.
         programs: how many files of instructions.
+        compilations: how often aiecc is called.
+        tasks: how many transfers the programs have.
     """
 
     arrays: int
     programs: int
+    compilations: int
+    tasks: int
 
     def __str__(self) -> str:
-        minutes = math.ceil(self.programs * _SECONDS / 60)
+        minutes = math.ceil((self.compilations * _SECONDS + self.tasks * _SECONDS_OF_TASK) / 60)
         return (
-            f"{self.programs} programs of {self.arrays} arrays are compiled, but for what is up to date: predicted "
-            f"{minutes} minutes, from {_SECONDS:g} s published for a program of 32 cores on one processor (half of it "
-            "on 24 processors; up to minutes for one of decode_layer), and about 2 s more for each kernel's source"
+            f"{self.programs} programs of {self.arrays} arrays are compiled in {self.compilations} calls of aiecc, but "
+            f"for what is up to date: predicted {minutes} minutes, from {_SECONDS:g} s published for 32 cores on one "
+            f"processor (half of it on 24 processors; up to minutes for decode_layer), {1e3 * _SECONDS_OF_TASK:g} ms "
+            "or less for each transfer, and about 2 s more for each kernel's source"
         )
 
 
-def build_cost(calls: Sequence[ArtifactCall]) -> BuildCost:
-    """The number of files to compile for some calls; it is known without a compiler.
+def _build_cost(samples: Mapping[str, Mapping[ArtifactCall, Mapping[int, int]]]) -> BuildCost:
+    """What is to compile for the positions of arrays' calls, with the number of transfers at each position."""
+    arrays = [[count for tasks in calls.values() for count in tasks.values()] for calls in samples.values()]
+    compilations = sum(len(compiled_at_once(tasks)) for tasks in arrays)
+    return BuildCost(len(arrays), sum(map(len, arrays)), compilations, sum(map(sum, arrays)))
+
+
+def _samples(
+    call: ArtifactCall, derive: Callable[[ArtifactCall, Callable[[int], NDArray[np.int64]]], object]
+) -> dict[int, int]:
+    """The positions of a call that `derive` compiles, with their numbers of transfers: they depend on no words.
 
     Raises:
         PlanError: a plan breaks the hardware's limits.
     """
+    tasks: dict[int, int] = {}
 
-    def compilations(call: ArtifactCall) -> int:
-        if not call.moves:
-            return 1
-        return len(_pieced_family(call, lambda position: blank(call.sequence(position).steps))[1].compiled)
+    def compiler(position: int) -> NDArray[np.int64]:
+        sequence = call.sequence(position)
+        tasks[position] = count_tasks(sequence)
+        return blank(sequence.steps)
 
-    return BuildCost(len({call.array for call in calls}), sum(map(compilations, calls)))
+    derive(call, compiler)
+    return tasks
 
 
 def write_compiled(
@@ -91,8 +110,8 @@ def write_compiled(
     Args:
         folder: the folder to add the calls to.
         programs: all programs that the index is to hold.
-        report: called with each call before it is compiled.
-        say: called with a text where a call needs many compilations; the text says why.
+        report: called with each call before its array is compiled.
+        say: called with the predicted cost, and with a text where a call needs many compilations; the text says why.
 
     Returns:
         How many files were compiled.
@@ -103,55 +122,81 @@ def write_compiled(
         ValueError: a call's instructions follow no rule, two arrays have one name, an array is compiled and its
             calls are not, or the controller's heap has no room for all.
     """
+    calls = calls_of(programs)
+    samples: dict[str, dict[ArtifactCall, dict[int, int]]] = {call.array: {} for call in calls}
+    for call in calls:
+        samples[call.array][call] = _samples(call, _pieced_family) if folder.compiles else {call.last: 0}
+    if folder.compiles:
+        say(str(_build_cost(samples)))
     array_files: dict[str, str] = {}
     sizes: dict[str, int] = {}  # bytes of each array and call in the controller's heap
     complete = True
-    for call in calls_of(programs):
-        report(call)
-        _add(folder, call, call.last)
-        xclbin, pdi = folder.xclbin(call.array), folder.pdi(call.array)
+    for array, members in samples.items():
+        plans: dict[str, Plan] = {}
+        for call, positions in members.items():
+            report(call)
+            plans |= _plans(call, positions)
+        folder.add(next(iter(members)).operator, array, plans)
+        xclbin, pdi = folder.xclbin(array), folder.pdi(array)
         if xclbin is None or pdi is None:
             complete = False
             continue
-        family = _family(folder, call, say)
+        array_files[array] = xclbin
+        sizes[array] = (folder.path / xclbin).stat().st_size
         identity = zlib.crc32((folder.path / pdi).read_bytes())
-        write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
-        array_files[call.array] = xclbin
-        sizes[call.array] = (folder.path / xclbin).stat().st_size
-        sizes[f"{call.array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
+        for call in members:
+            family = _family(folder, call, set(members[call]), say)
+            write_bytes(folder.path / call.family_file, family.flatten(call.name, identity).tobytes())
+            sizes[f"{array} {call.name}"] = max(len(each.words) for each in family.classes) * WORD_BYTES
     _require_room(sizes, LIMITS[folder.target].heap_bytes)
     if complete:
         Index(folder.path, folder.target, emulated=False, programs=programs, array_files=array_files).write()
     return len(folder.compiled)
 
 
-def _family(folder: ArtifactFolder, call: ArtifactCall, say: Callable[[str], None]) -> CallFamily:
-    """The call's family, derived from a few compiled positions; if that fails, every sample position is compiled."""
-    instructions = _Instructions(folder, call)
-    if not call.moves:
-        return call.family(instructions)
+def _family(folder: ArtifactFolder, call: ArtifactCall, positions: set[int], say: Callable[[str], None]) -> CallFamily:
+    """The call's family, derived from compiled `positions`; if that fails, every sample position is compiled."""
+
+    def compiled(position: int) -> NDArray[np.int64]:
+        if position not in positions:
+            folder.add(call.operator, call.array, _plans(call, [position]))
+        file = folder.instructions(call.array, _name(call, position))
+        if file is None:
+            raise ValueError(
+                f"[artifacts] expected instructions of {call.name} in {folder.path}, whose manifest says that "
+                "its array is compiled, and found none: build them into a new folder"
+            )
+        return np.fromfile(folder.path / file, "<u4").astype(np.int64)
+
     try:
-        return _pieced_family(call, instructions)[0]
+        return _pieced_family(call, compiled)
     except PieceError as error:
         say(f"{call.array} {call.name}: all classes of positions are compiled, for {error}")
-        return call.family(instructions, checks=1, lone_chunks=False)
+        positions |= _samples(call, _whole_family).keys()
+        folder.add(call.operator, call.array, _plans(call, positions))
+        return _whole_family(call, compiled)
 
 
-def _pieced_family(
-    call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]
-) -> tuple[CallFamily, InstructionPieces]:
-    """The family, derived from a few compiled positions, and its words with the list of these positions.
+def _whole_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> CallFamily:
+    """The family, derived from a compiled position of each class."""
+    return call.family(compiler, checks=1, lone_chunks=False)
+
+
+def _pieced_family(call: ArtifactCall, compiler: Callable[[int], NDArray[np.int64]]) -> CallFamily:
+    """The family, derived from a few compiled positions.
 
     Raises:
         PieceError: the compiler's words are not made of pieces that are known.
     """
+    if not call.moves:
+        return call.family(compiler)
     words = InstructionPieces(call.last_plan.array, lambda position: call.sequence(position).steps, compiler)
     words.compile(call.last)
     family = call.family(words, checks=1, lone_chunks=False)
     left = [position for position in range(call.positions.count) if position not in set(words.compiled)]
     for position in random.Random(0).sample(left, min(_COMPARED, len(left))):  # noqa: S311
         words.compile(position)
-    return family, words
+    return family
 
 
 def _require_room(sizes: dict[str, int], heap: int) -> None:
@@ -165,26 +210,8 @@ def _require_room(sizes: dict[str, int], heap: int) -> None:
         )
 
 
-class _Instructions:
-    """The instructions of a call at any position."""
-
-    def __init__(self, folder: ArtifactFolder, call: ArtifactCall) -> None:
-        self._folder, self._call = folder, call
-
-    def __call__(self, position: int) -> NDArray[np.int64]:
-        call = self._call
-        _add(self._folder, call, position)
-        file = self._folder.instructions(call.array, _name(call, position))
-        if file is None:
-            raise ValueError(
-                f"[artifacts] expected instructions of {call.name} in {self._folder.path}, whose manifest says that "
-                "its array is compiled, and found none: build them into a new folder"
-            )
-        return np.fromfile(self._folder.path / file, "<u4").astype(np.int64)
-
-
-def _add(folder: ArtifactFolder, call: ArtifactCall, position: int) -> None:
-    folder.add(call.operator, call.array, _name(call, position), call.recorded(position))  # `add` checks the plan
+def _plans(call: ArtifactCall, positions: Iterable[int]) -> dict[str, Plan]:
+    return {_name(call, position): call.recorded(position) for position in positions}
 
 
 def _name(call: ArtifactCall, position: int) -> str:

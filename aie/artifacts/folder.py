@@ -8,6 +8,9 @@
     <array>/<call>.json, .mlir     the plan of a call, and what the compiler gets of it
     <array>/<call>.insts           the instructions that XRT sends for that call
 
+All missing instructions of an array are compiled at once, with its PDI: aiecc compiles an array's cores, which takes
+most of its time, each time that it is called.
+
 aiecc measures the stack of each core and refuses one that is too small. The array is then planned again, once, with
 what aiecc asks for, and the manifest keeps it (`stacks`). Where a core's code does not fit in program memory, the
 array's kernels are compiled again, once, for size (`toolchain.SMALLER`), below kernels/smaller (`smaller`).
@@ -21,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from dataclasses import replace
 from functools import lru_cache
@@ -32,16 +36,19 @@ from flownpu.aie.artifacts.xclbin import pack_xclbin
 from flownpu.aie.check import require_valid
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.as_json import to_json
-from flownpu.aie.plan.data import Plan, Sequence
+from flownpu.aie.plan.data import Plan, Sequence, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from flownpu.aie.artifacts.toolchain import Toolchain
     from flownpu.aie.plan.data import Array, Kernel
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+# aiecc copies the module for each core, sequence and device in it, and keeps the copies: 178 copies of a module with
+# 36,146 tasks are reported to take 4.1 GB (Xilinx/mlir-aie#3689, September 2026). Here there are 34 and the sequences.
+_MOST_TASKS = 36_000
 
 
 class ArtifactFolder:
@@ -86,28 +93,33 @@ class ArtifactFolder:
         self._smaller: set[str] = set()  # arrays whose kernels are compiled for size
         self._manifest = _read_manifest(path / MANIFEST, target) | {"versions": versions or {}}
 
-    def add(self, operator: str, array: str, call: str, plan: Plan) -> None:
-        """Writes a call, and compiles what is not up to date.
+    @property
+    def compiles(self) -> bool:
+        """Whether there is a toolchain."""
+        return self._toolchain is not None
+
+    def add(self, operator: str, array: str, plans: Mapping[str, Plan]) -> None:
+        """Writes calls of an array, and compiles what is not up to date, all of it at once.
 
         Args:
             operator: the operator that the design computes.
-            array: name of the array, the same for all calls that share one.
-            call: name of the call among the array's.
-            plan: the array, and the call's sequence.
+            array: name of the array.
+            plans: the plan of each call, by the call's name among the array's; the array is equal in all of them.
 
         Raises:
             PlanError: the plan breaks the hardware's limits.
             ValueError: a different array was added under that name.
             ToolchainError: a compiler failed.
         """
-        digest_of_array = _array_digest(plan.array)
-        if self._arrays_seen.setdefault(array, digest_of_array) != digest_of_array:
-            raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
-        if array not in self._stacks:
-            self._stacks[array] = self._take_over_measured(array, plan.array)
+        for call, plan in plans.items():
+            digest_of_array = _array_digest(plan.array)
+            if self._arrays_seen.setdefault(array, digest_of_array) != digest_of_array:
+                raise ValueError(f"[artifacts] two arrays that differ are both called {array}: {call} is of the second")
+            if array not in self._stacks:
+                self._stacks[array] = self._take_over_measured(array, plan.array)
         while True:
             try:
-                self._add(operator, array, call, self._with_stacks(array, plan))
+                self._add(operator, array, {call: self._with_stacks(array, plan) for call, plan in plans.items()})
             except ToolchainError as error:
                 if not self._is_mended(array, error):
                     raise
@@ -154,26 +166,30 @@ class ArtifactFolder:
         )
         return replace(plan, array=replace(plan.array, cores=tuple(cores)))
 
-    def _add(self, operator: str, array: str, call: str, plan: Plan) -> None:
-        require_valid(plan)
-        text = to_mlir(plan)
-        array_digest = _array_digest(plan.array)
+    def _add(self, operator: str, array: str, plans: Mapping[str, Plan]) -> None:
+        any_array = next(iter(plans.values())).array
+        record = self._array_record(operator, array, any_array)
         folder = self.path / array
-        write_text(folder / f"{call}.json", to_json(plan))
-        write_text(folder / f"{call}.mlir", text)
-
-        record = self._array_record(operator, array, plan, array_digest)
-        old = record["calls"].get(call, {})
-        inputs = {"mlir": digest(text), "aiecc": self._compiler("aiecc", old)}
-        record["calls"][call] = {
-            "buffers": [{"name": b.name, "type": str(b.type), "bytes": b.type.bytes} for b in plan.sequence.buffers],
-            "plan": self._file(folder / f"{call}.json"),
-            "mlir": self._file(folder / f"{call}.mlir"),
-            "inputs": inputs,
-            "instructions": self._kept(old, "instructions", inputs),
-        }
+        for call, plan in plans.items():
+            require_valid(plan)
+            text = to_mlir(plan)
+            write_text(folder / f"{call}.json", to_json(plan))
+            write_text(folder / f"{call}.mlir", text)
+            old = record["calls"].get(call, {})
+            inputs = {"mlir": digest(text), "aiecc": self._compiler("aiecc", old)}
+            buffers = [{"name": b.name, "type": str(b.type), "bytes": b.type.bytes} for b in plan.sequence.buffers]
+            record["calls"][call] = {
+                "buffers": buffers,
+                "plan": self._file(folder / f"{call}.json"),
+                "mlir": self._file(folder / f"{call}.mlir"),
+                "inputs": inputs,
+                "instructions": self._kept(old, "instructions", inputs),
+            }
         if self._toolchain is not None:
-            self._compile(record, call, text, plan, folder, SMALLER if array in self._smaller else ())
+            options = SMALLER if array in self._smaller else ()
+            objects = [self._object(kernel, options) for kernel in any_array.kernels]
+            self._compile(record, plans, objects, folder)
+            self._pack(record, folder)
         self._write_manifest()
 
     def xclbin(self, array: str) -> str | None:
@@ -194,34 +210,42 @@ class ArtifactFolder:
 
     # --- What is compiled ---------------------------------------------------------------------------------------------
 
-    def _compile(
-        self, record: dict[str, Any], call: str, text: str, plan: Plan, folder: Path, options: tuple[str, ...]
-    ) -> None:
-        """Makes the objects, the PDI, the instructions and the xclbin that are not up to date."""
-        assert self._toolchain is not None
-        objects = [self._object(kernel, options) for kernel in plan.array.kernels]
-        of_call = record["calls"][call]
-        if not (record["pdi"] and of_call["instructions"]):
-            self._compile_design(record, of_call, text, objects, folder / call)
-        self._pack(record, folder)
+    def _compile(self, record: dict[str, Any], plans: Mapping[str, Plan], objects: list[Path], folder: Path) -> None:
+        """Makes the missing files of an array's PDI and of calls' instructions."""
+        missing = [call for call in plans if not record["calls"][call]["instructions"]]
+        for places in compiled_at_once(count_tasks(plans[call].sequence) for call in missing):
+            part = {missing[place]: plans[missing[place]] for place in places}
+            self._compile_design(record, part, objects, folder, sequences=True)
+            self._write_manifest()
+        if not record["pdi"]:
+            self._compile_design(record, dict([next(iter(plans.items()))]), objects, folder, sequences=False)
 
     def _compile_design(
-        self, record: dict[str, Any], of_call: dict[str, Any], text: str, objects: list[Path], stem: Path
+        self, record: dict[str, Any], plans: Mapping[str, Plan], objects: list[Path], folder: Path, *, sequences: bool
     ) -> None:
-        """Makes the missing files of an array's PDI and a call's instructions."""
+        """Makes an array's PDI if it is missing and, if `sequences`, the instructions of calls."""
         assert self._toolchain is not None
+        named = [
+            replace(plan, sequence=replace(plan.sequence, name=f"sequence{place}"))
+            for place, plan in enumerate(plans.values())
+        ]
         with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as name:
             work = Path(name)
             for file in dict.fromkeys(objects):
                 (work / file.name).symlink_to(file.absolute())
-            write_text(work / "design.mlir", text)
-            instructions = None if of_call["instructions"] else work / "design.insts"
-            pdi = None if record["pdi"] else work / "design.pdi"
-            self._toolchain.compile_design(work / "design.mlir", instructions, pdi)
-            if instructions:
-                of_call["instructions"] = self._take(instructions, stem.with_name(f"{stem.name}.insts"))
+            design, pdi = work / "design.mlir", None if record["pdi"] else work / "design.pdi"
+            write_text(design, to_mlir(*named))
+            try:
+                names = [plan.sequence.name for plan in named] if sequences else []
+                instructions = self._toolchain.compile_design(design, names, pdi)
+            except ToolchainError as error:
+                if (place := _failed_sequence(design, error.output)) is None:
+                    raise
+                raise ToolchainError(f"{error}\nthe call: {folder.name} {list(plans)[place]}", error.output) from error
+            for call, file in zip(plans, instructions, strict=sequences):
+                record["calls"][call]["instructions"] = self._take(file, folder / f"{call}.insts")
             if pdi:
-                record["pdi"] = self._take(pdi, stem.with_name("array.pdi"))
+                record["pdi"] = self._take(pdi, folder / "array.pdi")
 
     def _pack(self, record: dict[str, Any], folder: Path) -> None:
         """Makes the xclbin, again if a call has more buffers than the calls before it."""
@@ -281,9 +305,9 @@ class ArtifactFolder:
 
     # --- The manifest -------------------------------------------------------------------------------------------------
 
-    def _array_record(self, operator: str, name: str, plan: Plan, array_digest: str) -> dict[str, Any]:
+    def _array_record(self, operator: str, name: str, array: Array) -> dict[str, Any]:
         """A new record of an array in the manifest, with the parts of the old one that are up to date."""
-        array = plan.array
+        array_digest = _array_digest(array)
         old = self._manifest["arrays"].get(name, {})
         inputs = {"array": array_digest, **self._array_inputs(array, old)}
         record = {
@@ -328,6 +352,32 @@ class ArtifactFolder:
 
     def _write_manifest(self) -> None:
         write_text(self.path / MANIFEST, json.dumps(self._manifest, indent=1, sort_keys=True) + "\n")
+
+
+def count_tasks(sequence: Sequence) -> int:
+    """The number of a sequence's transfers, each a task of the compiler."""
+    return sum(isinstance(step, Transfer) for step in sequence.steps)
+
+
+def compiled_at_once(tasks: Iterable[int]) -> list[list[int]]:
+    """The places of an array's programs in the parts that are compiled at once, from each program's number of tasks."""
+    parts: list[list[int]] = []
+    left = 0
+    for place, count in enumerate(tasks):
+        if not parts or count > left:
+            parts.append([])
+            left = _MOST_TASKS
+        parts[-1].append(place)
+        left -= count
+    return parts
+
+
+def _failed_sequence(design: Path, output: str) -> int | None:
+    """The place of the sequence that aiecc's first error in a design is in; None: the error is elsewhere."""
+    found = re.search(rf'{design.name}"?:(\d+):', output)
+    lines = design.read_text(encoding="utf-8").splitlines()[: int(found[1])] if found else []
+    sequences = sum("aie.runtime_sequence" in line for line in lines)
+    return sequences - 1 if sequences else None
 
 
 @lru_cache(maxsize=16)  # a call is compiled at several positions, all with the same array

@@ -41,6 +41,7 @@ SMALLER = ("-Os", "-fno-inline")
 """More options for kernels that do not fit: loops are not unrolled but where the source says so, and functions that
 aie_api does not force into their callers stay functions. FastFlowLM's open kernels have -fno-inline, too."""
 _ARCHITECTURES = {"npu1": "aie2", "npu2": "aie2p"}
+_OTHER_OPTIONS = re.compile("[Uu]nknown (output selector|command line argument)|did not write")  # LLVM's words, ours
 _SHOWN_LINES = 20  # characters kept of a failed command's output, whose errors come last
 _WHEELS = "https://github.com/Xilinx"
 _RELEASE = ".".join(map(str, DIALECT))
@@ -130,28 +131,40 @@ class Toolchain:
         run_tool(command, output.parent)
         expect_file(output, command)
 
-    def compile_design(self, mlir: Path, instructions: Path | None, pdi: Path | None) -> None:
-        """Makes the instructions of a design's sequence, or its PDI, or both.
+    def compile_design(self, mlir: Path, sequences: Sequence[str], pdi: Path | None) -> list[Path]:
+        """Makes the instructions of a design's sequences, or its PDI, or both.
 
         Args:
             mlir: the design; the object files that it links lie beside it.
-            instructions: file to write, the transaction that XRT sends; None: not this time.
+            sequences: the names of all its sequences; empty: no instructions this time.
             pdi: file to write, the configuration of the array; None: not this time.
 
+        Returns:
+            For each sequence the file with its instructions, the transaction that XRT sends.
+
         Raises:
-            ToolchainError: aiecc failed, or said "error:" (it may exit with 0 all the same).
+            ToolchainError: aiecc failed, or said "error:" (it may exit with 0 all the same), or is too old.
         """
         work = mlir.parent / "work"
         command: list[str | Path] = [self.aiecc, mlir, f"--peano={self.peano}", f"--tmpdir={work}"]
-        if instructions is not None:
-            command += ["--get-npu-insts", f"--npu-insts-name={instructions}"]
+        # aiecc writes a file for each sequence, with <device>_<sequence> in place of {0}; unnamed devices are `main`.
+        instructions = [mlir.with_name(f"main_{sequence}.insts") for sequence in sequences]
+        if instructions:
+            command += ["--get-npu-insts", f"--npu-insts-name={mlir.with_name('{0}.insts')}"]
         if pdi is not None:
             command += ["--get-pdi", f"--pdi-name={pdi}"]
-        output = run_tool(command, mlir.parent)
-        if re.search(r"\berror:", output):
-            raise _failure(command, "said that there was an error", output)
-        for file in filter(None, (instructions, pdi)):
-            expect_file(file, command)
+        try:
+            output = run_tool(command, mlir.parent)
+            if re.search(r"\berror:", output):
+                raise _failure(command, "said that there was an error", output)
+            for file in (*instructions, *([pdi] if pdi else [])):
+                expect_file(file, command)
+        except ToolchainError as error:
+            if not _OTHER_OPTIONS.search(str(error)):
+                raise
+            versions = f"expected the options of mlir_aie {_RELEASE} or newer, found {self.versions['aiecc']}"
+            raise ToolchainError(f"{error}\n{versions}: {_AIECC_WHEEL}", error.output) from error
+        return instructions
 
 
 def find_toolchain() -> tuple[Toolchain | None, list[MissingTool]]:

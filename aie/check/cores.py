@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from flownpu.aie.check.structure import describe
 from flownpu.aie.check.violation import Violation
@@ -32,6 +32,11 @@ from flownpu.aie.plan.kernel_memory import core_needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    _End: TypeAlias = tuple[str, str]  # a fifo and a port
+    _State: TypeAlias = tuple[
+        frozenset[tuple[_End, int]], frozenset[_End], frozenset[tuple[str, tuple[_End, int, int]]]
+    ]
 
     from flownpu.aie.plan.data import Array, Barrier, Core, Fifo, Kernel, Link, Plan, TileBuffer
     from flownpu.aie.plan.limits import Limits
@@ -111,10 +116,10 @@ class _CoreCheck:
         self.barriers = {name for tile, name in around.barriers if tile == core.tile}
         self.linked = around.linked
         self.held: Counter[tuple[str, str]] = Counter()
-        self.released: Counter[tuple[str, str]] = Counter()
-        # the number of objects released at the last acquire
-        self.acquired_at: dict[tuple[str, str], int] = defaultdict(int)
-        self.views: dict[str, tuple[tuple[str, str], int, int]] = {}  # view: end, first object, count
+        self.stale: set[tuple[str, str]] = set()  # ends with a release since their last acquire
+        # view: end, first object (0: the oldest that is held), count
+        self.views: dict[str, tuple[tuple[str, str], int, int]] = {}
+        self.followed: dict[tuple[int, _State], _State] = {}  # a loop, by its id, and the state before it: that after
         self.found: dict[Violation, None] = {}  # each one once, though loops are followed several times
 
     def run(self) -> list[Violation]:
@@ -154,7 +159,6 @@ class _CoreCheck:
             match statement:
                 case Loop():
                     self._loop(statement)
-                    self._repeat(statement.body, _passes(statement))
                 case Acquire():
                     self._acquire(statement)
                 case Release():
@@ -169,7 +173,20 @@ class _CoreCheck:
                     if not 0 <= statement.value <= self.limits.lock_maximum:
                         self._add(f"value of {statement.barrier}", statement.value, f"0..{self.limits.lock_maximum}")
 
+    def _state(self) -> _State:
+        return frozenset((+self.held).items()), frozenset(self.stale), frozenset(self.views.items())
+
     def _loop(self, loop: Loop) -> None:
+        """Follow a loop, once for each state of the core before it."""
+        before = id(loop), self._state()
+        if before not in self.followed:
+            self._lowering(loop)
+            self._repeat(loop.body, _passes(loop))
+            self.followed[before] = self._state()
+        held, stale, views = self.followed[before]
+        self.held, self.stale, self.views = Counter(dict(held)), set(stale), dict(views)
+
+    def _lowering(self, loop: Loop) -> None:
         """A loop of unknown length with acquires must not be unrolled: aie-opt then ends with a segmentation fault."""
         moves = any(isinstance(statement, (Acquire, Release)) for statement in statements(loop.body))
         if moves and _passes(loop) is None and not self.core.dynamic:
@@ -192,12 +209,12 @@ class _CoreCheck:
         if statement.count > depth:
             self._add(f"depth of {name}", statement.count, depth, "acquire holds that many in all")
         # After a release, the remaining objects may be acquired again; the view counts from the oldest of them.
-        if statement.count <= self.held[end] and self.acquired_at[end] == self.released[end]:
+        if statement.count <= self.held[end] and end not in self.stale:
             detail = "acquire counts what is held already: it gets no new object without a release before it"
             self._add(f"objects of {name} to acquire", f"more than the {self.held[end]} held", statement.count, detail)
         self.held[end] = max(self.held[end], statement.count)
-        self.acquired_at[end] = self.released[end]
-        self.views[statement.name] = (end, self.released[end], statement.count)
+        self.stale.discard(end)
+        self.views[statement.name] = (end, 0, statement.count)
 
     def _release(self, statement: Release) -> None:
         end = (statement.fifo, statement.port)
@@ -207,7 +224,10 @@ class _CoreCheck:
             name = f"objects of fifo {statement.fifo} ({statement.port}) held to release"
             self._add(name, statement.count, self.held[end])
         self.held[end] -= min(statement.count, self.held[end])
-        self.released[end] += statement.count
+        self.stale.add(end)
+        for view, (of, first, count) in self.views.items():
+            if of == end:
+                self.views[view] = end, max(first - statement.count, -count), count  # at -count all were released
 
     def _call(self, statement: Call) -> None:
         kernel = self.kernels.get(statement.kernel)
@@ -238,9 +258,9 @@ class _CoreCheck:
         place = first + argument.index
         if not 0 <= argument.index < count:
             self._add(f"index into {argument.view} of fifo {end[0]}", argument.index, f"0..{count - 1}")
-        elif not self.released[end] <= place < self.released[end] + self.held[end]:
+        elif not 0 <= place < self.held[end]:
             self._add(f"object of fifo {end[0]} for {entry}", "held", "released before the call")
-        elif self.core.dynamic and first != self.released[end]:
+        elif self.core.dynamic and first != 0:
             detail = "a dynamic lowering counts an index from the oldest that is held at the call"
             self._add(
                 f"view {argument.view} of fifo {end[0]} for {entry}",

@@ -113,6 +113,16 @@ def check_flow(plan: Plan, limits: Limits) -> list[Violation]:
     return _Flow(plan, limits).run()
 
 
+def _ends(fifo: Fifo) -> list[tuple[tuple[str, Tile, str], Fraction]]:
+    """A fifo's ends and their factors: elements on the stream for each element at the end."""
+    sent = Fraction(fifo.repeat_count)
+    if fifo.padding:
+        for dimension, (before, after) in zip(fifo.producer.walk, fifo.padding, strict=True):
+            sent *= Fraction(before + dimension.size + after, dimension.size)
+    ends = [((fifo.name, fifo.producer.tile, "produce"), sent)]
+    return ends + [((fifo.name, end.tile, "consume"), Fraction(1)) for end in fifo.consumers]
+
+
 class _Flow:
     def __init__(self, plan: Plan, limits: Limits) -> None:
         self.plan, self.limits = plan, limits
@@ -120,7 +130,12 @@ class _Flow:
         self.fifos: dict[str, Fifo] = {fifo.name: fifo for fifo in plan.array.fifos}
         # Elements over the whole call at each end: (fifo, tile, port).
         self.known: dict[tuple[str, Tile, str], Fraction] = {}
-        self.starts = [s for s in plan.sequence.steps if isinstance(s, (WriteParameter, SetBarrier))]
+        self.ends = {fifo.name: _ends(fifo) for fifo in plan.array.fifos}
+        # What starts cores, in order: the steps that write a buffer or set a barrier, each with its place.
+        self.starts: defaultdict[str, list[tuple[int, WriteParameter | SetBarrier]]] = defaultdict(list)
+        for place, step in enumerate(plan.sequence.steps):
+            if isinstance(step, (WriteParameter, SetBarrier)):
+                self.starts[step.buffer if isinstance(step, WriteParameter) else step.barrier].append((place, step))
         self.idle: dict[Tile, str] = {}  # cores that no step starts
         self.found: list[Violation] = []
 
@@ -167,10 +182,9 @@ class _Flow:
         parameters, loaded = self._initial(core), _core_names(core).loaded
         moved: Ends = Counter()
         passes = 0
-        for step in self.starts:
+        for _, step in sorted(start for name in {*loaded, wait.barrier} for start in self.starts[name]):
             if isinstance(step, WriteParameter):
-                if step.buffer in loaded:
-                    parameters[step.buffer, step.index] = step.value
+                parameters[step.buffer, step.index] = step.value
             elif (step.barrier, step.value) == (wait.barrier, wait.value):
                 moved.update(_moved_in_a_pass(core.body, tuple(parameters.items())))
                 passes += 1
@@ -195,9 +209,9 @@ class _Flow:
             for link in self.array.links:
                 self._through_link(link.inputs, link.outputs, link.kind)
             for core, moved in list(open_cores):
-                for (name, port), objects in (+moved).items():
+                for (name, port), objects in moved.items():
                     count = self.known.get((name, core.tile, port))
-                    if count is not None:
+                    if objects and count is not None:
                         times = count / (objects * self.fifos[name].type.elements)
                         if times.denominator != 1:
                             self._add(describe(core.tile, self.limits), f"passes of the core for fifo {name} ({port})",
@@ -206,21 +220,13 @@ class _Flow:
                         open_cores.remove((core, moved))
                         break
 
-    def _ends(self, fifo: Fifo) -> list[tuple[tuple[str, Tile, str], Fraction]]:
-        """A fifo's ends and their factors: elements on the stream for each element at the end."""
-        sent = Fraction(fifo.repeat_count)
-        if fifo.padding:
-            for dimension, (before, after) in zip(fifo.producer.walk, fifo.padding, strict=True):
-                sent *= Fraction(before + dimension.size + after, dimension.size)
-        ends = [((fifo.name, fifo.producer.tile, "produce"), sent)]
-        return ends + [((fifo.name, end.tile, "consume"), Fraction(1)) for end in fifo.consumers]
-
     def _through_fifo(self, fifo: Fifo) -> None:
-        ends = self._ends(fifo)
-        streams = [self.known[end] * factor for end, factor in ends if end in self.known]
-        for end, factor in ends:
-            if streams and end not in self.known:
-                self.known[end] = streams[0] / factor
+        ends = self.ends[fifo.name]
+        known = [(end, factor) for end, factor in ends if end in self.known]
+        if known and len(known) < len(ends):
+            (first, sent), *_ = known
+            for end, factor in ends:
+                self.known.setdefault(end, self.known[first] * sent / factor)
 
     def _through_link(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> None:
         tile = self.fifos[outputs[0]].producer.tile
@@ -244,8 +250,7 @@ class _Flow:
 
     def _compare(self) -> None:
         for fifo in self.array.fifos:
-            ends = self._ends(fifo)
-            (producer, factor), consumers = ends[0], ends[1:]
+            (producer, factor), *consumers = self.ends[fifo.name]
             for end, _ in consumers:
                 sent, taken = self.known.get(producer), self.known.get(end)
                 if sent is None or taken is None:

@@ -29,9 +29,10 @@ def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
 @lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     resources = resources_of(array, limits)
+    held = memory_parts(array, resources)
     return (
-        *_memory(array, resources, limits),
-        *_constants(array, resources, limits),
+        *_memory(held, limits),
+        *_constants(array, held, limits),
         *_channels(resources, limits),
         *_descriptors(resources, limits),
         *_lengths(array, resources, limits),
@@ -41,8 +42,8 @@ def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     )
 
 
-def _memory(array: Array, resources: Resources, limits: Limits) -> Iterator[Violation]:
-    for tile, parts in sorted(memory_parts(array, resources).items()):
+def _memory(held: dict[Tile, list[Part]], limits: Limits) -> Iterator[Violation]:
+    for tile, parts in sorted(held.items()):
         need, have = sum(part.bytes for part in parts), limits.tile(tile.column, tile.row).memory_bytes
         if need > have:
             ordered = sorted(parts, key=lambda part: (part.bytes, str(part)), reverse=True)
@@ -50,7 +51,7 @@ def _memory(array: Array, resources: Resources, limits: Limits) -> Iterator[Viol
             yield Violation(describe(tile, limits), "memory", f"{need} bytes", f"{have} bytes", detail)
 
 
-def _constants(array: Array, resources: Resources, limits: Limits) -> Iterator[Violation]:
+def _constants(array: Array, held: dict[Tile, list[Part]], limits: Limits) -> Iterator[Violation]:
     """The memory beside a core's stack and buffers must hold its constants; `_memory` reports buffers that do not fit.
 
     mlir_aie 1.4.4 and newer place the stack, each buffer and one region for a core's `.data`, `.rodata` and `.bss`,
@@ -58,7 +59,6 @@ def _constants(array: Array, resources: Resources, limits: Limits) -> Iterator[V
     are searched (programming_guide/core_data_memory.md there, read in November 2026). Neighbours in any order, each at
     the next multiple of the alignment, are one of the layouts that this search finds.
     """
-    held = memory_parts(array, resources)
     for core in array.cores:
         parts, have = held[core.tile], limits.tile(core.tile.column, core.tile.row).memory_bytes
         room = have - sum(_aligned_bytes(part, limits.buffer_alignment) for part in parts)

@@ -20,16 +20,21 @@ from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParame
 from flownpu.aie.plan.instructions import WORD_BYTES, words_of_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from flownpu.aie.plan.data import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile, TileBuffer
+    from flownpu.aie.plan.data import Array, Dimension, Fifo, HostBuffer, Plan, Step, Tap, Tile
     from flownpu.aie.plan.limits import Limits
 
 
 def check_sequence(plan: Plan, limits: Limits) -> list[Violation]:
     """Check every step by itself and, if all are right, their order and the size of their instructions."""
-    buffers = {buffer.name: buffer for buffer in plan.array.buffers}
-    found = [violation for step in plan.sequence.steps for violation in _step(step, plan, limits, buffers)]
+    places = _Places(plan, limits)
+    found: list[Violation] = []
+    for step in plan.sequence.steps:
+        if isinstance(step, Transfer):
+            found += _transfer(step, places, limits)
+        elif isinstance(step, (WriteParameter, SetBarrier)):
+            found += _start(step, places, limits)
     return found or [*_order(plan, limits), *_instructions(plan, limits)]
 
 
@@ -68,12 +73,19 @@ def contiguous(walk: tuple[Dimension, ...]) -> bool:
     return True
 
 
-def _step(step: object, plan: Plan, limits: Limits, buffers: Mapping[str, TileBuffer]) -> Iterator[Violation]:
-    array = plan.array
-    if isinstance(step, Transfer):
-        yield from _transfer(step, plan, limits)
-    elif isinstance(step, WriteParameter):
-        buffer = buffers.get(step.buffer)
+class _Places:
+    """What a plan's steps name."""
+
+    def __init__(self, plan: Plan, limits: Limits) -> None:
+        self.streams = _streams(plan.array, limits)
+        self.host = {buffer.name: buffer for buffer in plan.sequence.buffers}
+        self.buffers = {buffer.name: buffer for buffer in plan.array.buffers}
+        self.barriers = {barrier.name for barrier in plan.array.barriers}
+
+
+def _start(step: WriteParameter | SetBarrier, places: _Places, limits: Limits) -> Iterator[Violation]:
+    if isinstance(step, WriteParameter):
+        buffer = places.buffers.get(step.buffer)
         place = f"run-time parameter {step.buffer}"
         if buffer is None or not buffer.run_time_parameter:
             yield Violation(place, "a buffer for run-time parameters", 1, 0)
@@ -83,19 +95,17 @@ def _step(step: object, plan: Plan, limits: Limits, buffers: Mapping[str, TileBu
             yield Violation(place, "element type", "32-bit words", str(buffer.type))
         if not -(1 << 31) <= step.value < 1 << 32:
             yield Violation(place, "value", step.value, "32 bits")
-    elif isinstance(step, SetBarrier):
-        if all(barrier.name != step.barrier for barrier in array.barriers):
+    else:
+        if step.barrier not in places.barriers:
             yield Violation(f"barrier {step.barrier}", "a lock of that name", 1, 0)
         if not 0 <= step.value <= limits.lock_maximum:
             yield Violation(f"barrier {step.barrier}", "value", step.value, f"0..{limits.lock_maximum}")
 
 
-def _transfer(step: Transfer, plan: Plan, limits: Limits) -> Iterator[Violation]:
+def _transfer(step: Transfer, places: _Places, limits: Limits) -> Iterator[Violation]:
     place = f"transfer {step.name}"
-    streams = _streams(plan.array, limits)
-    fifo = streams.fifos.get(step.fifo)
-    buffer = next((buffer for buffer in plan.sequence.buffers if buffer.name == step.buffer), None)
-    if fifo is None or streams.tiles[fifo.name] is None:
+    fifo, buffer = places.streams.fifos.get(step.fifo), places.host.get(step.buffer)
+    if fifo is None or places.streams.tiles[fifo.name] is None:
         yield Violation(place, f"an end of fifo {step.fifo} at a shim tile", 1, 0)
         return
     if buffer is None:
@@ -113,7 +123,7 @@ def _transfer(step: Transfer, plan: Plan, limits: Limits) -> Iterator[Violation]
 def _tap(place: str, tap: Tap, buffer: HostBuffer, limits: Limits) -> Iterator[Violation]:
     size, granule, shim = buffer.type.item_bytes, limits.granule_bytes, limits.shim
     repeats, walk = descriptor(tap)
-    stride = iteration_stride(tap) * size
+    stride = (iteration_stride(tap) if repeats > 1 else 0) * size
     if tap.offset < 0 or tap.last >= buffer.type.elements:
         yield Violation(place, f"last element of host buffer {buffer.name}", tap.last, f"0..{buffer.type.elements - 1}")
     if tap.offset * size % granule:

@@ -23,20 +23,27 @@ from flownpu.aie.mlir.text import Lines, attributes, dimensions, memref, scalar,
 from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParameter
 
 if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Fifo, Kernel, Link, Plan, Tile, TileBuffer
+    from collections.abc import Iterable
+
+    from flownpu.aie.plan.data import Array, Fifo, Kernel, Link, Plan, Sequence, Tile, TileBuffer
 
 DIALECT = (1, 4, 5)
 """The first release of mlir_aie that takes the printed forms."""
 
 
-def to_mlir(plan: Plan) -> str:
-    """The module's text; the plan must be valid (`check.require_valid`)."""
-    return _Module(plan).text()
+def to_mlir(plan: Plan, *others: Plan) -> str:
+    """The module's text; the plans must be valid (`check.require_valid`).
+
+    Args:
+        plan: a plan.
+        others: more plans of the same array, whose sequences have other names.
+    """
+    return _Module(plan.array, [each.sequence for each in (plan, *others)]).text()
 
 
 class _Module:
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.array = plan, plan.array
+    def __init__(self, array: Array, sequences: Iterable[Sequence]) -> None:
+        self.array, self.sequences = array, sequences
         self.lines = Lines()
         self.tiles: dict[Tile, str] = {}
         self.buffers: dict[str, tuple[str, str]] = {}  # name: its value, its type
@@ -64,7 +71,8 @@ class _Module:
                     self._link(link)
                 for core in array.cores:
                     CorePrinter(array, core, lines, self.tiles[core.tile], self.buffers, self.locks).print()
-                self._sequence()
+                for sequence in self.sequences:
+                    self._sequence(sequence)
             lines.add("}")
         lines.add("}")
         return lines.text()
@@ -112,8 +120,8 @@ class _Module:
 
     # --- The sequence -------------------------------------------------------------------------------------------------
 
-    def _sequence(self) -> None:
-        sequence, lines = self.plan.sequence, self.lines
+    def _sequence(self, sequence: Sequence) -> None:
+        lines = self.lines
         arguments = {
             buffer.name: (f"%arg{place}", memref(buffer.type)) for place, buffer in enumerate(sequence.buffers)
         }

@@ -56,7 +56,7 @@ class Type:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """How many numbers."""
         return math.prod(self.shape)

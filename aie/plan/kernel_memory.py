@@ -31,6 +31,9 @@ def _table(target: str) -> dict[str, KernelMemory]:
     return {name: KernelMemory(entry["stack"], tuple(entry["program"][target])) for name, entry in entries.items()}
 
 
+_stem = cache(lambda source: PurePosixPath(source).stem)
+
+
 def stack_for(sources: Iterable[str]) -> int:
     """Bytes of stack for a core that calls kernels of these sources, such as "flow_qkv"; by default 1024."""
     stacks = [known.stack for source in sources if (known := _table(NPU2.name).get(source))]
@@ -39,7 +42,7 @@ def stack_for(sources: Iterable[str]) -> int:
 
 def core_needs(array: Array, core: Core) -> dict[str, KernelMemory]:
     """By source, the needs of the kernels that a core calls; a source that memory.toml lacks is left out."""
-    files = {kernel.entry: PurePosixPath(kernel.source).stem for kernel in array.kernels}
+    files = {kernel.entry: _stem(kernel.source) for kernel in array.kernels}
     table = _table(array.target)
     sources = dict.fromkeys(files.get(entry, "") for entry in kernels_of(core))
     return {source: table[source] for source in sources if source in table}

@@ -70,8 +70,8 @@ def memory_parts(array: Array, resources: Resources) -> dict[Tile, list[Part]]:
         parts[buffer.tile].append(Part(buffer.name, buffer.type.bytes))
     for core in array.cores:
         parts[core.tile].append(Part("stack", core.stack_bytes))
-        if counter_bytes(core):
-            parts[core.tile].append(Part("object counters", counter_bytes(core)))
+        if counters := counter_bytes(core):
+            parts[core.tile].append(Part("object counters", counters))
     return dict(parts)
 
 

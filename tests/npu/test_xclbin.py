@@ -134,9 +134,13 @@ class Compilers(Toolchain):
     def compile_kernel(self, *arguments):
         arguments[-1].write_bytes(b"object")
 
-    def compile_design(self, *arguments):
-        for file in filter(None, arguments[1:]):
-            file.write_bytes(b"a PDI" if file.suffix == ".pdi" else b"\1\0\0\0")
+    def compile_design(self, mlir, sequences, pdi):
+        if pdi:
+            pdi.write_bytes(b"a PDI")
+        files = [mlir.with_name(sequence) for sequence in sequences]
+        for file in files:
+            file.write_bytes(b"\1\0\0\0")
+        return files
 
 
 def test_call_with_more_buffers_packs_array_anew(tmp_path):
@@ -149,7 +153,7 @@ def test_call_with_more_buffers_packs_array_anew(tmp_path):
     folder = ArtifactFolder(tmp_path / "out", "npu2", Compilers(), include_root=tmp_path)
     counts = []
     for call in (few, many, few):
-        folder.add("example", "array", f"call{len(call.sequence.buffers)}", call)
+        folder.add("example", "array", {f"call{len(call.sequence.buffers)}": call})
         xclbin = Xclbin(folder.path / folder.xclbin("array"), tmp_path / "dump")
         counts.append(len(xclbin.kernels()[KERNEL]) - 3)
         assert xclbin.pdis() == [b"a PDI"]
@@ -157,7 +161,7 @@ def test_call_with_more_buffers_packs_array_anew(tmp_path):
     names = [file.name for file in folder.compiled]
     assert (names.count("array.pdi"), names.count("array.xclbin")) == (1, 2)
     again = ArtifactFolder(tmp_path / "out", "npu2", Compilers(), include_root=tmp_path)
-    again.add("example", "array", "call7", many)
+    again.add("example", "array", {"call7": many})
     assert again.compiled == []
 
 

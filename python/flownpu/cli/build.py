@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -188,9 +189,11 @@ def _build(calls: list["ArtifactCall"], target: Target, path: Path) -> None:
     toolchain, missing = find_toolchain()
     folder = ArtifactFolder(path, target, toolchain, versions={"flownpu": __version__}, say=status)
     arrays = Counter[str]()
-    for call, plan in _plans(calls, target):
-        folder.add(call.operator, call.array, call.name, plan)
-        arrays[call.array] += 1
+    planned = _plans(sorted(calls, key=lambda call: call.array), target)
+    for array, members in groupby(planned, key=lambda member: member[0].array):
+        made = list(members)
+        folder.add(made[0][0].operator, array, {call.name: plan for call, plan in made})
+        arrays[array] = len(made)
     what = f"{arrays.total()} calls of {len(arrays)} arrays"
     if toolchain is not None:
         status(f"{path}: {what}, {len(folder.compiled)} files compiled, the others are up to date")

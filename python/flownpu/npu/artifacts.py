@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from flownpu import __version__
-from flownpu.aie.artifacts.compiled import build_cost, write_compiled
+from flownpu.aie.artifacts.compiled import write_compiled
 from flownpu.aie.artifacts.emulated import write_emulated
 from flownpu.aie.artifacts.folder import ArtifactFolder
 from flownpu.aie.artifacts.toolchain import find_toolchain
@@ -118,8 +118,6 @@ def build_artifacts(
         toolchain, tools = find_toolchain()
         missing = [str(tool) for tool in tools]
         folder = ArtifactFolder(output, target, toolchain, versions={"flownpu": __version__}, say=say)
-        if toolchain is not None:
-            say(str(build_cost(calls)))
         made = write_compiled(folder, programs, report=advance, say=say)
     return Built(output, positions, len(calls), made, left_out, missing)
 

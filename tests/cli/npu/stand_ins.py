@@ -8,7 +8,8 @@ import sys
 # it runs. If the file `fail` exists, it ends with the exit code and the text in that file. Instructions have the form
 # that aie/plan/instructions.py describes: a transfer's descriptor has the lowest number that is free on its tile, and
 # holds the transfer's sizes and strides (stride 0 for a dimension of one step). If the file `unknown` exists, an
-# operation that belongs to no step is added. If the file `stack` exists, aiecc refuses stacks of fewer bytes.
+# operation that belongs to no step is added. If the file `stack` exists, aiecc refuses stacks of fewer bytes; if
+# `refused` exists, the sequence that it names. In the name of instructions aiecc replaces {0} by `<device>_<sequence>`.
 STAND_IN = r"""#!{python}
 import array, json, os, pathlib, re, sys, zlib
 name = pathlib.Path(sys.argv[0]).name
@@ -45,58 +46,68 @@ else:
             print(f"design.mlir:9:5: error: stack_size = {{size}} is insufficient: this core needs {{need - 8}} bytes; "
                   f"increase stack_size to {{need}} (Worker(stack_size=...) in IRON), or pass --no-measure-stack-size")
             sys.exit(1)
-    design, _, sequence = pathlib.Path(sys.argv[1]).read_text().partition("aie.runtime_sequence")
+    text = pathlib.Path(sys.argv[1]).read_text()
+    refused = pathlib.Path({refused!r})
+    refused = refused.exists() and text.find("@" + refused.read_text())
+    if refused > 0:
+        line = 2 + text[:refused].count("\n")
+        print(f"{{sys.argv[1]}}:{{line}}:7: error: 'aiex.dma_configure_task_for' op cannot be lowered")
+        sys.exit(1)
+    design, *sequences = text.split("aie.runtime_sequence @")
     tiles = {{}}
     for name, ends in re.findall(r"aie\.objectfifo @(\w+)\((.*)\)", design):
         tiles[name] = next((end for end in re.findall(r"%tile_\d+_\d+", ends) if end.endswith("_0")), "")
-    words, count, used, tasks = array.array("I", [1, 8, 0, 0]), 0, {{}}, {{}}
-    def add(*operation):
-        global count
-        words.extend(word % 2**32 for word in operation)
-        count += 1
-    lines = sequence.splitlines()
-    for place_of_line, line in enumerate(lines):
-        if found := re.search(r"(%\w+) = aiex.dma_configure_task_for @(\w+) ", line):
-            task, fifo = found.groups()
-            said = lines[place_of_line + 3]  # behind the descriptor and its end
-            tile = tiles[fifo]
-            number = min(set(range(99)) - used.setdefault(tile, set()))
-            used[tile].add(number)
-            tasks[task] = tile, number, fifo
-            repeat = int((re.findall("repeat_count = ([0-9]+)", said) or [0])[0])
-        elif "dma_bd" in line:
-            lists = [re.findall(r"\d+", text) for text in re.findall(r"\[(.*?)\]", line)]
-            pairs = [(int(n), int(s)) for n, s in zip(*lists)]
-            pairs = [(0, 0)] * (4 - len(pairs)) + [(n - 1, s if n > 1 else 0) for n, s in pairs]
-            length, offset, argument = (int(re.search(key, line)[1])
-                                        for key in (r"len = (\d+)", r"offset = (\d+)", r"%arg(\d+)"))
-            place = zlib.crc32(tile.encode()) << 8
-            row = [size << 20 | stride % 2**20 for size, stride in pairs]
-            add(1, 0, place + 32 * number, 48, length, offset, *row, sum(size for size, _ in pairs), 7)
-            add(129, 48, 0, 0, 0, 0, place + 32 * number + 4, 0, argument, 0, 2 * offset, 0)
-            if "issue_token" in said:
-                add(3, 0, place, 0, 1, 2, 28)
-            add(0, 0, zlib.crc32(fifo.encode()), 0, repeat << 16 | number, 24)
-        elif found := re.search(r"dma_(await|free)_task\((%\w+)\)", line):
-            tile, number, fifo = tasks[found[2]]
-            used[tile].discard(number)
-            if found[1] == "await":
-                add(128, 16, zlib.crc32(fifo.encode()), 0)
-        elif found := re.search(r"npu.rtp_write\((.*), %\w+\)", line):
-            value = int(re.search(r"constant (-?\d+)", lines[place_of_line - 1])[1])
-            add(0, 0, zlib.crc32(found[1].encode()), 0, value, 24)
-        elif found := re.search(r"set_lock\((.*), (\d+)\)", line):
-            add(0, 0, zlib.crc32(found[1].encode()), 0, int(found[2]), 24)
-    if pathlib.Path({unknown!r}).exists():
-        add(0, 0, 0, 0, 0, 24)
-    words[2], words[3] = count, 4 * len(words)
+    def instructions(sequence):
+        words, used, tasks = array.array("I", [1, 8, 0, 0]), {{}}, {{}}
+        def add(*operation):
+            words.extend(word % 2**32 for word in operation)
+            words[2] += 1
+        lines = sequence.splitlines()
+        for place_of_line, line in enumerate(lines):
+            if found := re.search(r"(%\w+) = aiex.dma_configure_task_for @(\w+) ", line):
+                task, fifo = found.groups()
+                said = lines[place_of_line + 3]  # behind the descriptor and its end
+                tile = tiles[fifo]
+                number = min(set(range(99)) - used.setdefault(tile, set()))
+                used[tile].add(number)
+                tasks[task] = tile, number, fifo
+                repeat = int((re.findall("repeat_count = ([0-9]+)", said) or [0])[0])
+            elif "dma_bd" in line:
+                lists = [re.findall(r"\d+", text) for text in re.findall(r"\[(.*?)\]", line)]
+                pairs = [(int(n), int(s)) for n, s in zip(*lists)]
+                pairs = [(0, 0)] * (4 - len(pairs)) + [(n - 1, s if n > 1 else 0) for n, s in pairs]
+                length, offset, argument = (int(re.search(key, line)[1])
+                                            for key in (r"len = (\d+)", r"offset = (\d+)", r"%arg(\d+)"))
+                place = zlib.crc32(tile.encode()) << 8
+                row = [size << 20 | stride % 2**20 for size, stride in pairs]
+                add(1, 0, place + 32 * number, 48, length, offset, *row, sum(size for size, _ in pairs), 7)
+                add(129, 48, 0, 0, 0, 0, place + 32 * number + 4, 0, argument, 0, 2 * offset, 0)
+                if "issue_token" in said:
+                    add(3, 0, place, 0, 1, 2, 28)
+                add(0, 0, zlib.crc32(fifo.encode()), 0, repeat << 16 | number, 24)
+            elif found := re.search(r"dma_(await|free)_task\((%\w+)\)", line):
+                tile, number, fifo = tasks[found[2]]
+                used[tile].discard(number)
+                if found[1] == "await":
+                    add(128, 16, zlib.crc32(fifo.encode()), 0)
+            elif found := re.search(r"npu.rtp_write\((.*), %\w+\)", line):
+                value = int(re.search(r"constant (-?\d+)", lines[place_of_line - 1])[1])
+                add(0, 0, zlib.crc32(found[1].encode()), 0, value, 24)
+            elif found := re.search(r"set_lock\((.*), (\d+)\)", line):
+                add(0, 0, zlib.crc32(found[1].encode()), 0, int(found[2]), 24)
+        if pathlib.Path({unknown!r}).exists():
+            add(0, 0, 0, 0, 0, 24)
+        words[3] = 4 * len(words)
+        return words.tobytes()
     objects = sorted(file.name for file in pathlib.Path.cwd().glob("*.o") if file.exists())
     for option in sys.argv:
         key, _, value = option.partition("=")
         if key == "--npu-insts-name":
-            pathlib.Path(value).write_bytes(words.tobytes())
+            for sequence in sequences:
+                name = "main_" + sequence.partition("(")[0]
+                pathlib.Path(value.replace("{{0}}", name)).write_bytes(instructions(sequence))
         if key == "--pdi-name":
-            pathlib.Path(value).write_text(f"{{key}} with {{objects}} of {{pathlib.Path(sys.argv[1]).read_text()}}")
+            pathlib.Path(value).write_text(f"{{key}} with {{objects}} of {{design}}")
 """
 
 
@@ -105,7 +116,7 @@ class Tools:
 
     def __init__(self, folder, monkeypatch):
         self.log, self.fail, self.unknown = folder / "log", folder / "fail", folder / "unknown"
-        self.stack = folder / "stack"
+        self.stack, self.refused = folder / "stack", folder / "refused"
         self.too_large = folder / "too_large"  # a kernel's source and, if one makes it small enough, an option of Peano
         self.aiecc = folder / "mlir_aie" / "bin" / "aiecc"
         self.clang = folder / "peano" / "bin" / "clang++"
@@ -118,7 +129,8 @@ class Tools:
     def install(self, version):
         for file in (self.aiecc, self.clang, self.xclbinutil):
             file.parent.mkdir(parents=True, exist_ok=True)
-            files = {name: str(getattr(self, name)) for name in ("log", "fail", "unknown", "stack", "too_large")}
+            names = ("log", "fail", "unknown", "stack", "refused", "too_large")
+            files = {name: str(getattr(self, name)) for name in names}
             file.write_text(STAND_IN.format(python=sys.executable, version=version, **files))
             file.chmod(0o755)
 

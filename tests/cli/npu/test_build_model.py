@@ -197,11 +197,13 @@ def test_compiled_families_are_instructions(flownpu, tools, model, tmp_path, kno
         for place, (name, _, _) in enumerate(arrays)
     }
     assert max(buffers.values()) > 5  # a decode layer's
-    said = [int(number) for number in re.search(r"(\d+) programs of (\d+) arrays are compiled", done.err).groups()]
-    options = [option.partition("=")[0] for command in tools.commands() for option in command]
-    made = [options.count(option) for option in ("--npu-insts-name", "--pdi-name")]
-    assert made[1] == said[1] == len(arrays)
-    assert made[0] == said[0] if known else made[0] > said[0]
+    words = r"(\d+) programs of (\d+) arrays are compiled in (\d+) calls of aiecc"
+    programs_said, *said = (int(number) for number in re.search(words, done.err).groups())
+    assert said == [len(arrays), len(arrays)], "each array is compiled once"
+    commands = [command[0] for command in tools.commands()].count("aiecc")
+    made = len(list(folder.rglob("*.insts")))
+    assert (made == programs_said, commands == len(arrays)) == (known, known)
+    assert commands <= len(arrays) + (0 if known else len(calls)), "all classes of a call at once"
     for record in calls:
         array, xclbin, _ = arrays[record["array"]]
         arguments, _, pdi = (folder / xclbin).read_text().partition(" arguments, ")

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms of decoders from other families on the emulated array: multipliers, windows, other kinds of RoPE."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from tests.convert.conftest import write_tiny
 from tests.decoding import DecoderSession
 from tests.npu.models import SIZES
 from tests.npu.rounding import array_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # A prompt and three tokens; the window of 8 hides the first of them.
 CALLS = ((0, 10), *((i, i + 1) for i in range(10, 13)))

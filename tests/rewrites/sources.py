@@ -5,15 +5,18 @@ An entry is a folder that FlowNPU runs, and its reference in float32 with the sa
 model for checkpoints and GGUF files, the export itself in ONNX Runtime's CPU provider for exports.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import transformers
 from gguf.constants import GGMLQuantizationType as Type
+from numpy.typing import NDArray
 
 from flownpu.convert import convert
 from tests.convert.conftest import write_tiny
@@ -23,15 +26,7 @@ from tests.decoding import DecoderSession
 from tests.rewrites.genai_export import SIZES as GENAI_SIZES
 from tests.rewrites.optimum_export import DECODER as OPTIMUM_SIZES
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import numpy as np
-    import pytest
-    from numpy.typing import NDArray
-
-    Step = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+Step = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 MODEL_TYPES = {"gemma2": "gemma2", "gemma3": "gemma3_text", "llama": "llama", "qwen3": "qwen3"}
 FAMILIES = tuple(MODEL_TYPES)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GenAI's exports of more families, as they are and converted, compute the same with all nodes on FlowNPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +11,6 @@ from tests.decoding import DecoderSession
 from tests.rewrites.genai_export import OTHER_CONFIGS, SIZES
 from tests.rewrites.sources import Entry
 from tests.rewrites.test_sources import OPTIONS, check_placement, check_tokens, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", OTHER_CONFIGS)

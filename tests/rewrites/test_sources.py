@@ -4,17 +4,17 @@
 Decoders come from all sources; encoders only from optimum's exports.
 """
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
 from flownpu.explain.overview import explain
+from flownpu.graph_rewrites.testing import Array
 from tests.decoding import DecoderSession, float32_tolerance
 from tests.end_to_end.test_numbers import logit_error
 from tests.rewrites.optimum_export import DECODERS, ENCODER, TASKS
@@ -28,11 +28,6 @@ from tests.rewrites.optimum_reference import (
     valid,
 )
 from tests.rewrites.sources import FAMILIES, SOURCES, UNCONVERTED, Entry, make_entry
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.graph_rewrites.testing import Array
 
 # on_unsupported is `error`: a session that starts has left no node to another provider.
 OPTIONS = {"device": "cpu", "activations": "bf16"}

@@ -9,7 +9,6 @@ import pytest
 from flownpu.convert import convert
 from tests.decoding import DecoderSession
 from tests.rewrites.genai_export import OTHER_CONFIGS, SIZES
-from tests.rewrites.sources import Entry
 from tests.rewrites.test_sources import OPTIONS, check_placement, check_tokens, run
 
 
@@ -24,7 +23,7 @@ def test_exports_give_logits_of_transformers(
         DecoderSession(folder, ep_devices[:1], OPTIONS | {"placement": str(report)})
         for report, folder in reports.items()
     ]
-    expected, *found = run(Entry(export, DecoderSession(export), layers, SIZES["intermediate_size"]), decoders)
+    expected, *found = run(DecoderSession(export), *decoders)
     for logits in found:
         check_tokens(logits, expected, layers)
     for report in reports:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for tests of all layers: the built library, and ONNX Runtime with it registered."""
 
+from __future__ import annotations
+
 import os
 
 # No telemetry from test machines; onnxruntime reads this when it is imported.
@@ -16,14 +18,18 @@ import importlib.util
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import onnxruntime
 import pytest
 
-from tests.opencl_double import Double
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import onnxruntime
+
+    from tests.opencl_double import Double
+
 
 # Processes that a shell starts in the background ignore SIGINT, and so would the processes that tests of Ctrl-C start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets the type of the KV cache at the graph's inputs and outputs."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import PAST_KEY, PAST_VALUE, attribute_int

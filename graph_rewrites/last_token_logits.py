@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logits of every token -> logits of the last one."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 from onnx_ir import tape
 

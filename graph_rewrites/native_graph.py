@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes onnx_ir models to the graph library in C++, which applies rules and predicts an NPU's part."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,9 +11,6 @@ import onnx_ir as ir
 from flownpu import _native
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.graph_rewrites.report import Miss
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # The types that the graph library knows, with its names; rules do not look at values of other types.
 _TYPES = {

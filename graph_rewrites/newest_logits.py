@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds an output with the logits of a few newest tokens to a graph with the last token's logits."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnx_ir import tape
 
 from flownpu.graph_rewrites.last_token_logits import before_caps
 from flownpu.graph_rewrites.report import Miss
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _RULE = "newest_logits"
 NAME = "newest_logits"

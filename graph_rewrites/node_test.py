@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites.node import attribute_float, attribute_int
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets whether layers with a sliding window keep a KV cache of the window's size, and the windows themselves."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.node import attribute_int
 from flownpu.ops.definitions.onnx_function import DOMAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def set_sliding_window_cache(model: ir.Model, enabled: bool) -> int:

@@ -5,18 +5,14 @@ The ONNX functions of `definitions`, the functions of `eager` with their signatu
 docs/operators.md are made from them.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flownpu import _native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _DOMAIN = "ai.flownpu"
 _WIDTH = 116  # of a function's documentation, which help() indents by 4

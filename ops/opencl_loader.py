@@ -5,8 +5,6 @@ The package pyopencl contains a loader, and pocl-binary-distribution adds PoCL t
 loads the system's loader, or the file that the environment variable FLOWNPU_OPENCL names.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

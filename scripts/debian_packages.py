@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets packages of Debian or Ubuntu without root: apt downloads them into a folder that `tools.py` chooses."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,19 +6,14 @@
 Only missing ones are fetched. If one cannot be had, the reason is kept, and tests that need it are skipped with it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scripts.debian_packages import Apt, UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUILD = Path(__file__).resolve().parent.parent / "build"
 # Debian 11, whose glibc is 2.31: Debian 10 (2.28) is not on the mirrors. The wheels of releases are linked to it.

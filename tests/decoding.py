@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs decoders call by call; and the tolerance between two float32 computations of the same logits."""
 
-from __future__ import annotations
-
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 PAST = "past_key_values."
 # GenAI's default slack of a window-sized cache, for single tokens.

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function in a child made by fork(), as gunicorn's and torch's DataLoader's workers are made."""
 
-from __future__ import annotations
-
 import multiprocessing
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 # A child that hangs is ended after so many seconds; the others take less than one.
 PATIENCE = 30

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of one node, for onnx's reference implementation and ONNX Runtime."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import onnx
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-    Arrays = Sequence[Array | None]
+Array = NDArray[Any]
+Arrays = Sequence[Array | None]
 
 
 def one_node(

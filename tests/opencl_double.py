@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Controls the double of OpenCL's loader (tests/ops/gpu/opencl_double/), through which the tests use PoCL."""
 
-from __future__ import annotations
-
 import ctypes
 from enum import IntEnum
 

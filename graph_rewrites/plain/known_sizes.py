@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaces known computed sizes by constants, and takes other sizes from the graph's inputs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.plain.graph import constant, dimensions, input_of_size, integers, made_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # The elements of a shape or of a part of one; None for an element that is not known.
 Sizes: TypeAlias = list[int | None]

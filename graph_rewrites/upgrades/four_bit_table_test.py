@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir

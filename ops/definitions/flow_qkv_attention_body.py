@@ -4,8 +4,6 @@
 PagedAttention's definition uses the parts whose names do not begin with an underscore.
 """
 
-from __future__ import annotations
-
 from flownpu.ops.definitions.int8_cache import dequantised, quantised
 
 # The steps of the body. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after successive steps.

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The types of KV caches that FlowQKVAttention takes, by the names that users write (`--kv-dtype`)."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES

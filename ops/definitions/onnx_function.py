@@ -9,18 +9,14 @@ features, such as "bias_residual". A node's own `overload` selects its variant. 
 at domain, name, inputs and attributes.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import onnx.parser
 import onnx_ir as ir
 
 from flownpu import _native
 from flownpu.ops.contracts import contract_of, defaults
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 DOMAIN = "ai.flownpu"
 VERSION = 1

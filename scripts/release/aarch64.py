@@ -4,21 +4,14 @@
 The wheels have not run on such a processor: emulated.py tries them with an emulator.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from scripts.debian_packages import UnavailableError
 from scripts.release.building import ROOT, commit, pip_wheel, prefix_maps
-from scripts.release.zig import TOOLCHAIN
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from scripts.release.zig import Zig
+from scripts.release.zig import TOOLCHAIN, Zig
 
 TARGET = "aarch64-linux-gnu.2.28"
 PLATFORM = "manylinux_2_28_aarch64"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts that the builds of all wheels share: Pythons, their environments, the commit, and pip."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@
 Run it as `python -m scripts.release.contents dist/*.whl`; it prints what is wrong with a wheel.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -8,22 +8,17 @@ instructions are used. Run it by hand after `make wheels`: `python -m scripts.re
 its package qemu-user-static. It shows that results are right, and nothing about speed.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from scripts.debian_packages import Apt, UnavailableError
 from scripts.release import aarch64, building, old_system
 from scripts.release.building import ROOT
 from scripts.release.zig import Zig
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = ROOT / "build" / "release" / "emulated"
 WHEELS = ROOT / "build" / "release" / "wheels"

@@ -5,8 +5,6 @@ Equal instructions take equal time, which a benchmark cannot show to a few perce
 too. `python -m scripts.release.kernels build/testing` compares that build with the wheels'.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ Run it by hand and as root, for it makes the system (debootstrap, 1 GB) and runs
 downloaded outside of it. The text must be the one that this machine's FlowNPU generates.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

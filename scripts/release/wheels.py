@@ -7,8 +7,6 @@ compiler have the same bytes, whatever the folder. Run it as `python -m scripts.
 for one of the wheels and a later one for the other.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

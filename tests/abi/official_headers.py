@@ -5,8 +5,6 @@ No package index has the headers, but Debian's libonnxruntime-dev does, in suite
 project supports. The source list for such a suite is made from the machine's own: same mirror, same key, another suite.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

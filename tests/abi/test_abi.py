@@ -5,8 +5,6 @@ Declarations that are newer than the official headers at hand are not checked; t
 were compared once with the headers of API 29; `--onnxruntime-headers FOLDER` compares with other headers.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -6,26 +6,20 @@
 A `Case` is a plan with its inputs and what must come out; `tests/aie/designs/cases.py` makes them for the designs.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flownpu.aie.check import require_valid
 from flownpu.aie.emulator import Emulator
-from flownpu.aie.plan.data import DTYPES, Plan
+from flownpu.aie.iron.compat import Program
+from flownpu.aie.plan.data import DTYPES, Array, Plan
+from flownpu.selftest.reference import case as known
 from tests.aie.host_kernels import LIBRARIES, assert_within
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from flownpu.aie.iron.compat import Program
-    from flownpu.aie.plan.data import Array
-    from flownpu.selftest.reference import case as known
 
 ARCHITECTURES = {"npu1": "xdna", "npu2": "xdna2"}
 # The byte that outputs hold before a call. An element that is not written stays NaN in bf16 and f32.

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls kernels of aie/kernels/ that were compiled for the host, on numpy arrays."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from flownpu.selftest.reference.numbers import (
     untiled,
     wide,
 )
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __all__ = [
     "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "BUILT", "EXP2", "F32_ROUNDING", "INVERSE", "LIBRARIES", "PRODUCT",

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small programs and changes to plans, for the tests of the recorder, the checker, the emulator and the printer."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +17,7 @@ from flownpu.aie.iron.compat import (
     WorkerRuntimeBarrier,
     range_,
 )
-
-if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Array, Plan, Sequence
+from flownpu.aie.plan.data import Array, Plan, Sequence
 
 
 def tensor(*shape, dtype=np.int32):

@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tiny random Gemma3 with a vision tower, and transformers' model of it with the weights that a folder holds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import torch
 import transformers
+from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer
 
 from flownpu.ops import q4nx
 from tests.convert.conftest import is_projection
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TOPICS = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 SPECIAL = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")

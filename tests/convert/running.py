@@ -1,24 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares converted models, on stock ONNX Runtime and on FlowNPU's CPU device, with transformers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
 
+from tests.convert.conftest import TinyModel
 from tests.convert.test_numbers import random_ids, tolerance
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import onnxruntime
-    from numpy.typing import NDArray
-
-    from tests.convert.conftest import TinyModel
 
 IDS = random_ids(1, 40)
 # The starts and ends of calls: a prompt longer than the window of 8, a second part of several tokens, then single

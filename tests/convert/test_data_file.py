@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The external data file: the places and contents of tensors, and the writes."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converted checkpoints of all families compute what transformers computes, each as one partition."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
@@ -21,12 +21,6 @@ from tests.convert.running import CALLS, IDS
 from tests.convert.test_numbers import tolerance
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import onnxruntime
-    from numpy.typing import NDArray
 
 
 def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:

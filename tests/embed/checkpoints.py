@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small random checkpoints of models that embed texts, as sentence-transformers lays them out."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as t
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POSITIONS = 64
 # Sizes that leave padding in blocks of 32 rows and 256 columns.

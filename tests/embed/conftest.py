@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models that embed texts, made and converted once, with transformers' results for the same weights."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from flownpu.convert import convert
 from flownpu.ops import q4nx
 from tests.embed.checkpoints import POSITIONS, make_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 # Tables that stay in float32 where other matrices are rounded.
 _TABLES = ("position_embeddings", "token_type_embeddings")

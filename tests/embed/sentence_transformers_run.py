@@ -4,18 +4,14 @@
 This file is also the script that runs in that environment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 # Exact versions; 5.1 is the newest that takes transformers below 5, and imports scikit-learn and SciPy.
 REQUIREMENTS = (

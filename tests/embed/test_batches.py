@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches have every text once, little padding, and at most MOST_TOKENS tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

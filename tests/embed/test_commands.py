@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu embed` and `flownpu rerank` as commands."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from flownpu.cli import main
 from flownpu.cli.embedding.texts import read_texts
 from tests.embed.checkpoints import SENTENCES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
-
-    from tests.embed.conftest import Model
+from tests.embed.conftest import Model
 
 ON_CPU = ["--device", "cpu", "--activations", "bf16"]
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embeddings are those that transformers' hidden states give, pooled by hand."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from flownpu.convert import ConversionError, convert
@@ -16,15 +16,7 @@ from flownpu.embed import EmbeddingModel
 from flownpu.errors import FlowNPUError
 from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING, FLOAT32_ROUNDING
 from tests.embed.checkpoints import ENCODER, POSITIONS, PROMPTS, SENTENCES
-from tests.embed.conftest import cosines, pooled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from tests.embed.conftest import Model
+from tests.embed.conftest import Model, cosines, pooled
 
 POOLING = {"bert-mean": "mean", "bert-cls": "cls", "xlm-roberta-mean": "mean", "qwen3": "last", "gemma3": "mean"}
 # Texts of many lengths; of nothing but special tokens; longer than the model takes; of letters that it has never seen.

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of pairs of texts are transformers'."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +17,8 @@ from flownpu.errors import FlowNPUError
 from flownpu.ops import q4nx
 from tests.decoding import float32_tolerance
 from tests.embed.checkpoints import DECODER, SENTENCES, make_generating_reranker
+from tests.embed.conftest import Model
 from tests.embed.test_embeddings import BFLOAT16, BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.embed.conftest import Model
 
 QUERY = "where does the river run?"
 DOCUMENTS = [*SENTENCES, "", "word " * 200]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """sentence-transformers' ONNX backend loads converted folders, and gives the same embeddings."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +11,8 @@ from flownpu.embed import EmbeddingModel
 from flownpu.errors import FlowNPUError
 from tests.embed import sentence_transformers_run
 from tests.embed.checkpoints import SENTENCES
+from tests.embed.conftest import Model
 from tests.embed.test_embeddings import BFLOAT16, BFLOAT16_TOLERANCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.embed.conftest import Model
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single nodes in sessions with device=emulate: their file, its artifacts, and their dispatches."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,11 +18,7 @@ from tests.aie.host_kernels import BF16_ROUNDING, bf16, wide
 from tests.decoding import dispatches_of
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    Arrays = Mapping[str, np.ndarray | None]
+Arrays = Mapping[str, np.ndarray | None]
 
 ENGINE_AND_GEMM = ["dequant_engine", "gemm"]  # a product's designs
 

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations in GenAI, and the rule by which two replies count as the same."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime_genai as og
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.end_to_end.conftest import Tokens
+from tests.end_to_end.conftest import Tokens
 
 
 @dataclass

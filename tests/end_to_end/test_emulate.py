@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained small model in GenAI on the emulated NPU; layers in the full shape of a public model."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +14,11 @@ import pytest
 from flownpu.npu.artifacts import build_artifacts
 from tests.decoding import DecoderSession, dispatches_of
 from tests.end_to_end import replies
+from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.emulated_operators import stems
 from tests.end_to_end.replies import Reply, batch, generator_of, reply, rewound_and_fresh
 from tests.npu.models import Models
 from tests.npu.rounding import array_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.end_to_end.conftest import Tokens
 
 CONTEXT = 512
 NEW_TOKENS = 32

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder of a converted model in a session with device=emulate: built, placed and run as a user would."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,9 +12,6 @@ from flownpu.convert import convert
 from flownpu.npu.artifacts import build_artifacts
 from tests.convert.picture_models import reference, write_pictures_checkpoint
 from tests.npu.rounding import encoder_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def features(file: Path, pixels: np.ndarray, devices: list[Any], **options: str) -> np.ndarray:

@@ -4,7 +4,6 @@
 import io
 import json
 import random
-import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flownpu.npu.artifacts import build_artifacts
 from tests.fixtures.shapes_pictures import draw, random_question, random_scene
 
 SEED = 20261122  # training draws from seeds that are texts
@@ -93,23 +91,3 @@ def test_answers_depend_on_picture(answer: Answer) -> None:
     """The same question has other answers for other pictures: the model does not answer from the words alone."""
     said = {answer(draw(random_scene(random.Random(seed)), 256), "What is this?") for seed in range(12)}
     assert len(said) >= 10, f"expected a description for each picture, got {sorted(said)}"
-
-
-def test_emulated_tower_gives_decoder_same_features(genai: Any, folder: Path, answer: Answer, tmp_path: Path) -> None:
-    """GenAI gives each graph its own options: the tower on the emulated array, the decoder on the CPU device."""
-    copied = shutil.copytree(folder, tmp_path / "model")
-    build_artifacts(copied)
-    config = json.loads((copied / "genai_config.json").read_text())
-    placements = tmp_path / "placements"
-    placements.mkdir()
-    options = {"device": "emulate", "placement": f"{placements}/"}
-    config["model"]["vision"]["session_options"] = {"provider_options": [{"FlowNPUExecutionProvider": options}]}
-    (copied / "genai_config.json").write_text(json.dumps(config))
-    emulated = open_model(genai, copied)
-    for seed in range(2):
-        picture = draw(random_scene(random.Random(SEED + seed)), 200)
-        said = emulated(picture, "What do you see?")
-        assert said == answer(picture, "What do you see?")
-        assert len(said) > len("A red star.") - 1
-    placement = json.loads((placements / "vision.json").read_text())
-    assert placement["lowered"] == ["an encoder's 2 layers in 11 dispatches an image"]

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions on the execution provider, from models in ONNX's text syntax."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
 
 import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 

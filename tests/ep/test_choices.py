@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device takes an If whose branches are constants, and refuses one with a branch that computes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from tests.ep.conftest import parse, reference
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import MakeSession, Placed, parse, reference
 
 # The branches differ in length, as the two LongRoPE tables that GenAI's builder writes. b is an output of the graph.
 BRANCHES = """<

@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The types of all inputs and outputs decide whether a node is taken, not that of the first input alone."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx.parser
 import pytest
 
-from tests.ep.conftest import reference
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import MakeSession, Placed, reference
 
 X = np.linspace(-2, 3, 5 * 8, dtype=np.float32).reshape(5, 8)
 OPSET_21 = '<ir_version: 10, opset_import: ["": 21]>'

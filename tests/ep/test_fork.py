@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that are forked after a session was made, like the workers of gunicorn and of torch's DataLoader."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flownpu import ops
 from flownpu.ops.q4nx_quantize import quantize
-from tests.ep.conftest import reference
+from tests.ep.conftest import MakeSession, reference
 from tests.forked import in_child
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tests.ep.conftest import MakeSession
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot fork a process"),

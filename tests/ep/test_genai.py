@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ORT GenAI, which has its own copy of ONNX Runtime, uses the same library."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +11,6 @@ import onnxruntime
 import pytest
 
 from tests.ep.conftest import parse
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip("onnxruntime_genai", reason="needs the extra genai")
 

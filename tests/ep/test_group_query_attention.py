@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """GroupQueryAttention in a session: refusals, fallback, and the reading of positions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.ep.conftest import HEADER, reference
-
-if TYPE_CHECKING:
-    import onnx
-
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import HEADER, MakeSession, Placed, reference
 
 CPU = {"on_unsupported": "cpu"}
 H, G, D, P = 4, 2, 16, 12

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constants of a model: those in a file of external data are used in its mapping, once for all sessions."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnxruntime
+import pytest
+from numpy.typing import NDArray
 
 from tests.ep.conftest import MakeSession, parse
-
-if TYPE_CHECKING:
-    import pytest
-    from numpy.typing import NDArray
 
 ELEMENTS = 5000
 TYPE = f"float[{ELEMENTS}]"

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A KV cache that is appended to in place, as GenAI binds it, and a copied one give the same results, bit by bit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,10 +9,7 @@ import onnxruntime
 import pytest
 
 from flownpu.ops import definitions
-from tests.ep.conftest import parse
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import MakeSession, parse
 
 CAPACITY, HEADS, GROUPS, SIZE, LAYERS = 8, 4, 2, 16, 2
 WIDTH, KV_WIDTH = HEADS * SIZE, GROUPS * SIZE

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lifetimes of the library, its sessions and their threads, and runs at the same time."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import gc
 import os
@@ -12,16 +10,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from tests.ep.conftest import parse, reference
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import MakeSession, parse, reference
 
 MODEL = "g (float[N] x, float[N] y) => (float[N] z) { a = Add(x, y)  b = Mul(a, x)  c = Add(b, a)  z = Mul(c, c) }"
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long prompt gives the same results slice by slice (ep/partition/schedule.h) as at once."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,10 +12,7 @@ import onnxruntime
 import pytest
 
 from flownpu.ops import definitions
-from tests.ep.conftest import parse
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import MakeSession, Placed, parse
 
 HEADS, GROUPS, SIZE, LAYERS = 4, 2, 16, 2
 WIDTH, KV_WIDTH = HEADS * SIZE, GROUPS * SIZE

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that are not UTF-8, which protobuf accepts: messages show them escaped, and they cause no fallback."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from tests.ep.conftest import parse
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import MakeSession, parse
 
 # The CPU device takes no Det.
 GRAPH = """g (float[2,2] x) => (float[2,2] y) {

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators of old opsets, where axes and sizes are attributes, or an attribute has another meaning."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
-from tests.ep.conftest import reference
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import MakeSession, reference
 
 X = np.arange(24, dtype=np.float32).reshape(1, 4, 1, 6)
 

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provider's options: valid ones are taken, all others are errors that list the valid ones."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 from flownpu import _native
-from tests.ep.conftest import parse
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import MakeSession, Placed, parse
 
 MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
 

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a partition appear as events in ORT's JSON profile."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import MakeSession
 
 MODEL = "g (float[N] x) => (float[N] z) { [first] a = Add(x, x)  [second] z = Mul(a, x) }"
 

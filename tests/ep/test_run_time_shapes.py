@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes that are known only in a run: errors before anything is written, or ORT's CPU provider for that run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
 
-from tests.ep.conftest import HEADER, reference
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import HEADER, MakeSession, reference
 
 FALLBACK = {"on_unsupported": "cpu"}
 

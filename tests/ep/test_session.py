@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A graph that the device takes as a whole: one partition, the same numbers, every kind of input and output."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
-from tests.ep.conftest import parse, reference
+from tests.ep.conftest import MakeSession, Placed, parse, reference
 from tests.large_pages import asks_for_large_pages, has_large_pages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.ep.conftest import MakeSession, Placed
 
 # The graphs compute with small integers in float32, where sums and products are exact: results are compared bit by bit.
 CHAIN = "g (float[N] x, float[N] y) => (float[N] z) { a = Add(x, y)  b = Mul(a, x)  z = Add(b, a) }"

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """RunOptions.terminate, set by another thread while a partition computes, ends the run."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -13,12 +11,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from tests.ep.conftest import HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.ep.conftest import MakeSession
+from tests.ep.conftest import HEADER, MakeSession
 
 # A run of seconds. The test waits for DELAY and one step of it.
 STEPS, WIDTH, ROWS = 400, 256, 4000

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nodes that the device does not take cause an error, or run on ORT's CPU provider, but never silently."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.ep.conftest import HEADER, parse, reference
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import HEADER, MakeSession, Placed, parse, reference
 
 # No language model has a Det, so no device will ever take this operator.
 IN_THE_MIDDLE = """g (float[2,2] x) => (float[2,2] z) {

@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which nodes stay with ONNX Runtime because taking them would make the model slower, with the option `claim`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.ep.conftest import parse, reference
-
-if TYPE_CHECKING:
-    from tests.ep.conftest import MakeSession, Placed
+from tests.ep.conftest import MakeSession, Placed, parse, reference
 
 RNG = np.random.default_rng(0)
 PRICED = {"on_unsupported": "cpu", "claim": "worthwhile"}

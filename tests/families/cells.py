@@ -1,37 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells of the matrix of families: a form from a source on a device, beside transformers with the same weights."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 import transformers
+from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import decoder_of_model, read_decoder
+from tests.convert.conftest import TinyModel
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
 from tests.families.checkpoints import make_checkpoint
 from tests.families.sources import SOURCES, WITHIN, RefusedError, told
 from tests.npu.rounding import array_error
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from tests.convert.conftest import TinyModel
-
-    Calls = Sequence[tuple[int, int]]
+Calls = Sequence[tuple[int, int]]
 
 DEVICES = ("cpu", "emulate")
 RECORD = Path(__file__).parent / "recorded.json"

@@ -7,10 +7,9 @@ Q4_0 and ORT GenAI's builder (MatMulNBits), which take the weight of largest mag
 that a weight has 3 + 4 and bfloat16 holds it. One model of transformers' is the reference for all of a form's cells.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -19,9 +18,6 @@ from flownpu.ops import q4nx
 from tests.convert.conftest import ALL_CONFIGS, TinyModel, is_projection, longrope
 from tests.npu.models import SIZES as ARRAY_SIZES
 from tests.rewrites.genai_export import make_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES: dict[str, Any] = ARRAY_SIZES | {"eos_token_id": 1}
 # For families whose head size is hidden size / heads somewhere in transformers or the exporters.

@@ -4,27 +4,22 @@
 Each function of SOURCES returns the folder to run, and the exporter's, or None where there is none.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import gguf
 
 from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
+from tests.convert.conftest import TinyModel
 from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, write_gguf
 from tests.families.checkpoints import for_transformers_4
 from tests.rewrites import genai_export, optimum_export
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.convert.conftest import TinyModel
-
-    Made = tuple[Path, Path | None]
+Made = tuple[Path, Path | None]
 
 # Forms that no GGUF file can hold, for llama.cpp's converter writes none.
 NO_FILE = {

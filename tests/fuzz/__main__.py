@@ -5,17 +5,16 @@ The same command runs the same cases. Findings are shrunk and saved; `replay` ru
 there are any.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # before onnxruntime is imported
 
 import resource
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,9 +25,6 @@ from tests.fuzz.findings import judge_saved, load_case, save_finding
 from tests.fuzz.graphs.strategy import INSTRUCTION_SETS
 from tests.fuzz.oracle import Finding, Oracle
 from tests.fuzz.worker import ROOT, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console()

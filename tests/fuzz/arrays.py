@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of random numbers, ordinary and extreme, of every element type, stored as a kind and a seed."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -4,23 +4,18 @@
 A run's seed follows from the campaign's seed and the run's number: the same command runs the same cases.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.strategies import SearchStrategy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hypothesis.strategies import SearchStrategy
-
-    from tests.fuzz.oracle import Finding, Verdict
+from tests.fuzz.oracle import Finding, Verdict
 
 # Cases of one run of hypothesis, which keeps all cases of a run in a tree, and shrinks a finding at the run's end.
 CASES_OF_A_RUN = 200

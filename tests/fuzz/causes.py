@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signatures that are equal for findings of the same cause, and a test whether a refusal gives a reason."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import onnx
 
-if TYPE_CHECKING:
-    from tests.fuzz.worker import Ended
-
+from tests.fuzz.worker import Ended
 
 # Matches stack frames in FlowNPU's library or sources.
 OURS = re.compile(r"flownpu|/(ops|ep|aie)/")

@@ -6,12 +6,8 @@ each node, and choices are read from it. Smaller bytes mean earlier, simpler opt
 first option is chosen. So hypothesis shrinks graphs when it shrinks bytes.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
 T = TypeVar("T")
 

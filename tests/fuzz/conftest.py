@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures: a worker with ONNX Runtime alone, and one with the library under test."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from tests.fuzz.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 Workers: TypeAlias = tuple[Worker, Worker]
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases as files: NAME.onnx, NAME.npz with its inputs and options, and for a finding NAME.txt with its description."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,11 +16,7 @@ from tests.fuzz.decoders.oracle import DecoderCase, DecoderOracle, describe
 from tests.fuzz.decoders.runs import Step
 from tests.fuzz.graphs.strategy import Case
 from tests.fuzz.oracle import Finding, Oracle, Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fuzz.worker import Worker
+from tests.fuzz.worker import Worker
 
 HOW = "how"  # key of NAME.npz with options and more, as JSON
 

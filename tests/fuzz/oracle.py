@@ -13,12 +13,9 @@ ONNX Runtime's CPU provider runs the model as it is, unoptimised; FlowNPU runs i
 and no process ends or hangs. Everything else is a finding. A crash of ONNX Runtime alone is no finding.
 """
 
-from __future__ import annotations
-
 import re
 import traceback
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -26,14 +23,11 @@ import onnx
 from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.fuzz.causes import cause_of_end, has_a_reason, is_elsewhere, words_of
 from tests.fuzz.graphs.compare import describe, equal, kinds, outside
+from tests.fuzz.graphs.strategy import Case
 from tests.fuzz.reference.evaluate import ReferenceFailed, evaluate
-from tests.fuzz.sessions import TOO_LARGE
+from tests.fuzz.reference.samples import Bounds
+from tests.fuzz.sessions import TOO_LARGE, Arrays, Outcome
 from tests.fuzz.worker import Ended, Worker
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.strategy import Case
-    from tests.fuzz.reference.samples import Bounds
-    from tests.fuzz.sessions import Arrays, Outcome
 
 REFERENCE_FAILED = ": the reference failed"
 # AddressSanitizer's message where without it there would be a bad_alloc, and an error of the run.

@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions for workers: run a model on ONNX Runtime's CPU provider alone, or on FlowNPU's."""
 
-from __future__ import annotations
-
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from tests.fuzz.arrays import numpy_type
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, NDArray[Any]]
 
 LEVELS = {
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,

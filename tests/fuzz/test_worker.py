@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker answers, passes on exceptions, and survives crashes and hangs of what it runs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fuzz.worker import Crashed, Hung, Raised, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

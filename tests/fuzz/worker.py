@@ -8,8 +8,6 @@ one. What a runner writes to its standard output and error during a call goes to
 crash.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import fcntl
@@ -24,15 +22,13 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 # Bytes that are kept from the end of a process's output: AddressSanitizer's report with three Python stacks is 30 KB.

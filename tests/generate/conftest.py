@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small model, models that draft for it, and candidates that a test chooses."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from flownpu.convert import convert
 from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.speculative.budget import CandidateBudget
 from flownpu.generate.speculative.model import Speculation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 

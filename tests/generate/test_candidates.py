@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source and number of candidates, and the models that cannot have them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,6 @@ from flownpu.generate.language_model import LanguageModel
 from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.lookup import Lookup
 from flownpu.generate.speculative.model import Speculation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_lookup_continues_longest_latest_match() -> None:

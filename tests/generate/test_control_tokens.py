@@ -5,20 +5,16 @@ The reference is transformers, with a tokenizer.json and a template whose contro
 there, what a user writes cannot be a control token.
 """
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
 from flownpu.generate.tokenizer import Tokenizer
 from tests.generate.tokenizers_of_kinds import KINDS, OTHERS, SPECIAL, TEMPLATE, renamed, trained, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CONTROL = [*SPECIAL, *OTHERS[:3]]
 NAMES = {name: f"⟦{number}⟧" for number, name in enumerate(CONTROL)}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates, right or wrong, do not change tokens: greedy or sampled, with guidance or penalties."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +15,6 @@ from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.generate.speculative.model import Speculation
 from tests.generate.conftest import Scripted, scripted, steady
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 GREEDY = Sampling(temperature=0)
 SAMPLINGS = [

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """With sampling and candidates, a token's frequency equals its probability, whatever was proposed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flownpu.generate.language_model import LanguageModel, Sampling
 from tests.generate.conftest import Scripted, scripted
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TOP = 5
 DRAWS = 1000

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens, bytes and texts are transformers', for the kinds of tokenizers that language models have."""
 
-from __future__ import annotations
-
 import json
 import pydoc_data.topics
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -16,9 +15,6 @@ from transformers import AutoTokenizer
 from flownpu.errors import FlowNPUError
 from flownpu.generate.tokenizer import Tokenizer
 from tests.generate.tokenizers_of_kinds import KINDS, write_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 TURN = "<start_of_turn>user\nhi<end_of_turn>\n"

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small tokenizers of the kinds that language models have, trained on Python's reference."""
 
-from __future__ import annotations
-
 import functools
 import json
 import pydoc_data.topics
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 UNKNOWN = "<unk>"
 SPECIAL = (UNKNOWN, "<s>", "</s>", "<|turn|>", "<|end|>")

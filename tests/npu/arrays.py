@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a design through the C++ runtime on the emulator."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flownpu.aie.emulator import flatten_array
-from flownpu.aie.plan.data import DTYPES
+from flownpu.aie.plan.data import DTYPES, Plan
 from tests.ops.device import testing
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.aie.plan.data import Plan
 
 npu = testing.npu
 Argument = tuple[Any, int, int]

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's XRT as scripts/tools.py unpacks it: commands that run programs with its libraries and its C library."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scripts import tools
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FOLDER = tools.folder_of("xrt")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoders for the tests of the NPU's device: graphs as the device gets them, and a session of its step."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,10 +15,6 @@ import onnx.shape_inference
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES
 from tests.ops.device import _argument, testing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 npu = testing.npu
 BFLOAT16 = ml_dtypes.bfloat16

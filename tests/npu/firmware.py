@@ -6,8 +6,6 @@ tells the version of its mailbox's protocol. A driver of Linux 6.19 takes protoc
 7 as well. For a version that it does not take, Linux 7 logs only an error number, that of an unknown request.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from errno import EINVAL, ENOENT, EOPNOTSUPP
 

@@ -4,14 +4,12 @@
 Its processes run with Debian's XRT, which `make test` gets (scripts/tools.py), and the C library that this needs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +17,6 @@ from scripts import tools
 from tests.aie.host_kernels import BUILT
 from tests.npu import debian_xrt, xrt
 from tests.npu.firmware import DEVELOPED, Firmware, driver_log
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 # The driver ends a command after this many ms without progress. Linux 7 has 2000, which would make the tests slow.

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models for the NPU's device: the trained one, and untrained ones of the sizes that the array takes."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flownpu.aie.programs.decode import DECODE_WAYS
 from flownpu.convert import convert
 from flownpu.npu.artifacts import build_artifacts
 from tests.convert.conftest import TinyModel, write_tiny
 from tests.end_to_end.conftest import load_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 TRAINED = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 # The rows of each projection are multiples of 32, and enough for prefill's designs; the feed-forward is no multiple of

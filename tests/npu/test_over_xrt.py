@@ -5,14 +5,13 @@ The tests in over_xrt/ run in one process for each of two drivers, those here in
 devices only once in a process.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +19,6 @@ from tests.aie.host_kernels import BUILT
 from tests.npu import debian_xrt, xrt
 from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import ROOT, Machine, require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = ROOT / "tests/npu/over_xrt"
 # "timelines", as in Linux 7: a context has a timeline, and XRT flushes caches itself.

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """xclbins packed as by `flownpu build`, with XRT's own xclbinutil, but the emulator's words as configuration."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import patch
+
+import numpy as np
 
 from flownpu.aie.artifacts import xclbin
 from scripts import tools
 from tests.npu import debian_xrt
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def write_xclbin(path: Path, words: np.ndarray, buffers: int) -> Path:

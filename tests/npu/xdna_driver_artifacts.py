@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artifacts as for a real NPU, for the double of its driver: the emulator's words replace aiecc's output."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from flownpu.aie.artifacts.index import Index
 from flownpu.aie.emulator import flatten_array
-from flownpu.aie.programs.program import calls_of
+from flownpu.aie.programs.program import Program, calls_of
 from flownpu.npu.artifacts import programs_of_model
 from tests.npu.xrt import halves, write_xclbin
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from flownpu.aie.programs.program import Program
 
 
 def build_for_xdna_driver(model: Path, folder: Path, context: int, most_buffers: int | None = None) -> Path:

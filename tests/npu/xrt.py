@@ -2,26 +2,22 @@
 """Calls through the XRT runtime over XRT, in a process that tests/npu/machine.py starts: below XRT is a double of the
 kernel's driver (tests/npu/xdna_driver/)."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flownpu.aie.emulator import flatten_array
+from flownpu.aie.plan.data import Plan
 from tests.aie.emulation import ARCHITECTURES
 from tests.aie.host_kernels import BUILT
 from tests.npu import xclbin
 from tests.npu.arrays import Bench, npu
 from tests.npu.firmware import DEVELOPED, Firmware
-
-if TYPE_CHECKING:
-    from flownpu.aie.plan.data import Plan
 
 PLUGIN = BUILT / "libflownpu_xrt.so"
 DRIVER = BUILT / "libxdna_driver.so"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of attention's cases for every engine: calls, outputs by softmax over all keys, and bounds."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

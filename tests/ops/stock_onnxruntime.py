@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of a few nodes, with their functions, run in ONNX Runtime's CPU provider without FlowNPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
 from flownpu.graph_rewrites.testing import run_session
 from flownpu.ops import definitions
 from flownpu.ops.definitions.onnx_function import DOMAIN
-
-if TYPE_CHECKING:
-    import numpy as np
 
 BFLOAT16 = ml_dtypes.bfloat16
 

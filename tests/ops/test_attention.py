@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's table of cases on every engine: definitions in stock ONNX Runtime, float64 reference, CPU, functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

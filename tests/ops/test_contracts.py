@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contracts of operators against the operators' schemas: we know every part of a schema."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from typing import Any

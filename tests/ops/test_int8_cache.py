@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of an int8 KV cache: their bounds, and the definition in stock ONNX Runtime, which must have the same bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

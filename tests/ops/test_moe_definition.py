@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NXMoE's function in stock ONNX Runtime, against the equation, and the refused nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The projections' and the gather's functions in stock ONNX Runtime, and the functions that a model gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports of ORT GenAI's builder and of optimum, made once for all tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -6,8 +6,6 @@ own: this file is also a script that exports one folder after another. For Gemma
 transformers 5 does not keep them ("rope_type" at the top, `rope_local_base_freq`); the script puts them there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

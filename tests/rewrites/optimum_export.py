@@ -6,8 +6,6 @@ the script that runs in that environment: it makes the checkpoints (so that the 
 them), exports them with `optimum-cli export onnx`, and generates with ORTModelForCausalLM.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

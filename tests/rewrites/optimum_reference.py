@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """References: optimum's exports with weights that went through Q4NX, their inputs, and the comparison of outputs."""
 
-from __future__ import annotations
-
 import math
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,9 +14,6 @@ from onnx import numpy_helper
 from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING, FLOAT32_ROUNDING, Array
 from flownpu.ops import q4nx
 from tests.rewrites.optimum_export import DECODER, DECODERS, WINDOW
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Products that a value goes through, one after the other: four of each layer and two of its attention, and the last.
 PRODUCTS = 6 * DECODER["num_hidden_layers"] + 1

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu explain` and `flownpu verify` of real exporters' models."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flownpu.cli import main
 from flownpu.convert import convert
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra verify")
 

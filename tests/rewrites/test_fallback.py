@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """on_unsupported for models from every source: an error, a warning, or silence; and one line about placement."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,13 +12,9 @@ import onnxruntime as ort
 import pytest
 
 from flownpu.convert import convert
+from flownpu.graph_rewrites.testing import Array
 from tests.convert.conftest import write_tiny
 from tests.convert.sources.gguf_files import write_gguf
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.graph_rewrites.testing import Array
 
 PROVIDER = "FlowNPUExecutionProvider"
 PROMPT = [2, 17, 5, 9]

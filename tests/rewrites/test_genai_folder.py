@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu convert` of a GenAI model folder: its output, its refusals, and runs in GenAI."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,9 +16,6 @@ from flownpu.convert import ConversionError, convert
 from flownpu.explain.overview import explain
 from tests.decoding import DecoderSession, float32_tolerance
 from tests.rewrites.genai_export import SIZES, WINDOW
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPT = "The for statement is used to iterate over"
 

@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """optimum's BERT, ViT and CLIP, folded, in sessions with device=emulate: their products and attentions on the array."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING
+from flownpu.graph_rewrites.testing import BFLOAT16_ROUNDING, Array
 from flownpu.npu.artifacts import build_artifacts
 from tests.end_to_end.emulated_operators import session_of
 from tests.npu.rounding import BLOCK_ROUNDING
 from tests.rewrites.optimum_export import ENCODER
 from tests.rewrites.optimum_reference import PRODUCTS, check_close, feeds_of, open_session, valid
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.graph_rewrites.testing import Array
 
 BATCH, LAYERS = 2, int(ENCODER["num_hidden_layers"])
 # Each product's relative error: both factors are rounded in blocks, one factor and the result to bf16. They are added

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """GenAI's exports of more families, as they are and converted, compute the same with all nodes on FlowNPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flownpu.convert import convert
 from tests.decoding import DecoderSession
 from tests.rewrites.genai_export import OTHER_CONFIGS, SIZES
-from tests.rewrites.sources import Entry
 from tests.rewrites.test_sources import OPTIONS, check_placement, check_tokens, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", OTHER_CONFIGS)
@@ -28,7 +23,7 @@ def test_exports_give_logits_of_transformers(
         DecoderSession(folder, ep_devices[:1], OPTIONS | {"placement": str(report)})
         for report, folder in reports.items()
     ]
-    expected, *found = run(Entry(export, DecoderSession(export), layers, SIZES["intermediate_size"]), decoders)
+    expected, *found = run(DecoderSession(export), *decoders)
     for logits in found:
         check_tokens(logits, expected, layers)
     for report in reports:

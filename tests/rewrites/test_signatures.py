@@ -4,10 +4,9 @@
 Models are those of the rules' own tests, with one thing added to one of their nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import onnx_ir as ir
 import pytest
@@ -23,6 +22,7 @@ from flownpu.graph_rewrites.plain.rotary_embedding import fold_rotary_embedding
 from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.weights.parts import part_products
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
+from flownpu.graph_rewrites.report import Report
 from flownpu.graph_rewrites.rewriter import rewrite
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.contracts import input_names
@@ -41,12 +41,7 @@ from tests.ops.lowering import (
     test_split_qkv,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from flownpu.graph_rewrites.report import Report
-
-    Example = tuple[Callable[[], ir.Model], Callable[[ir.Model, list[Any]], int]]
+Example = tuple[Callable[[], ir.Model], Callable[[ir.Model, list[Any]], int]]
 
 
 def _of_rule(rule: str) -> Callable[[ir.Model, list[Any]], int]:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of GenAI's builder as they are, lowered when a session is made, compute what converted ones compute."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,9 +20,6 @@ from flownpu.graph_rewrites.report import Report
 from flownpu.npu.layers import decoder_of_model
 from flownpu.ops.definitions import add_functions
 from tests.npu.match.verdicts import assert_same_decoder, told_by_session
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROVIDER = "FlowNPUExecutionProvider"
 PROMPT = [2, *(5 + 37 * i % 250 for i in range(40))]  # beyond the window of 16 (topics: 64)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that rewriting makes of exports of ORT GenAI's builder and leaves in them; test_sources.py runs them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import onnx_ir as ir
 import pytest
@@ -13,10 +11,6 @@ import pytest
 from flownpu.convert import convert
 from flownpu.graph_rewrites import rewrite
 from flownpu.ops import q4nx
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 LAYERS = {"gemma2": 3, "gemma3": 3, "llama": 3, "qwen3": 3, "topics": 6}
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server with a model that embeds texts, asked by OpenAI's client and Ollama's."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import ollama
@@ -13,12 +12,7 @@ import pytest
 from flownpu.convert import convert
 from flownpu.embed import EmbeddingModel
 from tests.embed.checkpoints import SENTENCES, make_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.serve.conftest import Server
+from tests.serve.conftest import Server
 
 OPTIONS = ("--device", "cpu", "--activations", "bf16")
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The build of `make windows`, and Wine to run it; without either, the tests that need it are skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from flownpu.convert import convert
 from scripts.release.windows import WORK
 from scripts.release.windows.wine import Wine
 from tests.windows.installed import FIXTURE, Installed
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="session")

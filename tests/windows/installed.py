@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Python for Windows with FlowNPU's wheel in it, which `make windows` has laid out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from scripts.release.windows.wine import Wine
+from scripts.release.windows.wine import Wine
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 # The code of flownpu.exe, which pip writes on Windows.

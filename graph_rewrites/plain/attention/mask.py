@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads from a mask's nodes whether the mask hides later keys from a query (causal), and keys outside a window."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from flownpu.graph_rewrites.plain.attention.scores import whole_slice
 from flownpu.graph_rewrites.plain.graph import dimensions, made_by, same_size, scalar, with_constant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Visible(NamedTuple):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws values over the context's length, as SVG."""
 
-from __future__ import annotations
-
 import io
 
 from flownpu.errors import require

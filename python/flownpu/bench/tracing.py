@@ -6,29 +6,23 @@ ONNX Runtime writes the profile; the provider adds its steps, its dispatches and
 (`flownpu.aie.cost.phases`). The duration of an emulated dispatch is that of the emulation on this machine.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flownpu.aie.cost.chips import Chip
-from flownpu.aie.cost.phases import call_cost
+from flownpu.aie.cost.phases import Cost, call_cost
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.program import calls_of
 from flownpu.bench.roofline import decode_traffic
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.model.folder import read_json
 from flownpu.npu.artifacts import programs_of_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from flownpu.aie.cost.phases import Cost
 
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
 # The events of a GPU's kernels have this in the field "array" (ops/gpu/opencl/observed_run.h).

@@ -6,20 +6,16 @@ its device needs it, into a file beside it (ep/context/file.h). Weights that the
 were repacked from another format, are then read as they are.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from flownpu.convert.output import output_folder
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.folder import MANIFEST, onnx_path, other_graphs, read_genai_config
 from flownpu.registration import get_ep_name, register
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 COMPILED = "model_ctx.onnx"
 # Suffixes of the files that the compiled model replaces: the graph and its weights.

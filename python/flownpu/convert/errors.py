@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The error of a conversion that cannot be done."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from flownpu.errors import FlowNPUError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 class ConversionError(FlowNPUError):

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes flownpu_manifest.json: the source and settings of a conversion, and the checksums of its files."""
 
-from __future__ import annotations
-
 import json
 import platform
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flownpu.convert.progress import Stage
+from flownpu.convert.progress import ProgressCallback, Stage
 from flownpu.model.folder import MANIFEST
 from flownpu.model.integrity import sha256, tensor_sums
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from flownpu.convert.progress import ProgressCallback
 
 # Version of the manifest's own format.
 FORMAT = 1

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes mixtures of experts, which take the feed-forward's place: sizes, and the names of their tensors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -8,23 +8,18 @@ folder is removed, and the output stays as it was before. If the process is kill
 output removes what it left.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flownpu.convert.errors import ConversionError
 from flownpu.model.folder import MANIFEST
 from flownpu.system import lock, open_to_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MOUNTS = Path("/proc/self/mountinfo")
 

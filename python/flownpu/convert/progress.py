@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports how far a conversion has come."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import reprlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from flownpu.convert.errors import ConversionError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LARGEST = 2**31 - 1
 """The largest size that is accepted: ONNX Runtime and GenAI keep sizes and token ids in 32 bits."""

@@ -15,16 +15,11 @@ The packages of each release, as of November 2026:
 On other distributions both are built from AMD's sources.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from pathlib import Path
 
 # Debian 12 and newer, and Ubuntu's releases of that age, have both packages.
 _OPENCL = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check of `flownpu doctor` for OpenCL, which the gpu device needs: loader, implementations, devices."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from pathlib import Path
+from typing import Protocol, cast
 
 from flownpu import _native
 from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
 from flownpu.doctor.npu_packages import release_of
 from flownpu.ops.opencl_loader import use_installed_packages
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 # From pip, without the system's packages: PoCL, which computes on the CPU, and a loader, which pyopencl includes.
 FROM_PIP = "pip install pocl-binary-distribution pyopencl"

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns texts into tokens by the model's own tokenizer.json, cut at the length that the model takes."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from flownpu.errors import FlowNPUError, check_text
 from flownpu.model.folder import MANIFEST, read_json
 from flownpu.model.tokenizer_file import open_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 # Families whose first position is the padding token's id + 1, so that they take that many tokens less.
 _COUNT_FROM_PADDING = {"roberta", "xlm-roberta", "camembert"}

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the place of each node of a model: makes a session with `on_unsupported=cpu` and asks it; runs nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flownpu.errors import require
 from flownpu.registration import get_ep_name, register
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Values of `Place.place`; for nodes of any other provider it is the provider's name.
 DEVICE, HOST, CPU, FOLDED = "flownpu", "host", "cpu", "folded"

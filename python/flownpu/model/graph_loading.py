@@ -5,8 +5,6 @@ In the cache of Hugging Face every file of a model is a link to a file of anothe
 one file several names. onnx_ir reads neither.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache, partial
 from pathlib import Path, PurePosixPath

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks by the checksums in the manifest that the files of a model folder have not changed."""
 
-from __future__ import annotations
-
 import hashlib
 import reprlib
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import MANIFEST, read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _READ_AT_ONCE = 1 << 22
 

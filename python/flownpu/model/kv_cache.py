@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An empty KV cache, as an input of an ONNX Runtime session."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

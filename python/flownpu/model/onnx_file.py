@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads ONNX files with onnx_ir; any fault of a file becomes an error that names the file."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from flownpu.errors import FlowNPUError, require
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 # ONNX Runtime's entry of a session's configuration that names the folder of external data of a model given as bytes.
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shapes of public models, in the keys of their config.json, for models of random weights (`make-model`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _GEMMA3: dict[str, Any] = {

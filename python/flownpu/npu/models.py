@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models that the NPU's designs are built for, and the decoder of any configuration on the array."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from flownpu._native import EncoderShape, unsupported_by_array
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.convert.families import read_decoder
 from flownpu.model.shapes import SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def decoder_of_configuration(config: Mapping[str, Any], where: str, image_tokens: int = 0) -> DecoderShape:

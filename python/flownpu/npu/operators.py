@@ -4,12 +4,11 @@
 The execution provider's own code finds these nodes and their sizes (ops/npu/match/array_operator.h).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
@@ -17,9 +16,6 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.programs.operators import buckets, operator_program
 from flownpu.aie.programs.program import Program
 from flownpu.model.onnx_file import load_model, reading
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,13 @@ They come from a JSON file: an object from parameters' names to values in the un
 the report of `flownpu selftest`, which has such an object as "measured".
 """
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from flownpu.aie.cost.parameters import TABLE, VALUES
+from flownpu.aie.cost.parameters import TABLE, VALUES, Values
 from flownpu.errors import FlowNPUError
 from flownpu.predict.target import nearest
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.aie.cost.parameters import Values
 
 _REPORT = "measured"  # no parameter has this name
 

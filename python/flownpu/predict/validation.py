@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validation: the errors of the papers' implementation, as equations, against the published tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.chips import CHIPS
-from flownpu.aie.cost.parameters import VALUES
-from flownpu.predict.published import TABLES, Role
+from flownpu.aie.cost.parameters import VALUES, Values
+from flownpu.predict.published import TABLES, Role, Row
 from flownpu.predict.published.implementation import image_seconds, prompt_seconds, token_seconds
 from flownpu.predict.target import known
-
-if TYPE_CHECKING:
-    from flownpu.aie.cost.parameters import Values
-    from flownpu.predict.published import Row
 
 # The mean absolute error of each table when it was left out and the parameters were fitted to the others (the head of
 # parameters.toml says how); a held-out table was never used for a fit. A prediction's range is made from them.

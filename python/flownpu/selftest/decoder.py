@@ -4,11 +4,9 @@
 The programs of the token and of the prompt are those that `flownpu build` writes for a model (aie/programs/).
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +20,7 @@ from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.selftest.reference.layer import (
     EPSILON,
+    LayerInputs,
     expectation,
     random_call,
     random_layer,
@@ -33,12 +32,7 @@ from flownpu.selftest.reference.prompt import PrefillModel
 from flownpu.selftest.stage import Check, Stage, Trial
 from flownpu.selftest.worker import RESULT
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from flownpu.selftest.reference.layer import LayerInputs
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 _LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
 _CONTEXT = 256

@@ -7,8 +7,6 @@ FOLDER has `request.json` and `inputs.npz`; `outputs.npz` and `outputs.json` are
 is written to stderr, and the exit code is 1.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -3,17 +3,14 @@
 
 import asyncio
 import logging
+import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError
 from flownpu.serve.errors import ApiError, not_loaded, unknown_model
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.settings import ServerSettings
-
-if TYPE_CHECKING:
-    import subprocess
 
 PROCESS_BYTES = 80 * 2**20
 """Resident bytes of a model's process without weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU; x86-64."""

@@ -8,16 +8,12 @@ The stream is found by the graph's form, not by names: it is the input of the no
 norm before the LM head. A SkipSimplifiedLayerNormalization yields it as the sum that it normalises.
 """
 
-from __future__ import annotations
-
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.onnx_file import load_model, reading
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ATTENTIONS = {"FlowQKVAttention", "GroupQueryAttention"}
 _SKIP = "SkipSimplifiedLayerNormalization"

@@ -5,8 +5,6 @@ It builds a wheel for Python 3.11 and one for all later ones, as far as this mac
 libraries by themselves. If there is Wine, the files that tests/windows run are laid out in build/release/windows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

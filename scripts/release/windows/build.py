@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles for Windows x64, with the clang in Zig's package on PyPI."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from scripts.release.building import ROOT, commit, pip_wheel
-from scripts.release.zig import TOOLCHAIN
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from scripts.release.windows.python import Python
-    from scripts.release.zig import Zig
+from scripts.release.windows.python import Python
+from scripts.release.zig import TOOLCHAIN, Zig
 
 LIBRARIES = ("flownpu_ep.dll", "flownpu_aie_xdna.dll", "flownpu_aie_xdna2.dll")
 TARGET = "x86_64-windows-gnu"

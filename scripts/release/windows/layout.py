@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lays out the built files as on a user's Windows, for the tests that run them under Wine."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from scripts.release.building import ROOT, tools
 from scripts.release.windows.build import LIBRARIES
-from scripts.release.windows.python import download, exported
+from scripts.release.windows.python import Python, download, exported
 from scripts.release.windows.wine import RUN_TIME
-
-if TYPE_CHECKING:
-    from scripts.release.windows.python import Python
-    from scripts.release.zig import Zig
+from scripts.release.zig import Zig
 
 REDISTRIBUTABLE = "msvc-runtime==14.51.36231"
 # A library that Wine 8 lacks; tests/windows has a substitute.

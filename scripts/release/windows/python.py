@@ -12,19 +12,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import abi3info
 import pefile
 
 from scripts.release.building import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from scripts.release.zig import Zig
+from scripts.release.zig import Zig
 
 PANDA3D = "panda3d==1.10.16"
 # A module since Python 3.12 that calls VariantToString, at which Wine 8 ends the process; `platform` works without it.

@@ -7,10 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 # Microsoft's C++ run-time library. Newer libraries expect another layout of std::mutex than Wine 8's own, with which
 # they wait forever.

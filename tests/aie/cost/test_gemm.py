@@ -4,8 +4,6 @@
 Tables, sections and equations are those of arXiv 2512.13282.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

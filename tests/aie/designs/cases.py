@@ -4,14 +4,11 @@
 Tolerances are no larger than those of the kernels' tests, because the array only moves the kernels' results.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from flownpu.aie.designs.bias import bias_column, with_bias
 from flownpu.aie.designs.dequant_engine import DequantEngine
+from flownpu.aie.designs.gemm import Gemm
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_matmul
 from flownpu.selftest.reference import attention, projections, rows
@@ -19,10 +16,7 @@ from flownpu.selftest.reference.projections import gated, random_weight
 from tests.aie.emulation import Case, emulate, emulated, plan_of
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, bf16, wide
 
-if TYPE_CHECKING:
-    from flownpu.aie.designs.gemm import Gemm
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 fused_dqp_case = emulated(projections.fused_dqp_case)
 biased_fused_dqp_case = emulated(projections.biased_fused_dqp_case)

@@ -5,24 +5,18 @@ As in tests/aie/designs/cases.py: random inputs, float64 references, tolerances 
 have lines longer than their contents. The gaps must not be read, and must stay as they are in outputs.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from flownpu.aie.designs.bias import bias_column
+from flownpu.aie.designs.flow_qkv import FlowQKV
+from flownpu.aie.designs.gemm import Gemm
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
 from flownpu.selftest.reference.attention import attention_expectation
 from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, as_multiplied
 from tests.aie.emulation import Case, plan_of
 from tests.aie.host_kernels import BF16_ROUNDING, F32_ROUNDING, bf16, panels, wide
 
-if TYPE_CHECKING:
-    from flownpu.aie.designs.flow_qkv import FlowQKV
-    from flownpu.aie.designs.gemm import Gemm
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 _PAD = 32  # elements of a line beyond what it holds
 

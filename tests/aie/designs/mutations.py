@@ -5,12 +5,10 @@ A mistake is planted at every possible place of a plan: on one fifo of each name
 one core of each kind.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from flownpu.aie.check import check
 from flownpu.aie.designs.attention import ALL_KEYS
@@ -19,23 +17,22 @@ from flownpu.aie.plan.data import (
     Await,
     BarrierRelease,
     Call,
+    Core,
+    Dimension,
     Free,
     Loop,
+    Plan,
     Release,
     SetBarrier,
+    Statement,
+    Step,
     Transfer,
     WriteParameter,
 )
-from tests.aie.emulation import emulator
+from tests.aie.emulation import Case, emulator
 from tests.aie.small_programs import indices, with_array, with_fifo, with_steps
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from flownpu.aie.plan.data import Core, Dimension, Plan, Statement, Step
-    from tests.aie.emulation import Case
-
-    Mutants = Iterator[tuple[str, Plan]]
+Mutants = Iterator[tuple[str, Plan]]
 
 _TWO = 0x40000000  # 2.0 as the bits of an f32
 _FLAG = 5  # the word of attention's run-time parameters that says whether it is causal

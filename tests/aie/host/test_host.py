@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """aie/host/ itself: its compile errors, its traps at run time, and its model of the arithmetic."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

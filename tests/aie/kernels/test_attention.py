@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlowQKV and FlowKV kernels, driven as a core program drives them, against the operators' float64 references."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@
 A library is built of mutated copies of the sources, and the checks of the other test files are run on it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,27 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs (aie/programs/) on emulators, step by step, as ops/npu/run/program.h does it on a runtime."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flownpu.aie.plan.data import DTYPES
-from flownpu.aie.programs.call import HostCall
-from flownpu.aie.programs.program import Role, attribute_words
+from flownpu.aie.emulator import Emulator
+from flownpu.aie.plan.data import DTYPES, Plan
+from flownpu.aie.programs.call import ArtifactCall, HostCall
+from flownpu.aie.programs.program import Program, Role, Step, attribute_words
 from tests.aie.emulation import emulator
 from tests.aie.host_kernels import BFLOAT16
 from tests.ops.device import testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from flownpu.aie.emulator import Emulator
-    from flownpu.aie.plan.data import Plan
-    from flownpu.aie.programs.call import ArtifactCall
-    from flownpu.aie.programs.program import Program, Step
 
 
 class Machine:

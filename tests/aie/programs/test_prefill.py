@@ -5,8 +5,6 @@ The program is the one that `flownpu build` writes (aie/programs/prefill.py); th
 flownpu/selftest/reference/prompt.py.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu build` of models that are no decoders: programs of their operators, and the reasons for missing ones."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +12,6 @@ import pytest
 from flownpu.ops import q4nx
 from tests.end_to_end.emulated_operators import write_node
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

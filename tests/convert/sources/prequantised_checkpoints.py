@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes AWQ and GPTQ checkpoints of transformers' models, as AutoAWQ and AutoGPTQ lay them out."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 from flownpu.ops import q4nx
 from tests.convert.conftest import TinyModel, is_projection, write_tiny
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Multiples of 128, the largest group of columns, and of 8, the codes in a word.
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu convert` keeps constants of every type that ONNX Runtime takes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,9 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from flownpu.convert import ConversionError, convert
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 K = 64
 TYPES = ["DOUBLE", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN", "INT4", "UINT4", "INT16", "UINT64", "BOOL"]

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose files are links, as in Hugging Face's cache, or have several names are read like plain files."""
 
-from __future__ import annotations
-
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -23,9 +21,6 @@ from flownpu.generate.speculative.model import Speculation
 from flownpu.model.integrity import damage
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.verify.runs import GraphRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 K, M = 64, 32
 WEIGHT = np.random.default_rng(0).standard_normal((K, M)).astype(np.float32)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer configurations from repositories: GenAI opens the converted ones, and transformers reads the same."""
 
-from __future__ import annotations
-
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -17,9 +16,6 @@ from flownpu.convert.sources.tokenizer_settings import readable_by_genai
 from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 GIVEN: dict[str, Any] = json.loads((FIXTURE / "tokenizer_config.json").read_text())

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions whose GPU fails during a run (a double of OpenCL's loader): their errors, and the CPU's continuation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.decoding import DecoderSession
-from tests.opencl_double import Way
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.end_to_end.conftest import Tokens
-    from tests.opencl_double import Double
+from tests.end_to_end.conftest import Tokens
+from tests.opencl_double import Double, Way
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 

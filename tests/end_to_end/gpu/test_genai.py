@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained small model in GenAI on device=gpu, on an OpenCL device that is a CPU, writes the cpu device's tokens."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.end_to_end import replies
+from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.replies import Reply, batch, generator_of, rewound_and_fresh
 from tests.end_to_end.test_numbers import logit_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.end_to_end.conftest import Tokens
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small vision model in GenAI on device=gpu, on PoCL: its tower's products and attention, and its decoder."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.end_to_end.test_emulated_images import CPU, QUESTIONS, Opened, pictures_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 

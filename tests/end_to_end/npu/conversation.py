@@ -8,8 +8,6 @@ one after a rewind, and a digest of the logits that they were chosen from. PROMP
 tokens.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -8,8 +8,6 @@ third, the tenth, the hundredth .. and the last one: the files open in this proc
 resident memory in bytes.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import sys

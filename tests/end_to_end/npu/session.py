@@ -9,16 +9,15 @@ With names of scenarios as further arguments, only these run. The library is a c
 that has registered it can be used for nothing else.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from errno import EACCES, EAGAIN, EINVAL, ENODEV, ENOMEM, ENOSPC, EOPNOTSUPP
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -27,9 +26,6 @@ from tests.decoding import DecoderSession
 from tests.npu.firmware import DEVELOPED, FIRST
 from tests.npu.machine import BUSY, TIME_LIMIT
 from tests.npu.xrt import Driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)

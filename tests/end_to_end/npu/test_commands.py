@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line on machines with an NPU, as a user types it: over XRT, and a double of the driver that computes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
+from collections.abc import Callable
 from errno import EINVAL, ENODEV, ENOMEM, ENOSPC, EOPNOTSUPP
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from flownpu.doctor.npu_packages import release_of
 from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import Machine, with_plugin
 from tests.npu.xdna_driver_artifacts import build_for_xdna_driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONTEXT = 64
 # The commands that install XRT and the firmware on the system that runs the tests, as regular expressions.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole sessions with device=npu over XRT and a double of the driver that computes: numbers, and failures."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +15,12 @@ import pytest
 from flownpu.aie.programs import decode, dispatches
 from flownpu.doctor.npu import FULL, JOIN_THE_GROUP, MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT, TOO_OLD
 from flownpu.npu.artifacts import build_artifacts, programs_of_model
+from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.npu.session import BESIDE, CACHES, FAILURES, MIDDLE, PLACES, REFUSED
 from tests.npu.firmware import CURRENT
 from tests.npu.machine import Machine, with_plugin
 from tests.npu.test_over_xrt import DRIVERS
 from tests.npu.xdna_driver_artifacts import build_for_xdna_driver, write_for_xdna_driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from tests.end_to_end.conftest import Tokens
 
 CONTEXT = 128
 STEPS = 1 + 6  # the prompt's and six tokens'

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single node on the emulated array, for all tests of this room."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.end_to_end.emulated_operators import Alone
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Artifacts in a session of one node on the emulated array: none, another model's, damaged ones, compiled models'."""
 
-from __future__ import annotations
-
 import shutil
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -24,9 +23,6 @@ from tests.end_to_end.emulated_operators import (
     weights,
     write_node,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_missing_artifacts_leave_operators_on_host(tmp_path: Path, ep_devices: list[Any]) -> None:

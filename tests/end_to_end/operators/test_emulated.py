@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single operators on the emulated array, each in a session of one node, compared with its float64 reference."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,9 +29,6 @@ from tests.end_to_end.emulated_operators import (
     write_node,
 )
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BFLOAT16 = ml_dtypes.bfloat16
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mixture of experts alone on the emulated array: each expert's products have the rows that chose it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

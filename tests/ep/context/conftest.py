@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled models."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import onnxruntime
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Load(Protocol):

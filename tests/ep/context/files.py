@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of compiled partitions, read and written as the comment of ep/context/file.h describes them."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import dataclass, field

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ORT's query whether a compiled model runs on a device has the answer of a session with default options."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -11,11 +10,7 @@ import pytest
 from onnxruntime.capi import _pybind_state as state
 
 from tests.ep.conftest import parse
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.ep.context.conftest import Load
+from tests.ep.context.conftest import Load
 
 Answer = state.OrtCompiledModelCompatibility
 LAYOUT = "decoder layers 2, encoder layers 1, operators 1"

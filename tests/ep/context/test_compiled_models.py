@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled models of ORT (ep.context_enable) compute the same, or are refused with a reason."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
-from tests.ep.conftest import parse, reference
+from tests.ep.conftest import MakeSession, parse, reference
 from tests.ep.context import files as context_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.ep.conftest import MakeSession
 
 # Attributes of several types (a tensor too), constants of several types, one that is read twice, an output that is left
 # out.

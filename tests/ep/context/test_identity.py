@@ -4,27 +4,21 @@
 Two models that differ in nothing but their weights: each one's file fits the other.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from tests.ep.conftest import HEADER
 from tests.ep.context import files
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import onnxruntime
-
-    from tests.ep.context.conftest import Load
+from tests.ep.context.conftest import Load
 
 GRAPH = "g (float[N,8] x) => (float[N,4] y) { y = MatMul (x, w) }"
 COMPILED = "model_ctx.onnx"

@@ -11,22 +11,18 @@ from __future__ import annotations
 import gzip
 import re
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from tests.fuzz.damage.formats import damaged_file
 from tests.fuzz.oracle import Finding, Verdict
 from tests.fuzz.worker import Ended, Raised, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hypothesis.strategies import DrawFn, SearchStrategy
 
 READ = "tests.fuzz.damage.readers:read"
 CORPUS = Path(__file__).parents[1] / "corpus" / "damage"

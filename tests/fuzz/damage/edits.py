@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damages bytes and trees of values: strategies of hypothesis that give a damaged copy and a description."""
 
-from __future__ import annotations
-
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn
+from hypothesis.strategies import DrawFn
 
 # Sizes, offsets and counts that overflow when they are added, multiplied, narrowed or rounded up.
 INTEGERS = (

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damage within a format: values of JSON, numbers and texts of binary headers. Lengths and checksums stay right."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from tests.ep.context import files as context_files
 from tests.fuzz.damage.edits import DEEP, damaged_bytes, damaged_tree
 from tests.npu.artifacts.folders import INDEX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hypothesis.strategies import DrawFn
 
 _LISTS = 100_000  # nested lists for DEEP
 

@@ -5,16 +5,15 @@ A reader returns the messages of refusals, as a user would see them; none: all w
 is a finding, and is raised to the caller.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import resource
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -36,9 +35,6 @@ from flownpu.npu.layers import read_decoder, read_encoder
 from flownpu.ops import q4nx_file
 from flownpu.verify.comparison import is_made_of
 from tests.decoding import DecoderSession
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Memory that a reader may take in addition to the process's: samples are far below a megabyte.
 MEMORY_BYTES = 2 << 30

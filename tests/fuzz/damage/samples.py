@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small intact files and folders of every kind that FlowNPU reads, to be damaged; each is made by a function."""
 
-from __future__ import annotations
-
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx.helper
 import onnxruntime
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from flownpu.convert import convert
@@ -23,12 +23,7 @@ from flownpu.convert.vision.weights import DenseWeight, vision_weight_plan
 from flownpu.convert.weights import ProjectionWeight, weight_plan
 from flownpu.npu.artifacts import build_artifacts
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    Tensors = dict[str, NDArray[Any]]
+Tensors = dict[str, NDArray[Any]]
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Earlier findings, and some random damaged files of every kind; `make fuzz` reads more."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.damage.damager import CORPUS, KINDS, Damager, load
 from tests.fuzz.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FOUND = sorted(CORPUS.glob("*"))
 CASES, SEED = 300, 20

@@ -4,13 +4,11 @@
 Artifacts depend on the shape only, and take one to three seconds; they are built once for each.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from hypothesis import strategies
 
@@ -19,10 +17,8 @@ from flownpu.npu.artifacts import build_artifacts
 from tests.fuzz.choices import Choices
 from tests.fuzz.decoders.models import CONTEXT, VOCABULARY, converted
 from tests.fuzz.decoders.oracle import BYTES, DecoderCase, DecoderOracle, script
-
-if TYPE_CHECKING:
-    from tests.fuzz.oracle import Verdict
-    from tests.fuzz.worker import Worker
+from tests.fuzz.oracle import Verdict
+from tests.fuzz.worker import Worker
 
 FULL, WINDOWED = Layer(Rotary(10000.0)), Layer(Rotary(100.0), 16)
 # Hidden size, heads, KV heads, head size, feed-forward size. The first is large enough for prefill's designs; with the

@@ -5,10 +5,8 @@ The builder itself takes seconds per model (tests/rewrites/genai_export.py runs 
 the same order, with random choices where its exports differ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,9 +17,7 @@ from flownpu.convert.decoder import Decoder, Layer, Llama3Scaling, Rotary
 from flownpu.convert.graph.decoder import build_model, rotary_cache_names
 from flownpu.convert.make_model import RandomWeights
 from flownpu.convert.weights import ProjectionWeight, weight_plan
-
-if TYPE_CHECKING:
-    from tests.fuzz.choices import Choices
+from tests.fuzz.choices import Choices
 
 VOCABULARY = 128
 # Positions that the rotary tables hold: more than any script takes.

@@ -8,13 +8,12 @@ of this (ROUNDINGS), and by the tolerance of float32. A lost key, a wrong angle,
 as much as they differ from one another, which is several times more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies
+from numpy.typing import NDArray
 
 from tests.decoding import float32_tolerance
 from tests.fuzz.causes import cause_of_end, words_of
@@ -23,12 +22,8 @@ from tests.fuzz.decoders.models import CONTEXT, VOCABULARY, DecoderModel, conver
 from tests.fuzz.decoders.runs import Step
 from tests.fuzz.graphs.strategy import INSTRUCTION_SETS
 from tests.fuzz.oracle import Finding, Verdict
+from tests.fuzz.sessions import Outcome
 from tests.fuzz.worker import Ended, Worker
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tests.fuzz.sessions import Outcome
 
 BYTES = 160
 MOST_STEPS = 6

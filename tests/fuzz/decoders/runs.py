@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions for workers: run a decoder step by step, with a KV cache that grows or is updated in place."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
 from tests.decoding import PAST
 from tests.fuzz.arrays import numpy_type
+from tests.fuzz.decoders.models import DecoderModel
 from tests.fuzz.sessions import Outcome, _devices, _from_ort, _session_options, _text, _to_ort
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from tests.fuzz.decoders.models import DecoderModel
 
 
 @dataclass(frozen=True)

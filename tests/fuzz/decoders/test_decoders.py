@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Some random decoders on the CPU, and a few on the emulated NPU; `make fuzz` runs more."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.fuzz.campaign import Campaign
+from tests.fuzz.conftest import Workers
 from tests.fuzz.decoders import emulated
 from tests.fuzz.decoders import oracle as decoders
 from tests.fuzz.decoders.runs import Step
 from tests.fuzz.findings import judge_saved, load_case
-
-if TYPE_CHECKING:
-    from tests.fuzz.conftest import Workers
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "decoders").glob("*.onnx"))
 CASES, EMULATED, SEED = 20, 2, 20

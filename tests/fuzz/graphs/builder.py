@@ -4,11 +4,10 @@
 How much of this the model declares is another choice: shapes may be given, symbolic, partly symbolic, or absent.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,12 +15,8 @@ from onnx import TensorProto, helper
 
 from tests.fuzz import arrays
 from tests.fuzz.arrays import Source
+from tests.fuzz.choices import Choices
 from tests.fuzz.graphs import schemas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from tests.fuzz.choices import Choices
 
 Shape = tuple[int, ...]
 

@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds FlowNPU's wrong elements: neither within their bounds nor (nearly) equal to ONNX Runtime's."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tests.fuzz.arrays import Array, is_float
 from tests.fuzz.reference import samples
-
-if TYPE_CHECKING:
-    from tests.fuzz.reference.samples import Bounds
+from tests.fuzz.reference.samples import Bounds
 
 # How near FlowNPU's number must be to ONNX Runtime's if it is outside the bounds, in roundings of ONNX Runtime's.
 NEAR_UNITS = 8

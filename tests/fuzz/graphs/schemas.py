@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of operators from ONNX Runtime itself: versions, types that a schema allows, types that kernels take."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random graphs over every operator that the CPU device takes, as a strategy of hypothesis."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies
+from numpy.typing import NDArray
 
 from tests.fuzz.choices import Choices
 from tests.fuzz.graphs.builder import Builder
 from tests.fuzz.operators.table import operators_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MOST_NODES = 12
 # Bytes of a node's choices and of the graph's own; when they have run out, further choices are the simplest ones.

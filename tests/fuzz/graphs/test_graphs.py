@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Earlier findings, and some hundred random graphs; `make fuzz` runs more."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 import pytest
 
 from flownpu import _native
 from tests.fuzz.campaign import Campaign
+from tests.fuzz.conftest import Workers
 from tests.fuzz.findings import judge_saved, load_case
 from tests.fuzz.graphs.strategy import HEAD_BYTES, INSTRUCTION_SETS, NODE_BYTES, build, cases
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.worker import ROOT
-
-if TYPE_CHECKING:
-    from tests.fuzz.conftest import Workers
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "graphs").glob("*.onnx"))
 CASES, SEED = 250, 20

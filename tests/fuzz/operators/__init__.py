@@ -4,8 +4,6 @@
 A family's list has for each function: its weight, its name, the first opset that has the operator, the function.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.fuzz.graphs.builder import Builder

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of exports and of FlowNPU, with nodes that are folded into it; and RoPE outside of it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from tests.fuzz.graphs.builder import ABSENT
+from tests.fuzz.graphs.builder import ABSENT, Builder, Value
+from tests.fuzz.operators import Operators
 from tests.fuzz.operators.elementwise import MICROSOFT
 from tests.fuzz.operators.quantised import FLOAT, flow_node, n_bits, rows_of
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.builder import Builder, Value
-    from tests.fuzz.operators import Operators
 
 INT64, INT32 = TensorProto.INT64, TensorProto.INT32
 TABLE = 64  # positions that RoPE tables hold

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Element-wise operators: activations, arithmetic, comparisons, casts, selections."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 from tests.fuzz import arrays
 from tests.fuzz.graphs import schemas
-from tests.fuzz.graphs.builder import ABSENT, broadcast
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.builder import Builder, Value
-    from tests.fuzz.operators import Operators
+from tests.fuzz.graphs.builder import ABSENT, Builder, Value, broadcast
+from tests.fuzz.operators import Operators
 
 MICROSOFT = "com.microsoft"
 

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A few operators that FlowNPU's devices do not take, and that therefore cut a graph into partitions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 from onnx import TensorProto, helper
 
 from tests.fuzz import arrays
+from tests.fuzz.graphs.builder import Builder
+from tests.fuzz.operators import Operators
 from tests.fuzz.operators.elementwise import unary
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.builder import Builder
-    from tests.fuzz.operators import Operators
 
 
 def one(b: Builder) -> None:

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that move elements: shapes, look-ups, parts, transposes; and operators that make tensors."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from tests.fuzz import arrays
 from tests.fuzz.arrays import numpy_type
-from tests.fuzz.graphs.builder import ABSENT, wrapped
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.builder import Builder, Shape, Value
-    from tests.fuzz.operators import Operators
+from tests.fuzz.graphs.builder import ABSENT, Builder, Shape, Value, wrapped
+from tests.fuzz.operators import Operators
 
 INT64 = TensorProto.INT64
 

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products: MatMul and Gemm, nodes that are folded into them, convolutions of patches, weights in 8 bits."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import TensorProto
 
-from tests.fuzz.graphs.builder import ABSENT, broadcast
+from tests.fuzz.graphs.builder import ABSENT, Builder, Value, broadcast
+from tests.fuzz.operators import Operators
 from tests.fuzz.operators.elementwise import MICROSOFT
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.builder import Builder, Value
-    from tests.fuzz.operators import Operators
 
 FLOAT = TensorProto.FLOAT
 COLUMNS = (8, 1, 16, 33, 48, 64, 7, 100)

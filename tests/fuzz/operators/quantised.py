@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators with 4-bit weights: MatMulNBits and GatherBlockQuantized of exports, and FlowNPU's own operators."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,14 +13,9 @@ from onnx import TensorProto
 
 from flownpu.ops import definitions, q4nx
 from flownpu.ops.definitions.onnx_function import DOMAIN
-from tests.fuzz.graphs.builder import ABSENT, broadcast, names_of
+from tests.fuzz.graphs.builder import ABSENT, Builder, Shape, Value, broadcast, names_of
+from tests.fuzz.operators import Operators
 from tests.fuzz.operators.elementwise import MICROSOFT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.fuzz.graphs.builder import Builder, Shape, Value
-    from tests.fuzz.operators import Operators
 
 FLOAT, UINT8 = TensorProto.FLOAT, TensorProto.UINT8
 ROWS = (8, 1, 16, 32, 33, 64, 100)

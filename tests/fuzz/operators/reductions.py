@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums and extremes over axes, norms, Softmax."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import TensorProto
 
 from tests.fuzz import arrays
-from tests.fuzz.graphs.builder import ABSENT, wrapped
-
-if TYPE_CHECKING:
-    from tests.fuzz.graphs.builder import Builder, Value
-    from tests.fuzz.operators import Operators
+from tests.fuzz.graphs.builder import ABSENT, Builder, Value, wrapped
+from tests.fuzz.operators import Operators
 
 FLOAT = TensorProto.FLOAT
 MICROSOFT = "com.microsoft"

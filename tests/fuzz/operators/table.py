@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """All operators, and those among them that an opset has."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
+from tests.fuzz.graphs.builder import Builder
 from tests.fuzz.operators import attention, elementwise, foreign, moves, products, quantised, reductions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.fuzz.graphs.builder import Builder
 
 FAMILIES = (elementwise, moves, reductions, products, quantised, attention, foreign)
 

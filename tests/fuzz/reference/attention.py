@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of attention, from the operator's reference in float64; and of RoPE."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +10,9 @@ from flownpu import _native
 from flownpu.ops.contracts import contract_of, defaults, input_names
 from flownpu.ops.definitions import flow_qkv_attention
 from tests.fuzz.arrays import Array, limits
+from tests.fuzz.reference.evaluate import Node, Table
 from tests.fuzz.reference.products import BFLOAT16
 from tests.fuzz.reference.samples import Samples, Unknown, each, of
-
-if TYPE_CHECKING:
-    from tests.fuzz.reference.evaluate import Node, Table
 
 FLOAT32 = 2.0**-24
 NAMES = input_names("FlowQKVAttention")

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates a model with samples in place of values, and says in which bounds each value must be."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from tests.fuzz.reference.samples import Bounds, Samples, Unknown, of, restart
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 class ReferenceFailed(Exception):  # noqa: N818

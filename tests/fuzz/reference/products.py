@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of products, with the roundings that the provider's options permit; weights in 4 and 8 bits; patches."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.q4nx_moe import route
 from tests.fuzz.arrays import Array, is_float, limits, numpy_type
+from tests.fuzz.reference.evaluate import Node, Table
 from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
 from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, summed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.fuzz.reference.evaluate import Node, Table
 
 # Errors of one rounding: to bf16, with 8 significant bits; to int8 relative to the group's largest number, half of a
 # 127th (a group is part of a row); to 7 bits (AVX2; else 8) between a group's lowest and highest number, relative to

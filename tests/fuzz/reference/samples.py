@@ -16,14 +16,12 @@ roundings) above BEYOND times this half, 3 of its own, in 3e-3; over all widths 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.fuzz.arrays import Array, is_float, limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SAMPLES = 16
 WIDE, BEYOND = 3.0, 1.5

@@ -4,10 +4,9 @@
 onnx's reference implementation computes them in float64: its answer is ONNX's, independent of ONNX Runtime's kernels.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,15 +14,10 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from flownpu.ops.definitions.dense_matmul import gelu as gelu_by_erf
-from tests.fuzz.arrays import is_float, limits, numpy_type
+from tests.fuzz.arrays import Array, is_float, limits, numpy_type
+from tests.fuzz.reference.evaluate import Node, Table
 from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
 from tests.one_node import one_node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.fuzz.arrays import Array
-    from tests.fuzz.reference.evaluate import Node, Table
 
 # Roundings of exp, tanh and the like, with the result's: libm's and FlowNPU's are off by up to 2 units in the last
 # place (ops/cpu/kernels/functions.h).

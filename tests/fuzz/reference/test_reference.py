@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference's bounds contain ONNX Runtime's results, and are narrow enough to exclude wrong ones."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,12 +9,10 @@ import onnx.parser
 import pytest
 
 from flownpu.ops.definitions import DOMAIN, OPERATORS
+from tests.fuzz.conftest import Workers
 from tests.fuzz.graphs.compare import outside
 from tests.fuzz.reference.evaluate import evaluate, references
 from tests.fuzz.reference.samples import ALWAYS, NEVER, NOT_FINITE, PERHAPS
-
-if TYPE_CHECKING:
-    from tests.fuzz.conftest import Workers
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 X = "agraph (float[4,32] x) => (float y)"

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads replies of all APIs, whole or streamed: texts, reasons and calls, or an error."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from tests.fuzz.server.exchange import Reply
+from tests.fuzz.server.exchange import Reply
 
 WHOLE_ENDS = {"stop", "tool_calls", "completed"}  # reasons of answers that max_tokens did not cut
 

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Valid bodies of requests, for each route that takes prompts."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct
 import zlib
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 from PIL import Image
 
 from tests.fuzz.server import values
-
-if TYPE_CHECKING:
-    from random import Random
 
 # Names of the campaign's models: one with slots, a paged one, one that takes images, and one that embeds.
 SLOTS, PAGED, SEEING = MODELS = ("topics", "paged", "seeing")

@@ -5,25 +5,20 @@ The requests of a client follow only from the seed and the client's number. How 
 machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median_high
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.fuzz.server import kinds
 from tests.fuzz.server.exchange import Request, exchange
+from tests.fuzz.server.neighbours import Neighbours
+from tests.fuzz.server.process import Memory, Served
 from tests.fuzz.server.verdicts import fault_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from tests.fuzz.server.neighbours import Neighbours
-    from tests.fuzz.server.process import Memory, Served
 
 NEIGHBOURS = 4  # one client of so many is well-behaved
 SLOWEST = 12  # answers that a report names

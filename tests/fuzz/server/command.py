@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts FlowNPU's server with models of this repository's small checkpoints, attacks it, and replays findings."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flownpu.convert import convert
 from tests.fuzz.server import bodies
 from tests.fuzz.server.campaign import Campaign, Report
+from tests.fuzz.server.exchange import Request
 from tests.fuzz.server.neighbours import Neighbours, questions
 from tests.fuzz.server.process import PORT, served
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from tests.fuzz.server.exchange import Request
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 # With bf16 an answer does not depend on the other rows of a product, so it does not depend on other clients. Bodies are

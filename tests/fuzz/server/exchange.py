@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request to an HTTP server, byte by byte, and the reply: bodies may be cut, slow or longer than they say."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

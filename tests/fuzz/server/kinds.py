@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of requests, by name: each makes one from a source of random numbers."""
 
-from __future__ import annotations
-
 import gzip
 import json
+from collections.abc import Callable, Collection
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.fuzz.server import bodies, schemas, values
 from tests.fuzz.server.exchange import Request
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 _JSON = (("Content-Type", "application/json"),)
 _GETS = (

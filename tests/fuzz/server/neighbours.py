@@ -7,14 +7,12 @@ import asyncio
 import time
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 from tests.fuzz.server import bodies, values
 from tests.fuzz.server.answers import Answer, WrongFormError, answer_of
 from tests.fuzz.server.exchange import Reply, Request, exchange
-
-if TYPE_CHECKING:
-    from random import Random
 
 # Replaced by another text in each request: a schema with it is a new one, which no earlier request has made cheap.
 _FRESH = "@fresh@"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server under test: a process with a limit of memory, which is watched and always ended."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -11,18 +9,15 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import psutil
 
 from flownpu.errors import FlowNPUError
 from flownpu.system import NEW_GROUP, end_with_children
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ADDRESS_SPACE = 6 << 30
 """Bytes of address space of each process: a request that would fill the memory ends its model's process instead."""

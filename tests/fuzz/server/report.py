@@ -1,19 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A campaign's report: report.json, log.txt, and findings.jsonl with one offending request a line."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.fuzz.server.exchange import request_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fuzz.server.campaign import Report
-    from tests.fuzz.server.exchange import Request
+from tests.fuzz.server.campaign import Report
+from tests.fuzz.server.exchange import Request, request_of
 
 
 def write(report: Report, folder: Path) -> None:

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON Schemas: common ones, absurd ones, and small ones with high costs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from random import Random
+from typing import Any
 
 from tests.fuzz.server import values
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from random import Random
 
 NAMES = ("kind", "count", "items", "größe", "a b", "x", "next", "$id")
 WORDS = ("for", "while", "€", "漢字", "😀", 'a"b\\c', "", "\n")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The short form of the server's campaign, and faults that its judges must find."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +19,6 @@ from tests.fuzz.server.kinds import KINDS, request
 from tests.fuzz.server.neighbours import Neighbours, questions
 from tests.fuzz.server.process import Memory, served
 from tests.fuzz.server.verdicts import fault_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Allows for a machine with other work; a server that hangs takes longer.
 SECONDS = 30.0

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile texts, numbers and values of JSON, and changes of valid bodies."""
 
-from __future__ import annotations
-
 import copy
 import json
 import string
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from random import Random
+from random import Random
+from typing import Any
 
 # Control tokens of these and other models, and special texts of templates, terminals, databases and HTTP.
 _MARKS = (

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges replies by the APIs alone, and describes their faults."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 
 from tests.fuzz.server.answers import WHOLE_ENDS, WrongFormError, answer_of, strict_json
-
-if TYPE_CHECKING:
-    from tests.fuzz.server.exchange import Reply, Request
+from tests.fuzz.server.exchange import Reply, Request
 
 # Without these, a client does not know when to come again.
 _LATER = {429, 503}

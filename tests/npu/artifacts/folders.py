@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of artifacts, whose index and families are written word by word as ops/npu/artifacts/ describes."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import numpy as np
 
 from flownpu.aie.words.writer import WordWriter
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
 
 INDEX, FAMILY = 3, 4  # kinds of words
 

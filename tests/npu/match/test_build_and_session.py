@@ -4,12 +4,11 @@
 Where one refuses, the other gives the same reason. tests/rewrites/test_unconverted.py has models of GenAI's builder.
 """
 
-from __future__ import annotations
-
 import shutil
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -23,13 +22,9 @@ from tests.convert.conftest import write_tiny
 from tests.convert.picture_models import write_pictures_checkpoint
 from tests.convert.sources.gguf_files import write_gguf
 from tests.npu.match.verdicts import assert_same_decoder, told_by_build, told_by_session
+from tests.npu.models import Models
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.npu.models import Models
-
-    Change = Callable[[ir.Model], None]
+Change = Callable[[ir.Model], None]
 
 ATTENTION, PRODUCT, NORM = "FlowQKVAttention", "Q4NXMatMul", "SkipSimplifiedLayerNormalization"
 POSITION_IDS, ATTENTION_BIAS, BLOCKS, HEAD_SINK = 9, 10, 13, 14  # inputs of attention

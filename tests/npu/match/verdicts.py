@@ -4,10 +4,10 @@
 The build reads the file, the session ONNX Runtime's graph of it.
 """
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import onnxruntime
 
@@ -15,10 +15,6 @@ from flownpu.errors import FlowNPUError
 from flownpu.model.folder import onnx_path, read_genai_config
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import read_decoder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 # If one of these stays with ONNX Runtime, its reason explains the missing layers.
 _PARTS = {"FlowQKVAttention", "MatMulNBits", "Q4NXMatMul"}

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder whose images are blocks of tokens that see one another, on the emulated array, through the device."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from flownpu.convert import convert
 from flownpu.npu.artifacts import build_artifacts
@@ -16,12 +17,6 @@ from tests.aie.words import read_index
 from tests.convert.picture_models import TEXT, reference, write_pictures_checkpoint
 from tests.npu.decoders import Session, npu, read_nodes
 from tests.npu.rounding import decoder_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 CONTEXT, IMAGE, LAYERS = 640, 256, TEXT["num_hidden_layers"]
 CACHES = 4  # that a session keeps (KvCaches::kMost)

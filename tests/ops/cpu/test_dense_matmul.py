@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DenseMatMul and MatMul on the CPU, for every instruction set of this machine, against float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of one number on every instruction set, against float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemm on the CPU, for every instruction set of this machine, against the reference in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of an int8 KV cache on the CPU: the definition's bits, and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

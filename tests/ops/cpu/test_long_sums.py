@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums of millions of numbers, against float64: float32 sums of one number after another would stop growing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

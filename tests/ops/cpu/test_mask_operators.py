@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that make masks, positions and shapes, and move elements, against onnx's reference evaluator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """int8 products of matrices (AMX, i8mm) have the bits of dot products, which test_q4nx_matmul.py holds to float64."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -3,8 +3,6 @@
 and against the same computation with finite numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

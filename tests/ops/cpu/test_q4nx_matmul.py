@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NXMatMul and FusedDQP on the CPU, for every instruction set of this machine, against float64."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NXMoE on the CPU, for every instruction set of this machine: routing, experts, and independence of rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

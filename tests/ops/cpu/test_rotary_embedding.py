@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """com.microsoft RotaryEmbedding on the CPU device, against a rotation in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

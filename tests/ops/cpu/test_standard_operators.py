@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The standard operators between ours, against ONNX Runtime's own CPU kernels and the fuzzers' reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

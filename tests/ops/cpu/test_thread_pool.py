@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU device's thread pool (ops/cpu/thread_pool.h): each task once, shares in order, a slow thread is helped."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.ops.device import testing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])

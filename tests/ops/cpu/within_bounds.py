@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a node on the CPU with the bounds that the fuzzers' reference derives, operator by operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

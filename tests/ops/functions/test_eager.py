@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators as functions on arrays, against the float64 references of their definitions."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

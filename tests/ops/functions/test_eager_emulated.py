@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators as functions on the emulated array."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals of the operators as functions on arrays: errors name function, argument, expected and given values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

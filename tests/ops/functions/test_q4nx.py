@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NX in Python: bytes against the format's description, errors against GGUF's, and messages for malformed input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`.q4nx` files: the bytes of the public converter's recipe, and messages for damaged files."""
 
-from __future__ import annotations
-
 import json
 import resource
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import gguf
 import ml_dtypes
@@ -15,14 +15,9 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from flownpu.ops import q4nx, q4nx_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 BFLOAT16 = ml_dtypes.bfloat16
 

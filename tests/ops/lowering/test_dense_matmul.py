@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ops/lowering/dense_matmul: the steps that remain in a session, and their results."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GroupQueryAttention's nodes lowered, or left with the reason; test_group_query_attention.py compares the numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ Random graphs (tests/fuzz) have any combination of its inputs and attributes, of
 appended to in place, rotations outside of it or of a part of a head, and long pasts and prompts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -5,18 +5,14 @@ Reference: ONNX Runtime's CPU provider on the graph as it was, not optimised. Se
 round nothing.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LEVELS = onnxruntime.GraphOptimizationLevel
 RNG = np.random.default_rng(0)

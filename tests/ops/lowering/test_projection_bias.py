@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rule projection_bias: Adds after a projection that move into it, and those that stay."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
 from flownpu.ops import q4nx
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 MODEL = """
 biased (float[B, S, 96] x, float[B, S, 64] other) => (float[B, S, 64] y{also}) {{

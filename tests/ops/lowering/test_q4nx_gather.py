@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 ROWS, COLUMNS, BLOCK_SIZE = 50, 96, 32
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """QMoE, as ORT GenAI's builder writes it, against ONNX Runtime's own kernel of it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,9 +11,6 @@ import pytest
 
 from flownpu.graph_rewrites import testing
 from flownpu.ops import q4nx
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERTS, TAKEN, HIDDEN, INNER = 5, 2, 64, 96
 MODEL = """

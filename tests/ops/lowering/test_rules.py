@@ -2,15 +2,14 @@
 """ops/lowering in sessions: operators that run, read from the profile; numbers, compared with ORT's CPU provider;
 reasons that the error and the placement report give. Each rule's own test has the graphs that the rule leaves alone."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -18,9 +17,6 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.ops import q4nx
 from tests.ops.lowering.test_weights import codes_of
-
-if TYPE_CHECKING:
-    import onnx
 
 Inputs = dict[str, np.ndarray]
 # Activations and scales are exact in bf16, so that only float32 rounds: sums of at most 96 products and softmaxes of a

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 # H = 4 query heads and G = 2 KV heads of d = 16.
 MODEL = """

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """ops/lowering: weights of MatMulNBits and GatherBlockQuantized, against ORT's kernels and bytes of ops.q4nx."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,9 +12,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from flownpu.ops import q4nx
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 F32, U8 = TensorProto.FLOAT, TensorProto.UINT8
 

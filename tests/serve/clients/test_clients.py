@@ -5,28 +5,23 @@ Each client's script runs once, with the packages of `python -m scripts.environm
 `scripts/environments.py` describes; OpenAI's and Ollama's of Python are in the tests' own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import pytest
 
 from scripts import environments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.serve.conftest import Server
+from tests.serve.conftest import Server
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

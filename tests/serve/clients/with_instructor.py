@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """instructor: pydantic's classes through tools and through schemas, whole and in pieces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import instructor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LangChain's models of OpenAI's API: bound tools, both ways to structured output, and streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from langchain_core.messages import HumanMessage, ToolMessage

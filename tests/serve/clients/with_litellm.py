@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """litellm, by its providers of OpenAI's API and of both of Ollama's."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

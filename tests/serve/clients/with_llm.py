@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """llm: its models of OpenAI's API, with schemas, tools and streams."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

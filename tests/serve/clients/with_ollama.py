@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client of Ollama: a function of Python as a tool, a schema as format, and streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ollama

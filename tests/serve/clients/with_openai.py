@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client of OpenAI: its helpers for pydantic's classes, and streams."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

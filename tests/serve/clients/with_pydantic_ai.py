@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pydantic-ai: classes as the output of tools and as JSON, functions that are called, and streams."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

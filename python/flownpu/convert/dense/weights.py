@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the weights of an encoder's graph: matrices in a format to choose, and tensors that stay in float32."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Literal, TypeAlias
 
 DenseFormat: TypeAlias = Literal["bf16", "int8", "q4nx"]
 """How a matrix [M, K] is stored: bfloat16 [K, M]; int8 [K, M] with float32 scales [M] (`scale_name`); Q4NX blocks."""

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes as data how model families differ."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flownpu.convert.mixture import ExpertTensors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Power(NamedTuple):

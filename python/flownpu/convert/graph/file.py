@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the ONNX file of an exported model, and writes that of a model whose graph was rewritten."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.data_file import DataFile
-from flownpu.convert.progress import Stage
+from flownpu.convert.progress import ProgressCallback, Stage
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.model.graph_loading import load, outside
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flownpu.convert.progress import ProgressCallback
 
 GRAPH_FILE, DATA_FILE = "model.onnx", "model.onnx.data"
 # Bytes to reserve for model.onnx, the configuration and the manifest: the deepest model's take less than half of this.

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of all classes that write an ONNX graph: named nodes, inputs, and initializers without duplicates."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from flownpu.ops.definitions import add_functions
 from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class GraphWriter:

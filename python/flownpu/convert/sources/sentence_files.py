@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the files of sentence-transformers in a checkpoint, which say how hidden states become an embedding."""
 
-from __future__ import annotations
-
 import json
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.model.folder import MODULES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _ROOT = (
     MODULES,

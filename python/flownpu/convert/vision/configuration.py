@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the vision part of a Hugging Face configuration (config.json) into a `VisionTower`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.settings import Settings
 from flownpu.convert.vision.tower import VisionTower
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # How many image tokens ORT GenAI's processor of this family writes for each picture, whatever the configuration says
 # (gemma_image_processor.cpp of 0.18).

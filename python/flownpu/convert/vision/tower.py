@@ -4,8 +4,6 @@
 `configuration.py` fills the class from a Hugging Face configuration; `graph.py` writes the ONNX graph.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

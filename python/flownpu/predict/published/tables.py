@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of tables.toml, where the meaning of its entries is explained. A context of 1k is 1024 tokens."""
 
-from __future__ import annotations
-
 import math
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any
 
 CONTEXTS = tuple(1024 << place for place in range(8))  # 1k .. 128k
 _DATA = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of attention: a token's and a prompt's, heads that share KV heads, windows, soft caps, types of the cache."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,10 +11,7 @@ import numpy as np
 from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
 from flownpu.selftest.gpu.case import F32, Case, Expected
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 # Errors of exp and tanh in F32: at most 3 and 5 units in the last place (OpenCL's bounds).

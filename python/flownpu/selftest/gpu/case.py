@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A case: a node of one operator with its inputs and expected outputs, and its run on a device."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flownpu import _native
 from flownpu.ops.eager_call import DTYPES, as_pair
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # The largest relative error of a rounding to float32: half the distance between neighbouring numbers.
 F32 = 2.0**-24

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of the product with an unpacked weight matrix (DenseMatMul), in each type, order and epilogue."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 
 from flownpu.selftest.gpu.case import F32, Case, Expected
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 # Errors of an activation in F32: erf is off by at most 16 units in the last place, tanh by 5 (OpenCL's bounds), and

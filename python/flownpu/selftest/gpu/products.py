@@ -5,20 +5,15 @@ Tolerances follow from the order of a sum: a term that takes part in n additions
 F32 times the running sum's magnitude, which is no larger than the sum of all magnitudes.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.selftest.gpu.case import F32, Case, Expected
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 LAYOUTS = {"narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC, "wide": q4nx.WIDE}
 _GROUP = 32

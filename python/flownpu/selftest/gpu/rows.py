@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of the kernels that go row by row: RMS norms, rotation, ArgMax."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flownpu.selftest.gpu.case import F32, Case, Expected
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Rng = np.random.Generator
+Rng = np.random.Generator
 
 _MICROSOFT = "com.microsoft"
 _EPSILON = 1e-6

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the cases on an OpenCL device, compares their outputs, and times the kernels with the device's own clock."""
 
-from __future__ import annotations
-
 import zlib
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,17 +14,12 @@ from flownpu import __version__, _native
 from flownpu.machine import describe_machine
 from flownpu.ops.opencl_loader import use_installed_packages
 from flownpu.selftest.gpu.attention import attention
-from flownpu.selftest.gpu.case import PreparedCase
+from flownpu.selftest.gpu.case import Case, PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
 from flownpu.selftest.gpu.products import large_products, products, products_of_images
 from flownpu.selftest.gpu.rows import rows
 from flownpu.selftest.outcome import Outcome, Result
 from flownpu.selftest.reference.case import compare
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from flownpu.selftest.gpu.case import Case
 
 _FORMAT = 1
 

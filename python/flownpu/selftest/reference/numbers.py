@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formats and layouts of kernels' numbers (aie/kernels/README.md), and error bounds of their arithmetic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of decoder layers (flownpu.selftest.reference.layer) for the emulator, and layers made from checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flownpu.aie.designs.decode_layer.shape import LayerShape
+from flownpu.aie.emulator import Emulator
+from flownpu.aie.plan.data import Plan
 from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import LayerInputs, LayerWeights, expectation
 from tests.aie.emulation import call as run_plan
 from tests.aie.emulation import emulator, plan_of
 from tests.aie.host_kernels import assert_within, bf16
-
-if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer.shape import LayerShape
-    from flownpu.aie.emulator import Emulator
-    from flownpu.aie.plan.data import Plan
 
 
 def quantized(*parts: np.ndarray) -> q4nx.Quantized:

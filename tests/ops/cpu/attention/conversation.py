@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns of a conversation through FlowQKVAttention on the CPU, each compared with float64 within a derived bound."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens that see one another (`bidirectional_blocks`), as pictures do, for every instruction set, against float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The caches of FlowQKVAttention: ragged batches, caches of a window, rewinds, empty calls, positions of rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

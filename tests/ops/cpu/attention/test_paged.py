@@ -2,8 +2,6 @@
 """PagedAttention: the CPU's step for every instruction set of this machine, and its function in stock ONNX Runtime,
 against float64; and that a token's output depends on its own sequence alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cut of attention into tasks (ops/cpu/attention/plan.h) covers all work, with enough tasks for every thread."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals of FlowQKVAttention: nodes when they are made, inputs when shapes are inferred; each with its reason."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -27,8 +27,6 @@ struct Rule {
   std::string (*more)(const Node& node) = nullptr;
 };
 
-std::string nothing_more(const Node& /*node*/) { return ""; }
-
 template <void (*RULE)(Graph&)>
 void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
   RULE(graph);
@@ -46,7 +44,6 @@ constexpr Rule kRules[] = {
     {"split_qkv", of_graph<split_qkv>},
     {"packed_qkv", packed_qkv},
     {"gated_projection", gated_projection},
-    {"fast_gelu", of_graph<fast_gelu>, For::kSession, &kFastGelu, nothing_more},
     {"dense_matmul", of_graph<dense_matmul>, For::kSession},
     {"unread_present", of_graph<unread_present>, For::kSession},
 };

@@ -16,7 +16,6 @@
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
-//   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
 //   unread_present      presents of an encoder's attention that nobody reads -> absent
 #pragma once
@@ -94,8 +93,6 @@ void qk_norm(Graph& graph);
 void split_qkv(Graph& graph);
 void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
-extern const Contract kFastGelu;
-void fast_gelu(Graph& graph);
 void dense_matmul(Graph& graph);
 void unread_present(Graph& graph);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -159,6 +160,7 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     if (node.domain == kDomain) rejected_operators_.push_back(left);
     count_left(node);
   }
+  if (!first_left_) first_left_ = LeftNodes{placement_.nodes, placement_.left};
   placement_.multiply_adds_known = std::ranges::all_of(
       nodes, [](const GraphNode& node) { return product_of(node.node).is_known; });
 
@@ -179,7 +181,10 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     claim({nodes[index].handle}, support);
     claimed = true;
   }
-  if (!claimed && !partitions.rejected.empty()) claim_to_fail(nodes, support);
+  // Newer versions of ORT call OnSessionInitializationEnd, where the session fails if the nodes are
+  // left then; until then ORT may replace one by the function that defines it.
+  const bool is_asked_at_end = api_.version() >= ort::kInitializationEndVersion;
+  if (!claimed && !partitions.rejected.empty() && !is_asked_at_end) claim_to_fail(nodes, support);
 }
 
 // The result of Device::obstacle for the whole graph, if some nodes are not taken and the session
@@ -311,10 +316,25 @@ void Ep::on_session_ready() {
 void Ep::check() const {
   if (!setup_error_.empty()) throw Error(setup_error_);
   if (options_.on_unsupported != OnUnsupported::kError || placement_.left.empty()) return;
-  fail("[FlowNPU] device ", device_->name(), " does not take ", placement_.left.size(),
-       " of the model's ", placement_.nodes, " nodes:\n", list(placement_.left, kListed),
+  const auto [nodes, left] = left_in_model();
+  fail("[FlowNPU] device ", device_->name(), " does not take ", left.size(), " of the model's ",
+       nodes, " nodes:\n", list(left, kListed),
        "\nTo leave these to ONNX Runtime's CPU provider, set the provider option on_unsupported to "
        "warn or cpu.");
+}
+
+// The nodes that are left, but for a node of a function's body the function's node, which is what
+// the user's model has.
+Ep::LeftNodes Ep::left_in_model() const {
+  const auto is_in = [](const std::vector<Placement::Left>& list) {
+    return [&list](const Placement::Left& left) {
+      return std::ranges::find(list, left.node, &Placement::Left::node) != list.end();
+    };
+  };
+  LeftNodes found = *first_left_;
+  if (std::ranges::all_of(placement_.left, is_in(first_left_->left)))
+    std::erase_if(found.left, std::not_fn(is_in(placement_.left)));
+  return found.left.empty() ? LeftNodes{placement_.nodes, placement_.left} : found;
 }
 
 // FlowNPU's rejected operators that ORT has replaced by their definitions since.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,12 @@ class Ep final : public ort::OrtEp {
   void claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInfo* support) const;
   // Throws Error if the session must fail.
   void check() const;
+  // A graph's number of nodes, and those of them that are left.
+  struct LeftNodes {
+    std::size_t nodes = 0;
+    std::vector<Placement::Left> left;
+  };
+  LeftNodes left_in_model() const;
   std::vector<Placement::Left> inlined_nodes() const;
   // Adds to placement_ the multiply-adds of a node that is left to ORT.
   void count_left(const Node& node);
@@ -75,6 +82,8 @@ class Ep final : public ort::OrtEp {
   // Device::obstacle() of that graph.
   std::string obstacle_;
   std::vector<Placement::Left> rejected_operators_;
+  // Of the first graph, in which functions are still nodes.
+  std::optional<LeftNodes> first_left_;
   bool reported_ = false;
 };
 

@@ -5,7 +5,8 @@
 //                                                        residual
 //   W = Cast(constant), DequantizeLinear(constant, s)    -> the constant itself, and its scale s
 //   Reshape(DenseMatMul(Reshape(X, [-1, K]), ..), ..)    -> DenseMatMul(X, ..)
-//   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)), Add(DenseMatMul(..), residual)
+//   Add(DenseMatMul(..), bias), Gelu(DenseMatMul(..)) or FastGelu or BiasGelu,
+//   Add(DenseMatMul(..), residual)
 //                                                        -> DenseMatMul with bias, activation,
 //                                                        residual
 #include <algorithm>
@@ -120,6 +121,9 @@ Node* product_of(Graph& graph, const Value& value) {
 
 bool has(const Node& product, Input input) { return product.input(input) != nullptr; }
 bool is_activated(const Node& product) { return product.text("activation", "none") != "none"; }
+std::int64_t columns_of(const Node& product) {
+  return (*product.inputs[kWeight].shape)[product.integer("transposed", 0) != 0 ? 0 : 1];
+}
 
 // Turns `node`, which reads the product's output, into the product with the node's own output. The
 // topological order stays valid, because `node` comes after all inputs of `product`.
@@ -188,10 +192,8 @@ bool adds_no_axes(const Value& product, const Value& addend) {
 
 void bias(Graph& graph, Node& node) {
   const Sum sum = sum_of(graph, node, [](const Node& product, const Value& addend) {
-    const Shape& weight = *product.inputs[kWeight].shape;
     return !has(product, kBias) && !is_activated(product) &&
-           is_vector(addend, weight[product.integer("transposed", 0) != 0 ? 0 : 1]) &&
-           adds_no_axes(product.outputs[0], addend);
+           is_vector(addend, columns_of(product)) && adds_no_axes(product.outputs[0], addend);
   });
   if (sum.product == nullptr) return;
   const Value value = *sum.addend;
@@ -209,11 +211,17 @@ void residual(Graph& graph, Node& node) {
   node.inputs[kResidual] = value;
 }
 
+// Gelu, FastGelu and BiasGelu; the latter two may have a bias.
 void activation(Graph& graph, Node& node) {
   Node* product = product_of(graph, node.inputs[0]);
   if (product == nullptr || has(*product, kResidual) || is_activated(*product)) return;
-  const bool approximate = node.text("approximate", "none") == "tanh";
+  const Value added = input_or_none(node, 1);
+  if (!added.name.empty() && (has(*product, kBias) || !is_vector(added, columns_of(*product))))
+    return;
+  const bool approximate =
+      node.op_type == "FastGelu" || node.text("approximate", "none") == "tanh";
   take_over(graph, node, *product);
+  if (!added.name.empty()) node.inputs[kBias] = added;
   node.attributes.insert_or_assign("activation", std::string(approximate ? "gelu_tanh" : "gelu"));
 }
 
@@ -229,7 +237,8 @@ void dense_matmul(Graph& graph) {
   apply("Reshape", "", flattened);
   apply("Add", "", bias);
   apply("Gelu", "", activation);
-  apply("Gelu", "com.microsoft", activation);
+  for (const std::string_view op_type : {"Gelu", "FastGelu", "BiasGelu"})
+    apply(op_type, "com.microsoft", activation);
   apply("Add", "", residual);
 }
 

@@ -27,8 +27,6 @@ struct Rule {
   std::string (*more)(const Node& node) = nullptr;
 };
 
-std::string nothing_more(const Node& /*node*/) { return ""; }
-
 template <void (*RULE)(Graph&)>
 void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
   RULE(graph);
@@ -46,7 +44,6 @@ constexpr Rule kRules[] = {
     {"split_qkv", of_graph<split_qkv>},
     {"packed_qkv", packed_qkv},
     {"gated_projection", gated_projection},
-    {"fast_gelu", of_graph<fast_gelu>, For::kSession, &kFastGelu, nothing_more},
     {"erf_gelu", of_graph<erf_gelu>, For::kSession},
     {"dynamic_product", of_graph<dynamic_product>, For::kSession},
     {"dense_matmul", of_graph<dense_matmul>, For::kSession},

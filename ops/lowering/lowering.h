@@ -16,7 +16,6 @@
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
-//   fast_gelu           FastGelu -> Gelu with the tanh approximation, where no projection took it
 //   erf_gelu            x / 2 (1 + Erf(x / sqrt 2)) -> Gelu
 //   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
@@ -97,8 +96,6 @@ void qk_norm(Graph& graph);
 void split_qkv(Graph& graph);
 void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
-extern const Contract kFastGelu;
-void fast_gelu(Graph& graph);
 void erf_gelu(Graph& graph);
 // A constant scale, or one for all, as a vector of `columns`; without a name if it is neither.
 Value columns_of(Graph& graph, const Value& scale, std::int64_t columns);

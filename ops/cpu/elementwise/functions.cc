@@ -10,6 +10,7 @@
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
+#include "ops/cpu/rows.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
@@ -87,37 +88,47 @@ class Swish final : public Step {
   float alpha_;
 };
 
-// gelu(x + bias), with a bias for each element of x's last axis.
+// gelu(x + bias), with a bias for each element of x's last axis; FastGelu's may be absent.
 class BiasGelu final : public Step {
  public:
-  BiasGelu(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
+  BiasGelu(const Node& node, const Context& context)
+      : context_(context),
+        name_(to_string(node)),
+        function_(node.op_type == "FastGelu" ? Function::kGeluTanh : Function::kGelu) {}
 
   std::optional<Slicing> slicing(const Node& node) const override {
     return slice_rows(node, {0}, 1);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    if (inputs[0].shape[-1] != inputs[1].shape[0])
-      fail("[", name_, "] expected a bias of ", inputs[0].shape[-1], " elements, got ",
-           inputs[1].shape[0]);
-    outputs[0] = inputs[0].shape;
+    const Shape& x = inputs[0].shape;
+    if (is_given(inputs, 1) && (x.rank() == 0 || x[-1] != inputs[1].shape[0]))
+      fail("[", name_, "] expected a bias of the width of ", to_string(x), ", got ",
+           inputs[1].shape[0], " elements");
+    outputs[0] = x;
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    const std::int64_t n = inputs[0].shape[-1];
-    const std::int64_t rows = n == 0 ? 0 : inputs[0].shape.elements() / n;
-    context_.pool->run_rows(rows, [&](std::int64_t row) {
-      float* y = outputs[0].as<float>() + row * n;
-      context_.kernels.add(inputs[0].as<const float>() + row * n, inputs[1].as<const float>(), y,
-                           n);
-      context_.kernels.apply(Function::kGelu, y, y, n);
+    const auto* x = inputs[0].as<const float>();
+    auto* y = outputs[0].as<float>();
+    if (!is_given(inputs, 1)) {
+      return in_parallel(*context_.pool, inputs[0].shape.elements(), [&](auto begin, auto end) {
+        context_.kernels.apply(function_, x + begin, y + begin, end - begin);
+      });
+    }
+    const Rows rows(name_, inputs[0].shape, -1);
+    context_.pool->run_rows(rows.count, [&](std::int64_t row) {
+      float* sum = y + row * rows.size;
+      context_.kernels.add(x + row * rows.size, inputs[1].as<const float>(), sum, rows.size);
+      context_.kernels.apply(function_, sum, sum, rows.size);
     });
   }
 
  private:
   Context context_;
   std::string name_;
+  Function function_;
 };
 
 // Both limits are optional; NaN stays NaN.
@@ -173,6 +184,8 @@ constexpr AttributeRule kGelu[] = {text("approximate", "none|tanh")};
 
 constexpr Port kBiasGelu[] = {{.name = "A", .types = kFloat, .shape = "[..,N]"},
                               {.name = "B", .types = kFloat, .shape = "[N]"}};
+constexpr Port kFastGelu[] = {{.name = "X", .types = kFloat},
+                              optional({.name = "bias", .types = kFloat, .shape = "[N]"})};
 constexpr Port kClip[] = {{.name = "input", .types = kNumbers, .type_letter = 'T'},
                           {.name = "min",
                            .types = kNumbers,
@@ -193,6 +206,7 @@ constexpr Operator kOperators[] = {
     {{"", "Cos", 7, 22, kX, kY}, make_apply<Function::kCos>},
     {{"", "Erf", 9, 13, kX, kY}, make_apply<Function::kErf>},
     {{"", "Exp", 6, 13, kX, kY}, make_apply<Function::kExp>},
+    {{"com.microsoft", "FastGelu", 1, 1, kFastGelu, kY}, make<BiasGelu>},
     {{"", "Gelu", 20, 20, kX, kY, kGelu}, make_gelu},
     {{"com.microsoft", "Gelu", 1, 1, kX, kY}, make_apply<Function::kGelu>},
     {{"", "Log", 6, 13, kX, kY}, make_apply<Function::kLog>},

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Windows that do not overlap, as encoders of images cut them. The patch embedding is a convolution
-// whose stride is its kernel, so it is a matrix product of the patches. AveragePool is the other
-// operator.
+// whose stride is its kernel, so it is a matrix product of the patches.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -22,8 +21,7 @@ struct Window {
   std::int64_t rows(const Shape& images) const { return images[2] / height; }
   std::int64_t columns(const Shape& images) const { return images[3] / width; }
 
-  // Throws Unsupported if no window fits in: ONNX Runtime's AveragePool then cuts the window, and
-  // its Conv fails.
+  // Throws Unsupported if no window fits in: ONNX Runtime's Conv fails.
   void expect_one(const std::string& name, const Shape& images) const {
     if (images[2] >= height && images[3] >= width) return;
     unsupported("[", name, "] expected images of at least one window of ", height, " x ", width,
@@ -142,69 +140,15 @@ class PatchConv final : public Step {
   std::int64_t m_ = 0;
 };
 
-class AveragePool final : public Step {
- public:
-  AveragePool(const Node& node, const Context& context)
-      : context_(context),
-        name_(to_string(node)),
-        window_(window_of(node, node.integers("kernel_shape"))) {}
-
-  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& images = inputs[0].shape;
-    window_.expect_one(name_, images);
-    outputs[0] = Shape{images[0], images[1], window_.rows(images), window_.columns(images)};
-  }
-
-  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
-           std::span<std::byte> /*scratch*/) const override {
-    const Shape& images = inputs[0].shape;
-    const std::int64_t rows = window_.rows(images);
-    context_.pool->run(images[0] * images[1] * rows, [&](std::int64_t row) {
-      const std::int64_t plane = row / rows;
-      const float* from = inputs[0].as<const float>() +
-                          (plane * images[2] + row % rows * window_.height) * images[3];
-      const std::int64_t columns = window_.columns(images);
-      average(from, images[3], columns, outputs[0].as<float>() + row * columns);
-    });
-  }
-
- private:
-  // Averages `columns` windows side by side in an image that is `width` wide.
-  void average(const float* from, std::int64_t width, std::int64_t columns, float* y) const {
-    const double scale = 1.0 / static_cast<double>(window_.height * window_.width);
-    for (std::int64_t column = 0; column < columns; ++column, from += window_.width) {
-      double sum = 0;  // double, because a window may have any size
-      for (std::int64_t i = 0; i < window_.height; ++i) {
-        for (std::int64_t j = 0; j < window_.width; ++j) sum += from[i * width + j];
-      }
-      y[column] = static_cast<float>(sum * scale);
-    }
-  }
-
-  Context context_;
-  std::string name_;
-  Window window_;
-};
-
 constexpr Port kConv[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
                           {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},
                           optional({.name = "B", .types = kFloat, .shape = "[M]"})};
-constexpr Port kPool[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
 constexpr AttributeRule kConvAttributes[] = {
     text("auto_pad", "NOTSET|VALID"), integers("dilations", 1, 1), only("group", 1),
     integers("kernel_shape", 1),      integers("pads", 0, 0),      integers("strides", 1)};
-constexpr AttributeRule kPoolAttributes[] = {text("auto_pad", "NOTSET|VALID"),
-                                             only("ceil_mode", 0),
-                                             flag("count_include_pad"),
-                                             integers("dilations", 1, 1),
-                                             integers("kernel_shape", 1),
-                                             integers("pads", 0, 0),
-                                             integers("strides", 1)};
-
 constexpr Operator kOperators[] = {
     {{"", "Conv", 1, 22, kConv, kY, kConvAttributes}, make<PatchConv>},
-    {{"", "AveragePool", 7, 22, kPool, kY, kPoolAttributes}, make<AveragePool>},
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
+#include "ops/cpu/rows.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
@@ -33,13 +34,9 @@ class CumSum final : public Step {
     if (inputs[1].shape.elements() != 1)
       fail("[", name_, "] expected one axis, got ", inputs[1].shape.elements());
     const std::int64_t axis = wrap(name_, integer_at(inputs[1], 0), shape.rank());
-    std::int64_t before = 1;
-    std::int64_t after = 1;
-    for (std::int64_t i = 0; i < axis; ++i) before *= shape[static_cast<int>(i)];
-    for (std::int64_t i = axis + 1; i < shape.rank(); ++i) after *= shape[static_cast<int>(i)];
     with_number(inputs[0].type, [&]<typename T> {
-      add_up(inputs[0].as<const T>(), outputs[0].as<T>(), before, shape[static_cast<int>(axis)],
-             after);
+      add_up(inputs[0].as<const T>(), outputs[0].as<T>(), elements_of(shape, 0, axis),
+             shape[static_cast<int>(axis)], elements_of(shape, axis + 1, shape.rank()));
     });
   }
 

@@ -2,12 +2,12 @@
 // Sums, means and extremes over axes, and ArgMax. Graphs use them for the number of a mask's
 // tokens, the norm of an embedding, and the place of a text's last token.
 #include <algorithm>
-#include <limits>
 #include <type_traits>
 
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
+#include "ops/cpu/reductions/totals.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
@@ -26,89 +26,6 @@ Shape reduced_shape(const Shape& shape, const AxisSet& axes, bool keep) {
   return reduced;
 }
 
-// The type of a running sum. It is double for floats. The sum of n is off by at most n 2^-53 of the
-// sum of their magnitudes, and by the rounding to float, so even a sum of 2^29 is right to one ulp.
-// For integers it holds the sum of as many as fit in memory.
-__extension__ typedef __int128 LongInteger;
-template <typename T>
-using WideInteger = std::conditional_t<sizeof(T) < 8, std::int64_t, LongInteger>;
-template <typename T>
-using WideSum = std::conditional_t<std::is_integral_v<T>, WideInteger<T>, double>;
-
-// How a reduction starts, how it adds an element, and what it makes of the total of `count`
-// elements.
-struct Sum {
-  template <typename T>
-  using Total = WideSum<T>;
-  template <typename T>
-  static Total<T> start() {
-    return 0;
-  }
-  template <typename T>
-  static Total<T> add(Total<T> sum, T x) {
-    return sum + static_cast<Total<T>>(x);
-  }
-  static void add_row(const Kernels& kernels, const float* x, std::int64_t n, double& sum) {
-    sum += kernels.sum(x, n);
-  }
-  // An integer that the type does not hold becomes the nearest that it does, as in ONNX Runtime.
-  template <typename T>
-  static T finish(Total<T> sum, std::int64_t /*count*/) {
-    if constexpr (std::is_integral_v<T>) {
-      constexpr Total<T> kLowest = std::numeric_limits<T>::lowest();
-      constexpr Total<T> kHighest = std::numeric_limits<T>::max();
-      return static_cast<T>(sum < kLowest ? kLowest : sum > kHighest ? kHighest : sum);
-    } else {
-      return static_cast<T>(sum);
-    }
-  }
-};
-// The mean of integers is rounded towards zero.
-struct Mean : Sum {
-  template <typename T>
-  static T finish(Total<T> sum, std::int64_t count) {
-    return static_cast<T>(sum / static_cast<Total<T>>(count));
-  }
-};
-// The result is NaN if any element is, as in IEEE 754's maximum; in ONNX Runtime only if the first
-// one is.
-struct Extreme {
-  template <typename T>
-  using Total = T;
-  template <typename T>
-  static T finish(T extreme, std::int64_t /*count*/) {
-    return extreme;
-  }
-};
-struct Largest : Extreme {
-  template <typename T>
-  static T start() {
-    return std::is_integral_v<T> ? std::numeric_limits<T>::lowest()
-                                 : -std::numeric_limits<T>::infinity();
-  }
-  template <typename T>
-  static T add(T largest, T x) {
-    return x > largest || is_nan(x) ? x : largest;
-  }
-  static void add_row(const Kernels& kernels, const float* x, std::int64_t n, float& largest) {
-    largest = add(largest, kernels.largest(x, n));
-  }
-};
-struct Smallest : Extreme {
-  template <typename T>
-  static T start() {
-    return std::is_integral_v<T> ? std::numeric_limits<T>::max()
-                                 : std::numeric_limits<T>::infinity();
-  }
-  template <typename T>
-  static T add(T smallest, T x) {
-    return x < smallest || is_nan(x) ? x : smallest;
-  }
-  static void add_row(const Kernels& kernels, const float* x, std::int64_t n, float& smallest) {
-    smallest = add(smallest, kernels.smallest(x, n));
-  }
-};
-
 template <typename Function>
 class Reduce final : public Step {
  public:
@@ -117,6 +34,7 @@ class Reduce final : public Step {
         name_(to_string(node)),
         keep_(node.integer("keepdims", 1) != 0),
         all_(node.integer("noop_with_empty_axes", 0) == 0),
+        first_(node.op_type.starts_with("Global") ? 2 : 0),
         axes_(node.integers("axes")) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -151,7 +69,7 @@ class Reduce final : public Step {
       return axes_in(name_, inputs[1], shape.rank());
     for (const std::int64_t axis : axes_) axes.add(wrap(name_, axis, shape.rank()));
     if (axes_.empty() && all_) {
-      for (int axis = 0; axis < shape.rank(); ++axis) axes.add(axis);
+      for (int axis = first_; axis < shape.rank(); ++axis) axes.add(axis);
     }
     return axes;
   }
@@ -207,6 +125,8 @@ class Reduce final : public Step {
   std::string name_;
   bool keep_;
   bool all_;
+  // The first of all axes: a global pool reduces those behind images and channels.
+  int first_;
   std::vector<std::int64_t> axes_;
 };
 
@@ -270,7 +190,12 @@ constexpr Port kSearched[] = {{.name = "data", .types = kNumbers}};
 constexpr Port kIndex[] = {{.name = "reduced", .types = kInt64}};
 constexpr AttributeRule kArgMax[] = {axis("axis"), flag("keepdims"), flag("select_last_index")};
 
+constexpr Port kImages[] = {{.name = "X", .types = kFloat, .shape = "[..,?,?,?]"}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+
 constexpr Operator kOperators[] = {
+    {{"", "GlobalAveragePool", 1, 22, kImages, kY}, make<Reduce<Mean>>},
+    {{"", "GlobalMaxPool", 1, 22, kImages, kY}, make<Reduce<Largest>>},
     {{"", "ReduceSum", 1, 13, kReduced, kResult, kReduce}, make<Reduce<Sum>>},
     {{"", "ReduceMean", 1, 18, kReduced, kResult, kReduce}, make<Reduce<Mean>>},
     {{"", "ReduceMax", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Largest>>},

@@ -131,6 +131,27 @@ def tile(b: Builder) -> None:
     b.node("Tile", [x, b.integers(repeats)], [(x.type, tuple(n * r for n, r in zip(x.shape, repeats, strict=True)))])
 
 
+def pad(b: Builder) -> None:
+    x = b.operand("Pad")
+    modes = ("constant", "constant", None, "reflect", "edge") + ("wrap",) * (b.opset >= 19)
+    mode = b.choices.pick(modes)
+    most = [4 if mode in ("constant", None, "edge") else max(size - 1, 0) for size in x.shape]
+    ends = [b.choices.pick((0, 0, 1, most[i % x.rank])) for i in range(2 * x.rank)] if x.rank else []
+    ends = [min(end, most[i % x.rank]) for i, end in enumerate(ends)]
+    if mode in ("constant", None) and b.choices.chance(20):
+        ends = [-1 if end == 1 and size > 1 else end for end, size in zip(ends, x.shape * 2, strict=True)]
+    sizes = (size + head + tail for size, head, tail in zip(x.shape, ends, ends[x.rank :], strict=False))
+    value = b.like(x.type, ()) if b.choices.chance(40) else ABSENT
+    axes = list(range(x.rank))
+    if b.opset >= 18 and b.choices.chance(30):
+        axes = axes[::-1]
+        ends = [*ends[: x.rank][::-1], *ends[x.rank :][::-1]]
+        given = [b.integers(ends), value, b.integers([wrapped(b.choices, axis, x.rank) for axis in axes])]
+    else:
+        given = [b.integers(ends), value]
+    b.node("Pad", [x, *given], [(x.type, tuple(sizes))], mode=mode)
+
+
 def trilu(b: Builder) -> None:
     x = b.operand("Trilu", least=2)
     diagonal = b.integers([b.choices.between(-9, 9)], shape=()) if b.choices.chance(70) else ABSENT
@@ -325,6 +346,7 @@ def constant_of_shape(b: Builder) -> None:
 
 OPERATORS: Operators = [
     (5, "Tile", 7, tile),
+    (6, "Pad", 13, pad),
     (5, "Trilu", 14, trilu),
     (5, "GatherElements", 11, gather_elements),
     (5, "ScatterND", 11, scatter_nd),

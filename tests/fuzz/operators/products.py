@@ -206,18 +206,6 @@ def convolution(b: Builder) -> None:
     b.node("Conv", inputs, [(FLOAT, (images, m, *space))], **attributes)
 
 
-def average_pool(b: Builder) -> None:
-    kernel = b.choices.pick((2, 1, 4, 3)), b.choices.pick((2, 1, 4, 5))
-    sizes = [k * b.choices.pick((1, 2, 4)) + b.choices.pick((0, 0, 1)) for k in kernel]
-    x = b.source(FLOAT, (b.choices.pick((1, 2)), b.choices.pick((1, 3, 16)), *sizes))
-    rare = b.choices.chance(12)
-    strides = kernel if not rare else (1, 1)
-    space = [max(0, (sizes[i] - kernel[i]) // strides[i] + 1) for i in range(2)]
-    include = b.choices.pick((None, 1, 0))
-    shape = (*x.shape[:2], *space)
-    b.node("AveragePool", [x], [(FLOAT, shape)], kernel_shape=kernel, strides=strides, count_include_pad=include)
-
-
 OPERATORS: Operators = [
     (18, "MatMul", 7, matmul),
     (16, "Gemm", 7, gemm),
@@ -227,5 +215,4 @@ OPERATORS: Operators = [
     (9, "QuantizeLinear", 10, quantize),
     (7, "DynamicQuantizeLinear, MatMulInteger", 11, dynamic_product),
     (9, "Conv", 7, convolution),
-    (7, "AveragePool", 7, average_pool),
 ]

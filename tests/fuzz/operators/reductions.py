@@ -10,6 +10,7 @@ from onnx import TensorProto
 from tests.fuzz import arrays
 from tests.fuzz.graphs.builder import ABSENT, Builder, Value, wrapped
 from tests.fuzz.operators import Operators
+from tests.fuzz.reference.pools import windows_of
 
 FLOAT = TensorProto.FLOAT
 MICROSOFT = "com.microsoft"
@@ -143,10 +144,43 @@ def average(b: Builder) -> None:
     b.node("Div", [total, count], [(x.type, total.shape)])
 
 
+def pool(b: Builder, op_type: str) -> None:
+    axes = b.choices.pick((2, 2, 2, 1, 3))
+    kernel = [b.choices.pick((2, 1, 3, 4)) for _ in range(axes)]
+    given: dict[str, Any] = {"kernel_shape": kernel}
+    if b.choices.chance(70):
+        given["strides"] = kernel if b.choices.chance(50) else [b.choices.pick((1, 2, 3)) for _ in kernel]
+    if b.choices.chance(15):
+        given["auto_pad"] = b.choices.pick(("VALID", "SAME_UPPER", "SAME_LOWER"))
+    elif b.choices.chance(50):
+        given["pads"] = [b.choices.below(size) for size in kernel * 2]
+    if b.opset >= (10 if op_type == "MaxPool" else 19) and b.choices.chance(30):
+        given["dilations"] = [b.choices.pick((1, 2)) for _ in kernel]
+    if b.opset >= 10:
+        given["ceil_mode"] = b.choices.pick((None, 0, 1))
+    if op_type == "AveragePool":
+        given["count_include_pad"] = b.choices.pick((None, 0, 1))
+    images = [size * b.choices.pick((2, 3, 4)) + b.choices.pick((0, 0, 1)) for size in kernel]
+    x = b.source(FLOAT, (b.choices.pick((1, 2)), b.choices.pick((1, 3, 16)), *images))
+    given = {name: value for name, value in given.items() if value is not None}
+    space = [max(0, window.count) for window in windows_of(images, given)]
+    outputs: list[tuple[int, tuple[int, ...]] | None] = [(FLOAT, (*x.shape[:2], *space))]
+    if op_type == "MaxPool" and b.opset >= 8 and b.choices.chance(5):
+        outputs.append((TensorProto.INT64, (*x.shape[:2], *space)))
+    b.node(op_type, [x], outputs, **given)
+
+
+def global_pool(b: Builder, op_type: str) -> None:
+    x = b.source(FLOAT, b.shape(3, 5))
+    b.node(op_type, [x], [(FLOAT, (*x.shape[:2], *(1 for _ in x.shape[2:])))])
+
+
 SKIP_NORMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 OPERATORS: Operators = [
     *((9, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceSum", "ReduceMean")),
     *((7, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceMax", "ReduceMin")),
+    *((7, op_type, 7, partial(pool, op_type=op_type)) for op_type in ("AveragePool", "MaxPool")),
+    *((2, op_type, 7, partial(global_pool, op_type=op_type)) for op_type in ("GlobalAveragePool", "GlobalMaxPool")),
     (8, "ArgMax", 7, arg_max),
     (8, "CumSum", 11, cum_sum),
     (10, "Softmax", 7, partial(softmax, op_type="Softmax")),

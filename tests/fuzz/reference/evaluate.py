@@ -96,9 +96,9 @@ class Node:
 @cache
 def references() -> Table:
     """The reference of each operator, by domain and name."""
-    from tests.fuzz.reference import attention, products, standard
+    from tests.fuzz.reference import attention, pools, products, standard
 
-    return {key: function for family in (standard, products, attention) for key, function in family.TABLE.items()}
+    return {key: function for family in (standard, pools, products, attention) for key, function in family.TABLE.items()}
 
 
 def evaluate(

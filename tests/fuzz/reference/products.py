@@ -352,17 +352,10 @@ def convolution(node: Node) -> Samples:
     return summed(node, [x, w, *([node.float(2)] if node.has(2) else [])], int(np.prod(w.shape[1:])) + 1)
 
 
-def average_pool(node: Node) -> Samples:
-    if node.attributes.get("ceil_mode", 0) or any(node.attributes.get("pads", [])):
-        raise Unknown
-    return summed(node, [node.float(0)], int(np.prod(node.attributes["kernel_shape"])) + 1)
-
-
 TABLE: Table = {
     ("", "MatMul"): matmul,
     ("", "Gemm"): gemm,
     ("", "Conv"): convolution,
-    ("", "AveragePool"): average_pool,
     ("", "DequantizeLinear"): dequantize,
     ("", "QuantizeLinear"): quantize,
     ("", "DynamicQuantizeLinear"): dynamic_quantize,

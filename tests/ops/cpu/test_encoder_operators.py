@@ -42,9 +42,62 @@ def test_patch_embedding_equals_reference(isa: str, biased: bool, window: tuple[
     check("Conv", [IMAGES, *weights], constants=constants, options={"cpu_isa": isa}, strides=list(window))
 
 
-@pytest.mark.parametrize("window", [[4, 4], [3, 5]])
-def test_average_pool_equals_reference(window: list[int]) -> None:
-    check("AveragePool", [IMAGES], kernel_shape=window, strides=window)
+@pytest.mark.parametrize("axis", [0, 1, -2])
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
+def test_softmax_over_other_axes_equals_reference(op_type: str, axis: int) -> None:
+    check(op_type, [RNG.standard_normal((5, 17, 37), dtype=np.float32) * 5], axis=axis)
+
+
+@pytest.mark.parametrize("op_type", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_norm_over_two_axes_equals_reference(op_type: str) -> None:
+    weights = [RNG.standard_normal((13, 12), dtype=np.float32)] * (2 if op_type == "LayerNormalization" else 1)
+    check(op_type, [IMAGES, *weights], axis=2)
+
+
+POOLS: list[dict[str, Any]] = [
+    {"kernel_shape": [4, 4], "strides": [4, 4]},
+    {"kernel_shape": [3, 5]},
+    {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+    {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [0, 1, 2, 0], "ceil_mode": 1},
+    {"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 2, 0, 1]},
+    {"kernel_shape": [4, 3], "strides": [3, 2], "auto_pad": "SAME_UPPER"},
+    {"kernel_shape": [4, 2], "strides": [3, 1], "auto_pad": "SAME_LOWER"},
+]
+
+
+@pytest.mark.parametrize("attributes", POOLS, ids=range(len(POOLS)))
+@pytest.mark.parametrize("counts_pads", [None, 0, 1])
+def test_pool_equals_reference(attributes: dict[str, Any], counts_pads: int | None) -> None:
+    if counts_pads is None:
+        check("MaxPool", [IMAGES], **attributes)
+    else:
+        check("AveragePool", [IMAGES], **attributes, count_include_pad=counts_pads)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_pool_of_other_axes_equals_reference(axes: int) -> None:
+    x = RNG.standard_normal((2, 3, 9, 8, 300)[: 1 + axes] + (300,), dtype=np.float32)
+    check("MaxPool", [x], kernel_shape=[3] * axes, strides=[1] * axes, pads=[1] * 2 * axes)
+    check("AveragePool", [x], kernel_shape=[2] * axes, strides=[2] * axes)
+
+
+@pytest.mark.parametrize("op_type", ["GlobalAveragePool", "GlobalMaxPool"])
+def test_global_pool_equals_reference(op_type: str) -> None:
+    check(op_type, [IMAGES])
+
+
+PADS = np.array([1, 0, 2, 3, 0, 1, 4, 0])
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_pad_equals_reference(mode: str) -> None:
+    x = IMAGES if mode != "reflect" else IMAGES[:, :, :, :6].copy()
+    check("Pad", [x, PADS if mode != "reflect" else np.minimum(PADS, 1)], mode=mode)
+    check("Pad", [IMAGES, np.array([2, 1, 0, 3]), None, np.array([-1, 2])], mode=mode)
+
+
+def test_pad_of_negative_sizes_cuts() -> None:
+    check("Pad", [IMAGES, np.array([0, 0, -2, 1, 0, 0, 3, -4]), np.array(7, np.float32)])
 
 
 KERNEL = np.zeros((8, 3, 4, 4), np.float32)
@@ -82,14 +135,13 @@ WINDOWS = "expected windows of two axes side by side"
             {"strides": [4, 4]},
             r"input 1 \(W\): expected shape \[8,2,\?,\?\], got \[8,3,4,4\]",
         ),
-        ("AveragePool", [IMAGES], {"kernel_shape": [4, 4], "strides": [2, 2]}, WINDOWS),
-        (
-            "AveragePool",
-            [IMAGES],
-            {"kernel_shape": [4, 4], "strides": [4, 4], "ceil_mode": 1},
-            "attribute 'ceil_mode': expected 0, got 1",
-        ),
-        ("LayerNormalization", [IMAGES, KERNEL[0, 0, 0]], {"axis": 2}, "expected a norm over the last axis"),
+        ("AveragePool", [IMAGES], {"kernel_shape": [4, 4], "pads": [4, 0, 0, 0]}, "expected pads smaller than the window"),
+        ("MaxPool", [IMAGES], {"kernel_shape": [4]}, r"expected images of 1 axes after two others, got \[2,3,13,12\]"),
+        ("MaxPool", [IMAGES], {"kernel_shape": [14, 2]}, "expected images of at least one window of 14, got 13"),
+        ("Pad", [IMAGES, PADS * 2], {"mode": "reflect"}, "expected pads of 0 to 1 in mode reflect, got 2 and 0"),
+        ("Pad", [IMAGES, PADS[:6].copy()], {}, "expected 8 pads, got 6"),
+        ("Pad", [IMAGES, PADS - 14], {}, "expected pads that leave 2 elements or take some, got -13 and -14"),
+        ("LayerNormalization", [IMAGES, KERNEL[0, 0, 0]], {"axis": 2}, r"expected a weight of shape \[13,12\], got \[4\]"),
         ("LayerNormalization", [IMAGES, KERNEL[0, 0, 0]], {}, r"expected a weight of shape \[12\], got \[4\]"),
         ("Gelu", [IMAGES], {"approximate": "quick"}, "expected one of none.tanh, got 'quick'"),
     ],

@@ -80,6 +80,8 @@ def test_cast_like_has_type_of_second_input() -> None:
         ("QuickGelu", "com.microsoft", [X * 4], {}),
         ("QuickGelu", "com.microsoft", [X * 4], {"alpha": 0.5}),
         ("BiasGelu", "com.microsoft", [X * 4, WEIGHT], {}),
+        ("FastGelu", "com.microsoft", [X * 4, WEIGHT], {}),
+        ("FastGelu", "com.microsoft", [X * 4], {}),
         ("LogSoftmax", "", [X * 4], {}),
     ],
 )

@@ -152,7 +152,7 @@ def test_projections_of_other_widths_do_not_become_one(ep_devices: list[Any], tm
         session(ep_devices, model, tmp_path).run(None, prompt(64))
 
 
-# --- Feed-forward: gated_projection, fast_gelu ------------------------------------------------------------------------
+# --- Feed-forward: gated_projection ------------------------------------------------------------------------
 
 GATED = """
 gated (float[1, S, 96] x) => (float[1, S, 40] y) {{
@@ -368,13 +368,6 @@ IDS = {"ids": np.array([3, 0, 3])}
 X = {"x": activations(3, 64)}
 QUERY = {"query": activations(1, 3, 128), "lengths": np.array([2], np.int32), "total": np.array([3], np.int32)}
 REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
-    "fast_gelu": (
-        testing.parse(
-            "g (float[S, 4] x) => (float[S, 4] y) { y = com.microsoft.FastGelu (x, b) }", b=np.ones(4, np.float32)
-        ),
-        {"x": activations(3, 4)},
-        "Gelu, which it becomes, has no bias",
-    ),
     "q4nx_gather: scales of any shape": (
         testing.parse(
             """

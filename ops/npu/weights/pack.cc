@@ -46,24 +46,24 @@ void write_rows(const transformer::Q4NXWeight& weight, PackedWriter& writer) {
 }
 
 // A bias is packed as the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
-void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& layer,
-               PackedWriter& writer) {
-  if (!shape.attention().qkv_bias) {
-    write_rows(layer.qkv, writer);
+// `columns`: those of the weight, or one more. A null bias is zeros.
+void write_biased(const transformer::Q4NXWeight& weight, const float* bias, std::int64_t columns,
+                  PackedWriter& writer) {
+  if (columns == weight.columns) {
+    write_rows(weight, writer);
     return;
   }
-  const std::size_t given = wide_row_bytes(layer.qkv);
-  const std::int64_t group = shape.hidden / q4nx::kGroup;
+  const std::size_t given = wide_row_bytes(weight);
+  const std::int64_t group = weight.columns / q4nx::kGroup;
   const auto minima =
       static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
-  for (std::int64_t i = 0; i < layer.qkv.row_blocks(); ++i) {
+  for (std::int64_t i = 0; i < weight.row_blocks(); ++i) {
     const std::span<std::byte> wide =
-        writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(shape.qkv_columns())));
-    write_wide_row(layer.qkv, i, wide.first(given));
+        writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(columns)));
+    write_wide_row(weight, i, wide.first(given));
     std::ranges::fill(wide.subspan(given), std::byte{0});
-    if (layer.qkv_bias == nullptr) continue;
-    const float* bias = layer.qkv_bias + i * q4nx::kBlockRows;
-    PackedWriter(wide.subspan(minima)).bfloat16(bias, q4nx::kBlockRows);
+    if (bias == nullptr) continue;
+    PackedWriter(wide.subspan(minima)).bfloat16(bias + i * q4nx::kBlockRows, q4nx::kBlockRows);
   }
 }
 
@@ -84,8 +84,8 @@ void write_gate_up(const DecoderShape& shape, const transformer::Q4NXWeight& wei
 void write_weights(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                    PackedWriter writer) {
   for (const transformer::LayerConstants& layer : constants.layers) {
-    write_qkv(shape, layer, writer);
-    write_rows(layer.output, writer);
+    write_biased(layer.qkv, layer.qkv_bias, shape.qkv_columns(), writer);
+    write_biased(layer.output, layer.output_bias, shape.output_columns(), writer);
     write_gate_up(shape, layer.gate_up, writer);
     write_rows(layer.down, writer);
   }

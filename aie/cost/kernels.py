@@ -47,10 +47,12 @@ def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int
         known = gemm_parameters(chip.limits.name)
         cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known["call"]
     elif kernel in _FLOW_QKV:
-        rows, keys, d = (size // _SIDE for size in integers)
+        rows, keys, d = (size // _SIDE for size in integers[:3])
         of_block = _FLOW_QKV[kernel]
         blocks = rows // 2 * of_block(values, 2, keys, d) + rows % 2 * of_block(values, 1, keys, d)
         cycles = blocks + gemm_parameters(chip.limits.name)["call"]
+        if any(integers[3:]):  # a soft cap
+            cycles += rows * keys * values["softcap_tile"]
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(chip, values, kernel, integers)
     elif kernel in _VECTORS:
@@ -98,8 +100,13 @@ def _flow_kv_cycles(chip: Chip, values: Values, kernel: str, integers: list[int]
     """Cycles of the products, and of the softmax where there are scores."""
     rate = chip.limits.macs_per_cycle["bf16"]
     if kernel == "flow_kv_split":  # a Q4NX block's bytes of keys and values: 1280 products a row for each
-        *_, rows, d = integers
-        return rows * (2 * 1280 / rate + values["softmax_score"] * 1280 / d)
-    rows, keys, _ = integers
-    softmax = values["softmax_score"] * rows * keys if kernel == "flow_kv_scores" else 0.0
-    return math.prod(integers) / rate + softmax
+        _, _, rows, d, cap = integers
+        return rows * (2 * 1280 / rate + _score(values, cap) * 1280 / d)
+    rows, keys, d, *cap = integers
+    softmax = _score(values, *cap) * rows * keys if kernel == "flow_kv_scores" else 0.0
+    return rows * keys * d / rate + softmax
+
+
+def _score(values: Values, cap: int) -> float:
+    """Cycles of a score's softmax; `cap`: bits of its soft cap, 0: none."""
+    return values["softmax_score"] + (values["softcap_tile"] / _SIDE**2 if cap else 0)

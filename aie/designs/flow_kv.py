@@ -27,6 +27,7 @@ from flownpu.aie.designs.common import (
     PARAMETERS,
     RunTimeParameters,
     Window,
+    bits,
     ceil_div,
     device,
     kernel,
@@ -57,6 +58,7 @@ class FlowKV:
         d: head size, a multiple of 8.
         keys: positions of a chunk, a multiple of 8. The default is 16 to 64, so that a chunk has at most 16 KB (with
             d <= 512), and two fit L1 with the rest.
+        softcap: c of c tanh(score / c), by which scores are bounded; 0: none.
     """
 
     target: str
@@ -64,6 +66,7 @@ class FlowKV:
     kv_heads: int
     d: int
     keys: int = 0
+    softcap: float = 0
 
     def __post_init__(self) -> None:
         if self.keys == 0:
@@ -179,7 +182,7 @@ class FlowKV:
             queries.append(ObjectFifo(tensor(pairs * line), name=f"q_{place}"))
             offsets, memory = [pair * line for pair in range(pairs)], Tile(self.columns + place, 1)
             query_parts += queries[-1].cons().split(offsets, memory, obj_types=[tensor(line)] * pairs)
-        columns = Pairs(self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns)
+        columns = Pairs(self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns, self.softcap)
         return queries, *columns.columns_of(query_parts, parameters.buffers, parameters)
 
 
@@ -194,6 +197,7 @@ class Pairs:
         pairs: pairs of a column, one or two.
         columns: the array's columns that hold pairs.
         turns: KV heads of a pair.
+        softcap: c of c tanh(score / c), by which scores are bounded; 0: none.
     """
 
     heads: int
@@ -202,6 +206,7 @@ class Pairs:
     pairs: int
     columns: Sequence[int]
     turns: int = 1
+    softcap: float = 0
 
     def columns_of(
         self, queries: Sequence[ObjectFifo], words: Sequence[Buffer], parameters: RunTimeParameters
@@ -240,14 +245,14 @@ class Pairs:
     ) -> list[Worker]:  # fmt: skip
         """The two tiles of a pair."""
         q_end, k_end, v_end, o_end = ends
-        heads, keys, d, turns = self.heads, self.keys, self.d, self.turns
+        heads, keys, d, turns, cap = self.heads, self.keys, self.d, self.turns, bits(self.softcap)
         rows = ceil_div(heads, 4) * 4  # the kernels compute on multiples of 4
         line, chunk, rtp = tensor(heads * d), tensor(keys * d), tensor(PARAMETERS, I32)
         q_tile, state, y = tensor(rows * d), tensor(2 * rows + 16, F32), tensor(rows * d + rows, F32)
         shared, scratch = tensor(rows * keys + 4 * rows), tensor(4 * keys, F32)
         handoff = ObjectFifo(shared, name=f"handoff_{number}")
         start = kernel("flow_kv", "flow_kv_start", line, rtp, q_tile, state, I32, I32, I32)
-        scores = kernel("flow_kv", "flow_kv_scores", q_tile, chunk, rtp, state, shared, scratch, I32, I32, I32)
+        scores = kernel("flow_kv", "flow_kv_scores", q_tile, chunk, rtp, state, shared, scratch, *[I32] * 4)
         start_values = kernel("flow_kv", "flow_kv_start_values", y, I32, I32)
         values = kernel("flow_kv", "flow_kv_values", shared, chunk, y, I32, I32, I32)
         finish = kernel("flow_kv", "flow_kv_finish", y, line, I32, I32, I32)
@@ -263,7 +268,7 @@ class Pairs:
                 start(q.acquire(1), rtp, tile, state, heads, rows, d)
                 q.release(1)
                 for _ in range_(chunks):
-                    scores(tile, k.acquire(1), rtp, state, out.acquire(1), scratch, rows, keys, d)
+                    scores(tile, k.acquire(1), rtp, state, out.acquire(1), scratch, rows, keys, d, cap)
                     k.release(1)
                     out.release(1)
 

@@ -37,6 +37,7 @@ from flownpu.aie.designs.common import (
     TILES,
     RunTimeParameters,
     Window,
+    bits,
     ceil_div,
     device,
     kernel,
@@ -93,6 +94,7 @@ class FlowQKV:
         rows: rows of a tile: tokens x query heads of a group. The default is as many as L1 holds, up to 64, in
             multiples of 16 (the kernels take two sub-tiles of 8 at a time) unless those do not fit.
         keys: positions of a chunk; the default is the power of two nearest to 2048 / d, from 8 to 32.
+        softcap: c of c tanh(score / c), by which scores are bounded; 0: none.
     """
 
     target: str
@@ -101,6 +103,7 @@ class FlowQKV:
     d: int
     rows: int = 0
     keys: int = 0
+    softcap: float = 0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.d % 8:
@@ -167,11 +170,13 @@ class FlowQKV:
         causal: bool = True,
         scale: float | None = None,
         total: int | None = None,
+        o_line: int = 0,
     ) -> Program:
         """Host buffers q [tokens, H, d] (padded), kv [capacity, G, 2, d], o as q, bf16; the first token is at `past`.
 
         `window`: keys that a token sees, its own included; None: all. `scale`: of the scores; None: 1 / sqrt(d).
-        `total`: keys in the cache; None: past + tokens. With a causal mask there may not be fewer.
+        `total`: keys in the cache; None: past + tokens. With a causal mask there may not be fewer. `o_line`: elements
+        from one token's outputs to the next's, where they are more than H d.
 
         Raises:
             ValueError: the total is less than it may be or more than the capacity, or the capacity is no multiple of a
@@ -185,7 +190,7 @@ class FlowQKV:
             )
         cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         line, rows = self.heads * self.d, self.padded(tokens)
-        return self._program(tokens, past, total, cache, rows, line, line, window=window, causal=causal, scale=scale)
+        return self._program(tokens, past, total, cache, rows, line, o_line or line, window=window, causal=causal, scale=scale)
 
     def packed_program(
         self, tokens: int, rows: int, *, line: int = 0, o_line: int = 0, scale: float | None = None
@@ -299,7 +304,7 @@ class FlowQKV:
     def _worker(
         self, column: int, row: int, ends: tuple[ObjectFifoHandle, ...], parameters: RunTimeParameters
     ) -> Worker:
-        rows, keys, d, parts = self.rows, self.keys, self.d, self.output_parts
+        rows, keys, d, parts, cap = self.rows, self.keys, self.d, self.output_parts, bits(self.softcap)
         columns = d // parts
         q_kind, chunk, rtp = tensor(rows * d), tensor(keys * d), tensor(PARAMETERS, I32)
         kinds = {
@@ -313,7 +318,7 @@ class FlowQKV:
         sizes = I32, I32, I32
         kernels = [
             kernel("flow_qkv", "flow_qkv_start", rtp, state, y, I32, I32),
-            kernel("flow_qkv", "flow_qkv_scores", q_kind, chunk, rtp, state, correction, f, scratch, *sizes),
+            kernel("flow_qkv", "flow_qkv_scores", q_kind, chunk, rtp, state, correction, f, scratch, *sizes, I32),
             kernel("flow_qkv", "flow_qkv_values", f, chunk, correction, y, *sizes),
             kernel("flow_qkv", "flow_qkv_finish", state, y, tensor(rows * columns), I32, *sizes),
         ]
@@ -329,7 +334,7 @@ class FlowQKV:
             start(rtp, state, y, rows, d)
             held = q.acquire(1)
             for _ in range_(chunks):
-                scores(held, kv.acquire(1), rtp, state, correction, f, scratch, rows, keys, d)
+                scores(held, kv.acquire(1), rtp, state, correction, f, scratch, rows, keys, d, cap)
                 kv.release(1)
                 values(f, kv.acquire(1), correction, y, rows, keys, d)
                 kv.release(1)

@@ -61,11 +61,11 @@ void flow_kv_start(const bfloat16* __restrict q, const std::int32_t* __restrict 
 void flow_kv_scores(const bfloat16* __restrict q_tile, const bfloat16* __restrict k,
                     const std::int32_t* __restrict rtp, float* __restrict state,
                     bfloat16* __restrict handoff, float* __restrict scores, std::int32_t rows,
-                    std::int32_t keys, std::int32_t d) {
+                    std::int32_t keys, std::int32_t d, std::int32_t cap) {
   using namespace flownpu;
   event0();
   set_conversion_modes();
-  const at::Parameters parameters(rtp);
+  const at::Parameters parameters(rtp, cap);
   const std::int32_t key = at::load_position(state);
   const bool masked = !at::sees_all(key, keys, parameters);
   auto* correction = reinterpret_cast<float*>(handoff + rows * keys);

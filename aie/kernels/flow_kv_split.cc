@@ -160,11 +160,12 @@ void flow_kv_split_start(const std::int32_t* __restrict rtp, float* __restrict s
 
 void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
                    const std::int32_t* __restrict rtp, float* __restrict share, std::int32_t turn,
-                   std::int32_t heads, std::int32_t rows, std::int32_t d) {
+                   std::int32_t heads, std::int32_t rows, std::int32_t d, std::int32_t cap) {
   using namespace flownpu;
   event0();
   set_conversion_modes();
   const Parameters parameters(rtp);
+  const at::SoftCap cap_of_scores(cap, parameters.scale);
   const std::int32_t key = at::load_position(share);
   const auto* keys_and_values = reinterpret_cast<const bfloat16*>(block);
   const std::int32_t kv_head = parameters.head + turn * heads;
@@ -182,7 +183,11 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
     for (std::int32_t head = 0; head < heads; ++head) {
       scores(places(head), q, head * rows, rows, d, t);
     }
-    const auto factor = broadcast_parts<kMostRows>(parameters.scale);
+    if (cap_of_scores.given) {
+      for (unsigned j = 0; j < kKeys; ++j) t[j] = cap_of_scores.of_products(t[j]);
+    }
+    const auto factor = broadcast_parts<kMostRows>(cap_of_scores.given ? cap_of_scores.outside
+                                                                       : parameters.scale);
     for (unsigned j = 0; j < kKeys; ++j) t[j] = multiply(split(t[j]), factor).to_vector<float>();
     bool seen[kKeys];
     auto limited = aie::broadcast<float, kMostRows>(-1e6F);

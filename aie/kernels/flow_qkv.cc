@@ -92,11 +92,11 @@ void flow_qkv_start(const std::int32_t* __restrict rtp, float* __restrict state,
 void flow_qkv_scores(const bfloat16* __restrict q, const bfloat16* __restrict k,
                      const std::int32_t* __restrict rtp, float* __restrict state,
                      float* __restrict correction, bfloat16* __restrict f, float* __restrict scores,
-                     std::int32_t rows, std::int32_t keys, std::int32_t d) {
+                     std::int32_t rows, std::int32_t keys, std::int32_t d, std::int32_t cap) {
   using namespace flownpu;
   event0();
   set_conversion_modes();
-  const at::Parameters parameters(rtp);
+  const at::Parameters parameters(rtp, cap);
   const std::int32_t key = at::load_position(state);
   const bool masked = !at::sees_all(key, keys, parameters);
   for_rows(rows, [&](unsigned row, auto sub_tiles) {

@@ -30,7 +30,7 @@ void flow_qkv_start(const std::int32_t* rtp, float* state, float* y, std::int32_
                     std::int32_t d);
 void flow_qkv_scores(const bfloat16* q, const bfloat16* k, const std::int32_t* rtp, float* state,
                      float* correction, bfloat16* f, float* scores, std::int32_t rows,
-                     std::int32_t keys, std::int32_t d);
+                     std::int32_t keys, std::int32_t d, std::int32_t cap);
 void flow_qkv_values(const bfloat16* f, const bfloat16* v, const float* correction, float* y,
                      std::int32_t rows, std::int32_t keys, std::int32_t d);
 void flow_qkv_finish(const float* state, const float* y, bfloat16* o, std::int32_t part,
@@ -40,7 +40,7 @@ void flow_kv_start(const bfloat16* q, const std::int32_t* rtp, bfloat16* q_tile,
                    std::int32_t heads, std::int32_t rows, std::int32_t d);
 void flow_kv_scores(const bfloat16* q_tile, const bfloat16* k, const std::int32_t* rtp,
                     float* state, bfloat16* handoff, float* scores, std::int32_t rows,
-                    std::int32_t keys, std::int32_t d);
+                    std::int32_t keys, std::int32_t d, std::int32_t cap);
 void flow_kv_start_values(float* y, std::int32_t rows, std::int32_t d);
 void flow_kv_values(const bfloat16* handoff, const bfloat16* v, float* y, std::int32_t rows,
                     std::int32_t keys, std::int32_t d);
@@ -50,7 +50,7 @@ void flow_kv_finish(const float* y, bfloat16* o, std::int32_t heads, std::int32_
 void flow_kv_split_start(const std::int32_t* rtp, float* share, std::int32_t rows, std::int32_t d);
 void flow_kv_split(const std::uint8_t* block, const bfloat16* x, const std::int32_t* rtp,
                    float* share, std::int32_t turn, std::int32_t heads, std::int32_t rows,
-                   std::int32_t d);
+                   std::int32_t d, std::int32_t cap);
 void flow_kv_split_meet(const float* part, float* share, std::int32_t index, std::int32_t other,
                         std::int32_t d);
 void flow_kv_split_give(const float* share, float* part, std::int32_t index);

@@ -120,6 +120,8 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
             call, f"layer {first}" if end == first + 1 else f"layers {first}-{end - 1}",
             buffers.weights(first), buffers.norm(first), "rotary", cache, "state", *[cache] * twice, *["logits"] * head,
         )  # fmt: skip
+    if shape.output_bias:
+        writer.fill("state", design.state_size, design.one)
     if not with_head:
         update, hidden = (View("state", design.regions[name].offset * BF16_BYTES) for name in ("update", "hidden"))
         TokenSteps(decoder, "npu2", context, writer).head(update, hidden)
@@ -137,6 +139,7 @@ def _call(
     """The layers first .. end - 1; with a vocabulary the LM head, too."""
     shape = decoder.shape
     norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-bias" * shape.qkv_bias
+    norms += "-output" * shape.output_bias
     windows = decoder.windows[first:end]
     return moving_call(
         "decode_layer",

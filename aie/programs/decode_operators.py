@@ -7,8 +7,8 @@
     residual                      with post-norms rms_norm_add, then rms_norm; without, add_rms_norm
 
 Buffers are those of prefill.py, with one row. Those that fused_dqp reads, x, context and activated, are as long as the
-longest of them. Beyond its own length each holds what other steps left, which must be finite; with a bias of QKV x has
-its 1 there.
+longest of them. Beyond its own length each holds what other steps left, which must be finite; where their projections
+have a bias, x and context have its 1 there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TokenSteps:
         self._buffers, self._writer = DecoderBuffers(decoder, context), writer
         self._calls: dict[tuple[str, str], ArtifactCall] = {}
         self._where = ""
-        self._buffers.fill_x(writer)
+        self._buffers.fill_ones(writer)
 
     def layer(self, layer: int) -> None:
         """One layer: reads `hidden` (layer 0), or the layer before's `residual` and `update`; leaves these two."""
@@ -139,7 +139,7 @@ class TokenSteps:
         call = self._moving("norm_rope", "-qk" * shape.qk_norm, f"table{table}", turn)
         self._step(call, "qkv", "rotary", *norms, "q", cache)
 
-        flow = FlowKV(self._target, shape.heads, shape.kv_heads, shape.d)
+        flow = FlowKV(self._target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap)
 
         def attend(position: int) -> DesignProgram:
             return flow.program(position + 1, self._context, window=window or None, scale=decoder.attention.scale)

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from flownpu.aie.designs.bias import bias_column
-from flownpu.aie.designs.common import BLOCK_ROWS, ceil_div
+from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, ceil_div
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
@@ -72,6 +72,8 @@ class DecoderShape:
             post_norms=layer.post_norms,
             qk_norm=attention.qk_norm == "each head",
             qkv_bias=attention.qkv_bias,
+            output_bias=attention.output_bias,
+            softcap=attention.softcap,
         )
 
     @cached_property
@@ -102,8 +104,9 @@ class DecoderShape:
 
     @property
     def name(self) -> str:
-        """The part of arrays' names that identifies their heads."""
-        return f"h{self.shape.heads}-g{self.shape.kv_heads}-d{self.shape.d}"
+        """The part of arrays' names that identifies their heads and their soft cap."""
+        shape = self.shape
+        return f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}" + f"-cap{shape.softcap:g}" * bool(shape.softcap)
 
 
 @dataclass(frozen=True)
@@ -124,13 +127,25 @@ class DecoderBuffers:
             Buffer("cache", Role.CACHE, layers * self.layout.layer),
         ]
 
-    def fill_x(self, writer: ProgramWriter) -> None:
-        """With a bias of QKV, have the buffer x filled with a 1 in the bias's column of each line (designs/bias.py).
+    @property
+    def context_line(self) -> int:
+        """Elements from one token's output of attention to the next's: with a bias, the output projection's K, padded.
 
-        The programs of a token and of chunks share the buffer x.
+        A GEMM reads no farther, so that the elements behind the 1 stay zeros.
         """
-        if self.decoder.shape.qkv_bias:
-            writer.fill("x", self.decoder.shape.line, bias_column(self.decoder.shape.hidden))
+        output = self.decoder.shape.projections[1]
+        return output.blocks * BLOCK_COLUMNS if self.decoder.shape.output_bias else output.columns
+
+    def fill_ones(self, writer: ProgramWriter) -> None:
+        """Have x and context, where their projections have a bias, filled with a 1 in its column of each line.
+
+        The programs of a token and of chunks share these buffers (designs/bias.py).
+        """
+        shape = self.decoder.shape
+        if shape.qkv_bias:
+            writer.fill("x", shape.line, bias_column(shape.hidden))
+        if shape.output_bias:
+            writer.fill("context", self.context_line, bias_column(shape.heads * shape.d))
 
     @property
     def layout(self) -> CacheLayout:

@@ -17,7 +17,7 @@ computes all products (designs/gemm.py).
     x          [tokens][x line]       the stream, normalised: A of QKV, and of gate and up
     qkv        [tokens][line]         products of H + 2 G heads
     q          [tokens][H][d]         queries, normalised and turned; keys and values go to the cache
-    context    [tokens][H][d]         attention's output: A of the output projection
+    context    [tokens][line]         attention's output [H][d]: A of the output projection
     attended   [tokens][line]         its product
     activated  [tokens][I]            act(gate) * up: A of down
     update     [tokens][line]         its product
@@ -27,7 +27,8 @@ A product with fewer columns than a megatile is filled up to a megatile's column
 behind its weights; nobody reads the extra columns. A GEMM reads K, padded to 256, elements of each row of A, however
 long A's rows are (`Gemm.program`'s `line`): x, context and activated therefore go on behind their last row by the
 elements that it lacks, which only have to be finite. With a bias of QKV, a column of its weight (designs/bias.py), a
-line of x is K as padded, with a 1 behind its D elements that no step touches; without a bias, it is D. The host's steps
+line of x is K as padded, with a 1 behind its D elements that no step touches; without a bias, it is D. The same holds
+of context and the output projection. The host's steps
 skip the rows of a chunk that hold no token: there arrays multiply what earlier runs left, which is finite, and nobody
 reads the results. Such rows have no keys: the cache is written for tokens only, and zeros follow them
 (ops/npu/artifacts/program_record.h says why).
@@ -121,7 +122,8 @@ class _Chunk:
         self.writer = ProgramWriter(self.buffers.constants())
         self.gemm = Gemm(self.target, self.weights, shape.activation)
         self.x_line = shape.line if shape.qkv_bias else shape.hidden
-        self.buffers.fill_x(self.writer)
+        self.lines = {"x": self.x_line, "context": self.buffers.context_line}
+        self.buffers.fill_ones(self.writer)
         self.engines = [self._engine(number) for number in range(len(shape.projections))]
         # """The beginning of each projection's weights in a layer's part of `panels`, and the end of that part.
         sizes = [engine.buffers[1].type.bytes for engine in self.engines]
@@ -205,7 +207,7 @@ class _Chunk:
         gemm, projection = self.gemm, self.shape.projections[number]
         k, gated = projection.columns, projection.gated
         n = projection.rows if gated else self._line(projection.rows)
-        line = self.x_line if source == "x" else k
+        line = self.lines.get(source, k)
         array = f"gemm-{self.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
         make = partial(gemm.program, self.tokens, k, n, line=line, plain=not gated)
         name = f"m{self.tokens}-k{k}{f'-{line}' * (line != k)}-n{n}{'-gated' * gated}"
@@ -228,16 +230,16 @@ class _Chunk:
     def _flow_qkv(self) -> None:
         """Attend part by part: the words of a call for all positions grow with its tokens squared (call_family.py)."""
         shape, window = self.shape, self.decoder.windows[self.layer]
-        flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d)
+        flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap)
         item = TILES * flow.queries
         # In a block all queries see keys up to the last token's, so a block is one part.
         part = self.tokens if self.block else min(ceil_div(_ATTENDED, item) * item, self.tokens)
-        line = shape.heads * shape.d * BF16_BYTES
+        line, o_line = shape.heads * shape.d, self.lines["context"]
         for start in range(0, self.tokens, part):
             tokens = min(part, self.tokens - start)
             attend = partial(
                 flow.program, tokens, capacity=self.context, window=window or None, causal=not self.block,
-                scale=self.decoder.attention.scale,
+                scale=self.decoder.attention.scale, o_line=o_line,
             )  # fmt: skip
             sweeps = [
                 CallSweep(top, tokens - top if self.block else item, tokens, window) for top in range(0, tokens, item)
@@ -246,5 +248,5 @@ class _Chunk:
                 "flow_qkv", f"flow_qkv-{self.decoder.name}", f"tokens{tokens}-window{window}{'-block' * self.block}",
                 attend, self.target, self.context - tokens + 1, flow.keys, sweeps,
             )  # fmt: skip
-            q, context = View("q", start * line), View("context", start * line)
+            q, context = (View(name, start * n * BF16_BYTES) for name, n in (("q", line), ("context", o_line)))
             self._step(call, q, self.buffers.cache(self.layer), context, offset=start)

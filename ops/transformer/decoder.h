@@ -60,6 +60,7 @@ struct Attention {
   bool window_sized_cache = false;
   bool bidirectional_blocks = false;
   bool qkv_bias = false;
+  bool output_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
 
   bool has_qk_norm() const { return qk_norm != QkNorm::kNone; }
@@ -84,6 +85,7 @@ struct Attention {
     visit(field("bidirectional_blocks", &Attention::bidirectional_blocks,
                 "tokens of a block, such as an image's, see one another"));
     visit(field("qkv_bias", &Attention::qkv_bias, "the QKV projection has a bias"));
+    visit(field("output_bias", &Attention::output_bias, "the output projection has a bias"));
     visit(field("qk_norm", &Attention::qk_norm, "norm of queries and keys"));
   }
 };

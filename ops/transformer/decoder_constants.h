@@ -33,6 +33,7 @@ struct LayerConstants {
   Q4NXWeight qkv;
   const float* qkv_bias = nullptr;  // [(H + 2 G) d]
   Q4NXWeight output;
+  const float* output_bias = nullptr;  // [D]
   Q4NXWeight gate_up;
   Q4NXWeight down;
   // Weights [D] of the norms at the layer's two entries to the residual stream (before attention

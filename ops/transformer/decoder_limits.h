@@ -19,7 +19,7 @@ struct DecoderLimits {
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
   bool without_rope = false;    // layers without RoPE, among layers with it
-  bool qkv_bias = false;        // a bias of the QKV projection
+  bool biases = false;          // of the QKV projection and of the output projection
   bool experts = false;         // mixtures of experts
   bool all_logits = false;      // logits of all tokens, not only of the last
   bool position_ids = false;    // positions as an input, which chooses rows of rotary tables

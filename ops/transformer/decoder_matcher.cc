@@ -50,7 +50,7 @@ class Matcher : public FoundDecoder {
 
   void take(const Node& node);
   const Node& projection(std::string_view x, const char* what, bool biased = false);
-  const float* qkv_bias(const Node& projection);
+  const float* bias_of(const Node& projection, bool& has);
   void check_product(const Node& node, std::int64_t rows, std::int64_t columns,
                      bool gated = false) const;
   const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
@@ -105,15 +105,15 @@ const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int6
   return static_cast<const float*>(weight->constant);
 }
 
-// The bias of a QKV projection; null if it has none, which counts as zeros if other layers have
-// one.
-const float* Matcher::qkv_bias(const Node& projection) {
+// The bias of a projection; null if it has none, which counts as zeros if other layers have one.
+// `has`: set where it has one.
+const float* Matcher::bias_of(const Node& projection, bool& has) {
   const Value* bias = projection.input(kProductBias);
   if (bias == nullptr) return nullptr;
   if (bias->constant == nullptr || bias->type != DataType::kFloat32) {
-    fail(to_string(projection), ": expected the QKV projection's bias to be an initializer, float");
+    fail(to_string(projection), ": expected the bias to be an initializer, float");
   }
-  decoder.layers.back().attention().qkv_bias = true;
+  has = true;
   return static_cast<const float*>(bias->constant);
 }
 
@@ -201,7 +201,7 @@ Attention Matcher::read_attention(const Node& node) {
   read.mask = mask_of(node);
   if (!decoder.layers.empty()) {
     Attention first = decoder.attention();
-    first.qkv_bias = false;  // is known when the projection before was read
+    first.qkv_bias = first.output_bias = false;  // are known when the projections were read
     refuse_unless_empty(node, difference(read, first, Attention::kOwn));
   }
   return read;
@@ -383,21 +383,26 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
 
 Entry Matcher::layer(const Entry& entry) {
   LayerConstants layer;
-  const Node& qkv = projection(entry.normalised, "the QKV projection", limits_.qkv_bias);
+  const Node& qkv = projection(entry.normalised, "the QKV projection", limits_.biases);
   const Node& attention = graph_.only_reader(qkv.outputs[0].name, "attention");
   if (!is_attention(attention)) fail(to_string(attention), ": expected a FlowQKVAttention");
   attend(attention, layer);
-  const Node& output = projection(attention.outputs[kOutput].name, "the output projection");
+  const Node& output =
+      projection(attention.outputs[kOutput].name, "the output projection", limits_.biases);
   std::string_view attended = output.outputs[0].name;
   const float output_factor = update_factor(attended);
+  if (output_factor != 1 && output.input(kProductBias) != nullptr)
+    fail(to_string(output), ": expected no factor of a product with a bias");
   const Entry middle = next_entry(entry, attended);
   const Node& last = feed_forward(middle.normalised, layer);
   check_product(qkv, decoder.packed_heads(), decoder.hidden);
   check_product(output, decoder.hidden, decoder.attended());
   layer.qkv = read_q4nx_weight(qkv);
-  layer.qkv_bias = qkv_bias(qkv);
+  Attention& read = decoder.layers.back().attention();
+  layer.qkv_bias = bias_of(qkv, read.qkv_bias);
   layer.output = read_q4nx_weight(output);
   layer.output.factor = output_factor;
+  layer.output_bias = bias_of(output, read.output_bias);
   layer.norms = entry.weights;
   const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
   decoder.layers.back().post_norms = post_norms;
@@ -459,9 +464,11 @@ void Matcher::match(const Node& first_attention) {
          "positions there are");
   finish(entry);
   // A layer without the bias that others have gets zeros.
-  const bool biased = std::ranges::any_of(
-      decoder.layers, [](const Layer& layer) { return layer.attention().qkv_bias; });
-  for (Layer& layer : decoder.layers) layer.attention().qkv_bias = biased;
+  for (bool Attention::* const biased : {&Attention::qkv_bias, &Attention::output_bias}) {
+    const bool some = std::ranges::any_of(
+        decoder.layers, [&](const Layer& layer) { return layer.attention().*biased; });
+    for (Layer& layer : decoder.layers) layer.attention().*biased = some;
+  }
 }
 
 }  // namespace

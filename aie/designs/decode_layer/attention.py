@@ -84,8 +84,8 @@ class Attention(ABC):
 
     @property
     def regions(self) -> Mapping[str, int]:
-        """Elements of attention's own regions of `state`, by name: `context`, its output [H d], and others."""
-        return {"context": self.shape.heads * self.shape.d}
+        """Elements of attention's own regions of `state`, by name: `context`, the output projection's x, and others."""
+        return {"context": self.shape.projections[1].columns}
 
     @property
     def x_size(self) -> int:

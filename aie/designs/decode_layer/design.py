@@ -78,6 +78,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import U8, device, named, tensor
 from flownpu.aie.designs.decode_layer.array import Ends, build
 from flownpu.aie.designs.decode_layer.attention import AttentionEnds
@@ -135,6 +136,11 @@ class DecodeLayer:
         return sum(region.size for region in self.regions.values())
 
     @property
+    def one(self) -> int:
+        """The element of `state` that must be 1 for the output projection's bias (designs/bias.py)."""
+        return self.regions["context"].offset + bias_column(self.shape.heads * self.shape.d)
+
+    @property
     def capacity_step(self) -> int:
         """Positions that a cache's capacity must be a multiple of."""
         return self.attention.keys if self.attention.cache_bytes(1, 0) is None else 1
@@ -181,7 +187,7 @@ class DecodeLayer:
         to these layers only; with split keys cache_bytes, u8, the cache's memory once more and some of what follows
         (`Attention.cache_bytes`); and with a head, logits [vocabulary], bf16. Before a call with the model's first
         layer, the regions `hidden` and `update` of state hold the token's embedding and zeros; before other calls, what
-        the call before left there.
+        the call before left there. With a bias of the output projection its element `one` is 1.
 
         Args:
             position: the token's, from 0.

@@ -172,7 +172,7 @@ class LayerSequence:
         attending.write(0, [bits(self.token.epsilon)])
         self._tell(self.sweep(index))
         if layers := self._alike[index]:
-            lines = [shape.lines(shape.heads * shape.d), 1, shape.lines(shape.feed_forward)]
+            lines = [shape.lines(shape.projections[1].columns), 1, shape.lines(shape.feed_forward)]
             self._start_projecting(self._phases, lines, layers)
         attending.start()
 

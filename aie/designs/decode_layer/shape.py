@@ -87,6 +87,8 @@ class LayerShape:
         post_norms: the outputs of attention and feed-forward are normalised before they are added (Gemma3).
         qk_norm: queries and keys are normalised before RoPE (Gemma3, Qwen3).
         qkv_bias: the QKV projection has a bias (Qwen2).
+        output_bias: the output projection has a bias.
+        softcap: c of c tanh(score / c), by which attention's scores are bounded (Gemma 2); 0: none.
     """
 
     hidden: int
@@ -98,6 +100,8 @@ class LayerShape:
     post_norms: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
+    output_bias: bool = False
+    softcap: float = 0
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -144,7 +148,7 @@ class LayerShape:
         attention = self.heads * self.d
         return (
             Projection(attention + 2 * self.kv_heads * self.d, self.qkv_columns),
-            Projection(self.hidden, attention),
+            Projection(self.hidden, bias_column(attention) + 1 if self.output_bias else attention),
             Projection(self.feed_forward, self.hidden, gated=True),
             Projection(self.hidden, self.feed_forward),
         )
@@ -178,7 +182,8 @@ class LayerShape:
 
         hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
         normalised first where there are post-norms; adding them is the first thing the next layer does.
-        qkv [(H + 2 G) d]: QKV before RoPE. context [H d]: attention's output, a region of its own. attended [line]: the
+        qkv [(H + 2 G) d]: QKV before RoPE. context [H d]: attention's output, a region of its own; with a bias of the
+        output projection a 1 is behind it (`DecodeLayer.one`), which nothing overwrites. attended [line]: the
         output projection's output. activated [I]: act(gate) * up. Each is padded to whole lines.
         """
         sizes = {

@@ -57,6 +57,7 @@ from flownpu.aie.designs.common import (
     PARAMETERS,
     TILES,
     U8,
+    bits,
     ceil_div,
     kernel,
     run,
@@ -151,8 +152,7 @@ class SplitKeys(Attention):
     @property
     def regions(self) -> Mapping[str, int]:
         """Attention's output; with one class, also room for the objects without meaning of column 0's other stream."""
-        heads = self.shape.heads * self.shape.d
-        return {"context": heads} | ({"after": heads} if self.classes == 1 else {})
+        return {**super().regions, **({"after": self.shape.heads * self.shape.d} if self.classes == 1 else {})}
 
     @property
     def x_size(self) -> int:
@@ -188,7 +188,7 @@ class SplitKeys(Attention):
         )  # fmt: skip
         kernels = [
             kernel("flow_kv_split", "flow_kv_split_start", rtp, share, I32, I32),
-            kernel("flow_kv_split", "flow_kv_split", block, line, rtp, share, *[I32] * 4),
+            kernel("flow_kv_split", "flow_kv_split", block, line, rtp, share, *[I32] * 5),
             kernel("flow_kv_split", "flow_kv_split_meet", part, share, *[I32] * 3),
             kernel("flow_kv_split", "flow_kv_split_give", share, part, I32),
             kernel("flow_kv_split", "flow_kv_split_store", share, product, I32, I32),
@@ -227,7 +227,7 @@ class SplitKeys(Attention):
         """
         (share,) = buffers
         start, attend, meet, give, store = kernels
-        heads, rows, d = self.bundle, self.shape.group, self.shape.d
+        heads, rows, d, cap = self.bundle, self.shape.group, self.shape.d, bits(self.shape.softcap)
         objects, parts_of_heads, turns = counts
 
         def pass_on(part: Any) -> None:
@@ -242,7 +242,7 @@ class SplitKeys(Attention):
         for turn in range_(turns):
             start(rtp, share, heads * rows, d)
             for _ in range_(objects):
-                attend(w.acquire(1), x, rtp, share, turn, heads, rows, d)
+                attend(w.acquire(1), x, rtp, share, turn, heads, rows, d, cap)
                 w.release(1)
             if meeting.leaves:
                 for part in range_(_HEADS):
@@ -307,7 +307,8 @@ class SplitKeys(Attention):
     def drain_contexts(self, steps: LayerSequence) -> list[Any]:
         """Start the drain of the first column, whose first and third tile have the output of a class each."""
         of_class, first = self.shape.heads * self.shape.d // self.classes, steps.regions["context"].offset
-        tap = steps.in_state(first, [of_class // _PART, STREAMS, _PART], [_PART, of_class, 1])
+        second = steps.regions["after"].offset - first if self.classes == 1 else of_class
+        tap = steps.in_state(first, [of_class // _PART, STREAMS, _PART], [_PART, second, 1])
         return [steps.drain(steps.ends.products[0], steps.buffers.state, tap)]
 
     def attend(self, steps: LayerSequence, index: int, appended: list[Any]) -> list[Any]:  # noqa: ARG002

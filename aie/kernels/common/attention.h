@@ -31,20 +31,43 @@ inline constexpr float kLowest = -1e30F;
 inline constexpr float kHidden = -2e6F;
 inline constexpr unsigned kParameters = 16;
 
-// The run-time parameters' words (README.md).
+// A soft cap c of the scores, where there is one: t = c log2(e) tanh(score / c). `inside` is the
+// factor of a product Q K^T that gives the power of tanh_of_power, `outside` that of the tanh.
+struct SoftCap {
+  bool given;
+  float inside = 0, outside = 0;
+
+  // cap: bits of c; 0: there is none. scale: that of the run-time parameters, with log2(e).
+  SoftCap(std::int32_t cap, float scale) : given(cap != 0) {
+    if (!given) return;
+    inside = -2.0F * scale * aie::inv(float_of(cap));
+    outside = 1.44269504F * float_of(cap);
+  }
+
+  // Replaces products by tanh(score / c).
+  template <unsigned N>
+  Float<N> of_products(const Float<N>& products) const {
+    return tanh_of_power(multiply(split(products), broadcast_parts<N>(inside)))
+        .template to_vector<float>();
+  }
+};
+
+// The run-time parameters' words (README.md), and the soft cap.
 struct Parameters {
   std::int32_t first_query, first_key, key_end, window, causal;
   float scale;
   std::int32_t queries;
+  SoftCap cap;
 
-  explicit Parameters(const std::int32_t* rtp) {
+  explicit Parameters(const std::int32_t* rtp, std::int32_t cap_bits = 0)
+      : scale(float_of(aie::load_v<kParameters>(rtp).get(6))), cap(cap_bits, scale) {
     const auto words = aie::load_v<kParameters>(rtp);
     first_query = words.get(1);
     first_key = words.get(2);
     key_end = words.get(3);
     window = words.get(4);
     causal = words.get(5);
-    scale = float_of(words.get(6));
+    if (cap.given) scale = cap.outside;
     // Less than one, as in an unwritten word, would make `positions` search without end.
     queries = words.get(7) < 1 ? 1 : words.get(7);
   }
@@ -291,6 +314,15 @@ void soften_rows(const Parameters& parameters, const Block<R, P>& block, float* 
   }
 }
 
+// Replaces `count` products by tanh(score / c). A pass of its own keeps the loops of models without
+// a soft cap, and their registers, as they are.
+template <unsigned N>
+void cap_scores(const SoftCap& cap, float* scores, unsigned count) {
+  AIE_PREPARE_FOR_PIPELINING
+  for (unsigned i = 0; i < count; i += N)
+    aie::store_v(scores + i, cap.of_products<N>(aie::load_v<N>(scores + i)));
+}
+
 // Q K^T, m, C, F and l for P R rows of a tile, of which `row` is the first; all pointers but k and
 // scores are to that row's.
 template <unsigned R, unsigned P, typename Operands>
@@ -308,6 +340,7 @@ void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& paramete
     multiply_keys<P, 1, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide, key_tiles,
                                   d_tiles);
   }
+  if (parameters.cap.given) cap_scores<R * kSide>(parameters.cap, scores, P * key_tiles * R * kSide);
   if (!masked) {
     soften_rows<R, P, false>(parameters, Block<R, P>{key, key_tiles, {}}, m_of_rows, l_of_rows,
                              correction_of_rows, f, scores);

@@ -144,8 +144,9 @@ std::vector<Judged> judge(std::vector<Node> nodes, const lowering::Promised& pro
 const transformer::DecoderLimits& array_limits() {
   static const transformer::DecoderLimits limits{.who = "the array",
                                                  .means = "the array's designs",
+                                                 .softcap = true,
                                                  .without_rope = true,
-                                                 .qkv_bias = true,
+                                                 .biases = true,
                                                  .all_logits = true,
                                                  .position_ids = true,
                                                  .attention_bias = true,

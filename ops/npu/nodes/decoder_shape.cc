@@ -23,6 +23,10 @@ std::int64_t DecoderShape::qkv_columns() const {
   return attention().qkv_bias ? hidden + 1 : hidden;
 }
 
+std::int64_t DecoderShape::output_columns() const {
+  return attended() + (attention().output_bias ? 1 : 0);
+}
+
 std::int64_t DecoderShape::line() const {
   return round_up(qkv_columns(), q4nx::kWide.block_columns());
 }
@@ -30,7 +34,7 @@ std::int64_t DecoderShape::line() const {
 std::array<Projection, 4> DecoderShape::projections() const {
   return {{
       {.rows = packed_heads(), .columns = qkv_columns()},
-      {.rows = hidden, .columns = attended()},
+      {.rows = hidden, .columns = output_columns()},
       {.rows = padded_feed_forward(), .columns = hidden, .gated = true},
       {.rows = hidden, .columns = padded_feed_forward()},
   }};

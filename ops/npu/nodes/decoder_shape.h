@@ -35,9 +35,11 @@ struct DecoderShape : transformer::Decoder {
   // columns at a time (aie/designs/dequant_engine.py). The added rows and columns have zero
   // weights.
   std::int64_t padded_feed_forward() const;
-  // D, and one column more if there is a bias. D is a multiple of a group's columns, so that the
-  // bias begins a group of its own, which has no weights.
+  // D, and one column more if there is a bias. D and the head size are multiples of a group's
+  // columns, so that a bias begins a group of its own, which has no weights.
   std::int64_t qkv_columns() const;
+  // The same for the output projection.
+  std::int64_t output_columns() const;
   // qkv_columns() rounded up to a wide block's columns: the elements of a norm's weight as packed.
   std::int64_t line() const;
   // QKV, output, gate and up, down.

@@ -84,15 +84,28 @@ std::vector<float> in_head_order(const DecoderShape& shape, const float* numbers
   return ordered;
 }
 
-// A bias is packed as the minimum of a group of columns whose scales are 0 (aie/designs/bias.py).
+// Rows of blocks of a weight of `columns` columns, those of the model's or one more, by
+// write_row(number, wide). A bias is packed as the minimum of a group of columns whose scales are 0
+// (aie/designs/bias.py); a null bias is zeros.
+template <typename WriteRow>
+void write_biased(const transformer::Q4NXWeight& weight, const float* bias, std::int64_t columns,
+                  PackedWriter& writer, const WriteRow& write_row) {
+  const std::size_t given = wide_row_bytes(weight);
+  const std::int64_t group = weight.columns / q4nx::kGroup;
+  const auto minima =
+      static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
+  for (std::int64_t i = 0; i < weight.row_blocks(); ++i) {
+    const std::span<std::byte> wide =
+        writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(columns)));
+    write_row(i, wide.first(given));
+    std::ranges::fill(wide.subspan(given), std::byte{0});
+    if (bias == nullptr || columns == weight.columns) continue;
+    PackedWriter(wide.subspan(minima)).bfloat16(bias + i * q4nx::kBlockRows, q4nx::kBlockRows);
+  }
+}
+
 void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& layer,
                PackedWriter& writer) {
-  const std::size_t given = wide_row_bytes(layer.qkv);
-  if (!shape.attention().qkv_bias) {
-    for (std::int64_t i = 0; i < layer.qkv.row_blocks(); ++i)
-      write_ordered_row(shape, layer.qkv, i, writer.take(given));
-    return;
-  }
   const std::int64_t turned =
       shape.packed_heads() - shape.attention().kv_heads * shape.attention().head_size;
   std::vector<float> bias;
@@ -100,18 +113,18 @@ void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& lay
     bias = in_head_order(shape, layer.qkv_bias, turned);
     bias.insert(bias.end(), layer.qkv_bias + turned, layer.qkv_bias + shape.packed_heads());
   }
-  const std::int64_t group = shape.hidden / q4nx::kGroup;
-  const auto minima =
-      static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
-  for (std::int64_t i = 0; i < layer.qkv.row_blocks(); ++i) {
-    const std::span<std::byte> wide =
-        writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(shape.qkv_columns())));
-    write_ordered_row(shape, layer.qkv, i, wide.first(given));
-    std::ranges::fill(wide.subspan(given), std::byte{0});
-    if (bias.empty()) continue;
-    PackedWriter(wide.subspan(minima)).bfloat16(bias.data() + i * q4nx::kBlockRows,
-                                                q4nx::kBlockRows);
-  }
+  write_biased(layer.qkv, bias.empty() ? nullptr : bias.data(), shape.qkv_columns(), writer,
+               [&](std::int64_t number, std::span<std::byte> wide) {
+                 write_ordered_row(shape, layer.qkv, number, wide);
+               });
+}
+
+void write_output(const DecoderShape& shape, const transformer::LayerConstants& layer,
+                  PackedWriter& writer) {
+  write_biased(layer.output, layer.output_bias, shape.output_columns(), writer,
+               [&](std::int64_t number, std::span<std::byte> wide) {
+                 write_wide_row(layer.output, number, wide);
+               });
 }
 
 // Rows of blocks of the gate alternate with those of the up projection. Rows beyond the model's are
@@ -132,7 +145,7 @@ void write_weights(const DecoderShape& shape, const transformer::DecoderConstant
                    PackedWriter writer) {
   for (const transformer::LayerConstants& layer : constants.layers) {
     write_qkv(shape, layer, writer);
-    write_rows(layer.output, writer);
+    write_output(shape, layer, writer);
     write_gate_up(shape, layer.gate_up, writer);
     write_rows(layer.down, writer);
   }

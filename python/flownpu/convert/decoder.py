@@ -275,6 +275,7 @@ class Decoder:
                     table=rotaries.index(layer.rotary if layer.rotary.rotated else None),
                     bidirectional_blocks=images,
                     qkv_bias=self.qkv_bias,
+                    output_bias=self.output_bias,
                     qk_norm="all heads" if self.projection_norms else "each head" if self.qk_norm else "none",
                 ),
                 feed_forward,

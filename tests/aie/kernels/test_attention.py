@@ -19,7 +19,7 @@ def run_flow_qkv(kernels, sweep, parts=1):
     kernels.call("flow_qkv_start", rtp, state, y, rows, d)
     for start in sweep.starts:
         k, v = (tiled(cache[start : start + keys]) for cache in (sweep.k, sweep.v))
-        kernels.call("flow_qkv_scores", q, k, rtp, state, correction, f, scores, rows, keys, d)
+        kernels.call("flow_qkv_scores", q, k, rtp, state, correction, f, scores, rows, keys, d, sweep.cap)
         kernels.call("flow_qkv_values", f, v, correction, y, rows, keys, d)
     outputs = [np.zeros(rows * columns, BFLOAT16) for _ in range(parts)]
     for part, o in enumerate(outputs):
@@ -38,7 +38,7 @@ def run_flow_kv(kernels, sweep):
     kernels.call("flow_kv_start_values", y, rows, d)
     for start in sweep.starts:
         k, v = (tiled(cache[start : start + keys]) for cache in (sweep.k, sweep.v))
-        kernels.call("flow_kv_scores", q_tile, k, rtp, state, handoff, scores, rows, keys, d)
+        kernels.call("flow_kv_scores", q_tile, k, rtp, state, handoff, scores, rows, keys, d, sweep.cap)
         kernels.call("flow_kv_values", handoff, v, y, rows, keys, d)
     kernels.call("flow_kv_finish", y, o, heads, rows, d)
     return o.reshape(heads, 1, d)
@@ -104,6 +104,20 @@ def test_flow_qkv_with_window_equals_float64(kernels, rng, window, first_key):
     check_flow_qkv(kernels, make_sweep(rng, 2, 8, 64, 101, 16, first_query=96, first_key=first_key, window=window))
 
 
+# Scores of 0.7 x 4 x N(0, 64) reach from where the cap changes nothing to where it is all that is left of them.
+CAPPED = {"scale": 0.7, "strength": 2.0, "softcap": 20.0}
+
+
+@pytest.mark.parametrize("queries", [8, 16])
+def test_flow_qkv_with_soft_cap_equals_float64(kernels, rng, queries):
+    """Sub-tiles of rows by themselves and in pairs, chunks with masks and without."""
+    check_flow_qkv(kernels, make_sweep(rng, 2, queries, 64, 90, 16, first_query=74, **CAPPED))
+
+
+def test_flow_kv_with_soft_cap_equals_float64(kernels, rng):
+    check_flow_kv(kernels, make_sweep(rng, 5, 1, 64, 100, 16, first_query=99, **CAPPED))
+
+
 @pytest.mark.parametrize("keys", [7, 100])
 def test_flow_qkv_without_causal_mask_equals_float64(kernels, rng, keys):
     check_flow_qkv(kernels, make_sweep(rng, 1, 16, 72, keys, 32, causal=0))
@@ -129,7 +143,7 @@ def test_flow_qkv_state_is_exact_between_calls(kernels, rng):
     kernels.call("flow_qkv_start", rtp, state, y, 8, 64)
     for start in sweep.starts:
         q, k = tiled(sweep.q[0]), tiled(sweep.k[start : start + 16])
-        kernels.call("flow_qkv_scores", q, k, rtp, state, correction, f, scores, 8, 16, 64)
+        kernels.call("flow_qkv_scores", q, k, rtp, state, correction, f, scores, 8, 16, 64, 0)
         mantissa, _ = np.frexp(correction)
         np.testing.assert_array_equal(mantissa, 0.5)
         assert np.rint(state[16:24]).tolist() == state[16:24].tolist()

@@ -55,7 +55,7 @@ def attend(kernels, sweeps, tile, tiles, turn=0, head=0):
     share = np.full(FIRST_PART + 2 * PART + bundle * rows * d, np.nan, np.float32)
     kernels.call("flow_kv_split_start", rtp, share, bundle * rows, d)
     for block in objects_of(sweeps, tile, tiles):
-        kernels.call("flow_kv_split", block, x, rtp, share, turn, bundle, rows, d)
+        kernels.call("flow_kv_split", block, x, rtp, share, turn, bundle, rows, d, sweeps[0].cap)
     return share
 
 
@@ -90,7 +90,7 @@ def probabilities(sweep):
     """Attention's probabilities of the keys, float64 [heads, keys]."""
     position, key = sweep.first_query, np.arange(sweep.key_end)
     seen = (key > position - sweep.window) & (key <= position)
-    t = np.where(seen, sweep.factor * (wide(sweep.q[:, 0]) @ wide(sweep.k[: sweep.key_end]).T), -np.inf)
+    t = np.where(seen, sweep.capped(sweep.factor * (wide(sweep.q[:, 0]) @ wide(sweep.k[: sweep.key_end]).T)), -np.inf)
     p = np.exp(t - t.max(-1, keepdims=True))
     return p / p.sum(-1, keepdims=True)
 
@@ -136,6 +136,13 @@ def test_large_scores_equal_float64(kernels, rng):
     """Scores of hundreds: maxima of the shares, and of a share's objects, differ by many powers of 2."""
     for tiles in (4, 24):  # several objects a tile, then one
         check_shares(kernels, [make_sweep(rng, 2, 1, 64, 300, 20, first_query=299, scale=0.7, strength=2.0)], tiles)
+
+
+def test_soft_cap_equals_float64(kernels, rng):
+    sweeps = [
+        make_sweep(rng, 3, 1, 64, 90, 20, first_query=89, scale=0.7, strength=2.0, softcap=20.0) for _ in range(2)
+    ]
+    check_shares(kernels, sweeps, 4)
 
 
 def test_share_equals_attention_of_its_keys(kernels, rng):

@@ -34,6 +34,18 @@ MUTATIONS = {
         ("flow_qkv.cc: common/attention.h", "? position + 1\n", "? position\n"),
         lambda kernels, rng: attention.test_flow_qkv_of_grouped_heads_equals_float64(kernels, rng, 2),
     ),
+    "a soft cap of half the scores": (
+        ("flow_qkv.cc: common/attention.h", "inside = -2.0F", "inside = -1.0F"),
+        lambda kernels, rng: attention.test_flow_qkv_with_soft_cap_equals_float64(kernels, rng, 16),
+    ),
+    "a soft cap without log2(e)": (
+        ("flow_kv.cc: common/attention.h", "outside = 1.44269504F *", "outside ="),
+        attention.test_flow_kv_with_soft_cap_equals_float64,
+    ),
+    "scores of a share that are scaled, not capped": (
+        ("flow_kv_split.cc", "cap_of_scores.given ? cap_of_scores.outside", "false ? cap_of_scores.outside"),
+        shares.test_soft_cap_equals_float64,
+    ),
     "an off-by-one in the window": (
         ("flow_kv.cc: common/attention.h", "position - parameters.window + 1", "position - parameters.window"),
         lambda kernels, rng: attention.test_flow_kv_with_window_equals_float64(kernels, rng, 16, 80),

@@ -58,6 +58,8 @@ def untrained(shape):
 MODELS = {
     "gemma3-topics": trained,
     "llama": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu")),
+    "gemma2": untrained(LayerShape(288, 8, 4, 32, 640, "geglu", post_norms=True, softcap=2.0)),
+    "biases": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", output_bias=True)),
     "qwen3": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **QWEN)),
 }
 
@@ -81,6 +83,10 @@ def machine_of(program, shape, weights, rotary):
         for buffer in program.buffers
         if buffer.role is Role.SCRATCH
     }
+    for buffer in program.buffers:
+        if buffer.line:
+            scratch[buffer.name][:] = 0
+            scratch[buffer.name][buffer.one :: buffer.line] = 1
     return Machine([program], given | scratch)
 
 
@@ -110,6 +116,8 @@ def in_place(place):
         ("gemma3-topics", "bfp16", (64, 37)),
         ("gemma3-topics", "bf16", (50, 64)),
         ("llama", "bfp16", (50, 64)),
+        ("gemma2", "bf16", (50, 64)),
+        ("biases", "bfp16", (64, 37)),
         ("qwen3", "bfp16", (64, 37)),
     ],
 )

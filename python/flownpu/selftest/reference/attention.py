@@ -12,7 +12,7 @@ import numpy as np
 from flownpu.aie.designs.common import bits
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from flownpu.selftest.reference.case import Case
-from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, PRODUCT, ROUGH_EXP2, bf16, blocks_of, wide
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, ROUGH_EXP2, TANH, bf16, blocks_of, wide
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -44,6 +44,7 @@ class Sweep:
     causal: int = 1
     scale: float = 0.0
     block: int = 0  # whether the queries see one another (bidirectional_blocks); the array then gets causal = 0
+    softcap: float = 0.0
 
     @property
     def d(self) -> int:
@@ -54,6 +55,15 @@ class Sweep:
     def factor(self) -> float:
         """The factor of scores."""
         return float(self.scale or self.d**-0.5)
+
+    @property
+    def cap(self) -> int:
+        """The kernels' argument for the soft cap."""
+        return bits(self.softcap)
+
+    def capped(self, scores: np.ndarray) -> np.ndarray:
+        """The scores within the soft cap."""
+        return self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores
 
     @property
     def starts(self) -> range:
@@ -102,6 +112,7 @@ def expectation(
     q, k, v = as_multiplied(sweep, in_blocks=in_blocks)
     q, k, v = q[:, :real], k[:end], v[:end]
     shape = {"num_heads": heads, "kv_num_heads": 1, "head_size": d, "scale": sweep.scale, "causal": sweep.causal}
+    shape["softcap"] = sweep.softcap
     if sweep.window != ALL:
         shape["local_window_size"] = sweep.window
     if operator is flow_kv_attention:
@@ -118,13 +129,15 @@ def expectation(
     # The probabilities, for the tolerance.
     key = np.arange(end)
     seen = (key > positions[:, None] - sweep.window) & ((key <= positions[:, None]) | (sweep.causal == 0))
-    t = np.where(seen, sweep.factor * LOG2_E * (q @ k.T), -np.inf)
+    t = np.where(seen, LOG2_E * sweep.capped(sweep.factor * (q @ k.T)), -np.inf)
     p = np.exp2(t - t.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     # The error of the exponent t (base 2) comes from f32 sums over d and the product with the scale. The relative error
     # of F = 2^t is ln 2 times that, and the errors of exp2 and of F's rounding to bf16.
     magnitude = sweep.factor * LOG2_E * (np.abs(q) @ np.abs(k.T))
     share = np.log(2) * (d * F32_ROUNDING + PRODUCT) * magnitude + ROUGH_EXP2 + BF16_ROUNDING
+    if sweep.softcap:  # a tanh raises no error of its argument, to which the quotient scale / c adds one
+        share += np.log(2) * (INVERSE * magnitude + (TANH + PRODUCT) * np.abs(np.where(seen, t, 0)))
     # The output O is an average weighted by F, and l is the sum of the same F, so errors of F move O by no more than
     # this.
     tolerance = (p * share) @ np.abs(v) + (p * share).sum(-1, keepdims=True) * np.abs(expected)

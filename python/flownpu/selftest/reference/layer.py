@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.aie.designs.bias import with_bias
 from flownpu.aie.designs.decode_layer.design import DecodeLayer
 from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
@@ -69,14 +70,16 @@ def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
 
 def random_layer(shape: LayerShape, rng: Rng) -> LayerWeights:
     """Random weights with which the layer's outputs are about as large as its inputs."""
-    (m_qkv, k), (m_output, k_output), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
+    (m_qkv, k), (m_output, _), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
     gate_up = np.concatenate([random_projection(rng, m_gate, k) for _ in range(2)])
     norms = bf16(rng.uniform(0.5, 1.5, (2 * shape.entry_norms, shape.hidden)))
     qk_norm = bf16(rng.uniform(0.5, 1.5, (2, shape.d))) if shape.qk_norm else None
+    output = random_projection(rng, m_output, shape.heads * shape.d)
+    if shape.output_bias:
+        output = with_bias(output, rng.normal(size=m_output).astype(np.float32), shape.heads * shape.d)
     return LayerWeights(
-        random_projection(rng, m_qkv, k), random_projection(rng, m_output, k_output), gate_up,
-        random_projection(rng, m_down, k_down), norms, qk_norm,
-    )  # fmt: skip
+        random_projection(rng, m_qkv, k), output, gate_up, random_projection(rng, m_down, k_down), norms, qk_norm
+    )
 
 
 def rotary_table(positions: int, d: int, base: float = 10000.0) -> np.ndarray:
@@ -122,6 +125,8 @@ class LayerInputs:
         """The host buffers of the inputs, by name."""
         shape, regions = self.design.shape, self.design.regions
         state = np.zeros(self.design.state_size, BFLOAT16)
+        if shape.output_bias:
+            state[self.design.one] = 1
         for name, values in (("hidden", self.hidden), ("update", self.update)):
             state[regions[name].offset :][: shape.hidden] = values
         weights, vectors = [w.blocks() for w in self.weights], [w.vectors(shape) for w in self.weights]
@@ -206,7 +211,7 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
         context, position = attend(call, index, layer, rounded(found["qkv"]), rounded)
         positions.append(position)
         found["context"] = rounded(context)
-        found["attended"] = rounded(product(found["context"], weights.output, shape.projections[1]))
+        found["attended"] = rounded(product(with_one(found["context"], shape), weights.output, shape.projections[1]))
         hidden, x = enter(shape, norms[1], residual, found["attended"], rounded)
         found["activated"] = rounded(product(x, weights.gate_up, shape.projections[2], shape.activation))
         update = rounded(product(found["activated"], weights.down, shape.projections[3]))
@@ -228,9 +233,15 @@ def enter(
     return after, rounded(rms_norm(after, norms[-1]))
 
 
+def with_one(context: np.ndarray, shape: LayerShape) -> np.ndarray:
+    """The output projection's x: with a bias a group of 32 columns more, the first of them 1 (designs/bias.py)."""
+    group = np.eye(1, q4nx.GROUP) if shape.output_bias else np.zeros((1, 0))
+    return np.concatenate([context, np.broadcast_to(group, (*context.shape[:-1], group.size))], axis=-1)
+
+
 def product(x: np.ndarray, blocks: np.ndarray, projection: Projection, gating: str = "none") -> np.ndarray:
     """A projection of rows x, with the same dequantised float32 weights as the operator."""
-    return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=projection.columns, gating=gating)
+    return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=x.shape[-1], gating=gating)
 
 
 def attend(
@@ -250,7 +261,7 @@ def attend(
         qkv[:, None], past_key=past[0], past_value=rounded(past[1]), seqlens_k=np.full(rows, call.position),
         total_sequence_length=np.array([call.position + 1]), cos_cache=angles[:, :half], sin_cache=angles[:, half:],
         num_heads=shape.heads, kv_num_heads=shape.kv_heads, head_size=shape.d, scale=call.scale, do_rotary=1,
-        local_window_size=layer.window or -1, qk_norm_epsilon=EPSILON, **norms,
+        local_window_size=layer.window or -1, qk_norm_epsilon=EPSILON, softcap=shape.softcap, **norms,
     )  # fmt: skip
     line = np.stack([keys[:, :, call.position], values[:, :, call.position]], axis=2)
     return context[:, 0], line.reshape(rows, -1)

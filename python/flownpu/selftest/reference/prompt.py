@@ -26,7 +26,7 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
-from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm
+from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm, with_one
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class PrefillModel:
             q, context = self._attend(index, qkv, position)
             yield made(index, "q", q)
             yield made(index, "context", context)
-            attended = self._product(index, 1, context)
+            attended = self._product(index, 1, with_one(context, self.shape))
             yield made(index, "attended", attended)
             stream, x = self._add(np.split(self.weights[index].norms, 2)[1], stream, attended)
             yield made(index, "residual", stream)
@@ -133,8 +133,8 @@ class PrefillModel:
         shape, weights, projection = self.shape, self.weights[index], self.shape.projections[number]
         blocks = (weights.qkv, weights.output, weights.gate_up, weights.down)[number]
         gating = shape.activation if projection.gated else "none"
-        exact = q4nx_matmul.reference(x[0], blocks, rows=projection.rows, columns=projection.columns, gating=gating)
-        weight = q4nx.dequantize(blocks, 32 * len(blocks), projection.columns).astype(np.float64)
+        exact = q4nx_matmul.reference(x[0], blocks, rows=projection.rows, columns=x.shape[-1], gating=gating)
+        weight = q4nx.dequantize(blocks, 32 * len(blocks), x.shape[-1]).astype(np.float64)
         variance = ((BF16_ROUNDING * weight) ** 2 + (_units(weight) / 2) ** 2) / 3  # of uniform errors up to these
         if (index, number) not in self._off:
             self._off[index, number] = self.rng.normal(size=(SAMPLES, 1, len(weight)))
@@ -159,7 +159,7 @@ class PrefillModel:
             total_sequence_length=np.array([self.cache.shape[2]]), cos_cache=cosine, sin_cache=sine,
             q_norm_weight=norms[0], k_norm_weight=norms[1], num_heads=heads, kv_num_heads=kv_heads,
             head_size=shape.d, scale=self.scale, do_rotary=1, local_window_size=layer.window or -1,
-            qk_norm_epsilon=EPSILON,
+            qk_norm_epsilon=EPSILON, softcap=shape.softcap,
         )  # fmt: skip
 
         by_head = qkv.reshape(rows, tokens, -1, shape.d)
@@ -171,6 +171,8 @@ class PrefillModel:
         group = heads // kv_heads
         queries = self._in_blocks(q).reshape(rows, tokens, kv_heads, group, shape.d).transpose(0, 2, 3, 1, 4)
         scores = (self.scale or shape.d**-0.5) * queries @ self._in_blocks(keys)[:, :, None].swapaxes(-1, -2)
+        if shape.softcap:
+            scores = shape.softcap * np.tanh(scores / shape.softcap)
         at, key = position + np.arange(tokens)[:, None], np.arange(end)
         seen = (key <= at) & (key > at - (layer.window or end))
         scores = np.where(seen, scores, -np.inf)

@@ -23,7 +23,12 @@ SMALL = {
     "gemma3, one KV head": LayerShape(384, 4, 1, 256, 800, "geglu", **GEMMA),
     "gemma3, four KV heads": LayerShape(320, 8, 4, 64, 672, "geglu", **GEMMA),
     "llama, eight KV heads": LayerShape(320, 16, 8, 64, 672, "swiglu"),
+    # Scores of random layers have a deviation of about 1, so that a cap of 2 changes most of them.
+    "gemma2, two KV heads": LayerShape(288, 8, 2, 64, 544, "geglu", post_norms=True, softcap=2.0),
     "llama, three KV heads": LayerShape(160, 6, 3, 64, 416, "swiglu"),
+    # A bias in a block of its own, and one behind the columns of the last block, beside one class of streams.
+    "llama with biases": LayerShape(256, 8, 4, 64, 416, "swiglu", output_bias=True),
+    "llama with biases, one KV head": LayerShape(288, 5, 1, 64, 416, "swiglu", output_bias=True),
     "qwen3, eight KV heads": LayerShape(256, 16, 8, 128, 544, "swiglu", **QWEN),
     "qwen3, two KV heads, groups of six": LayerShape(288, 12, 2, 32, 544, "swiglu", **QWEN),
     # 28 tiles share some rows beside those of the streams: of four blocks (gated ones, too) and of ten.

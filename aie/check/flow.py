@@ -26,7 +26,7 @@ from flownpu.aie.plan.data import (
     Transfer,
     WriteParameter,
 )
-from flownpu.aie.plan.expressions import depends_on_index, evaluate
+from flownpu.aie.plan.expressions import depends_on_index, evaluate, passes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,10 +64,8 @@ def _add_moved(
         elif isinstance(statement, Load):
             variables[statement.variable] = parameters[statement.buffer, evaluate(statement.index, variables)]
         elif isinstance(statement, Loop):
-            start, stop, step = (evaluate(v, variables) for v in (statement.start, statement.stop, statement.step))
-            passes = range(start, stop, step)
-            alike = not depends_on_index(statement)
-            inside, inner = _of_loop(statement), dict(variables)
+            passes = passes_of(statement, variables)
+            (inside, alike), inner = _of_loop(statement), dict(variables)
             for index in passes[:1] if alike else passes:
                 inner[statement.variable] = index
                 _add_moved(inside, parameters, inner, times * (len(passes) if alike else 1), moved)
@@ -79,8 +77,9 @@ def _that_count(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 @cache
-def _of_loop(loop: Loop) -> tuple[Statement, ...]:
-    return _that_count(loop.body)
+def _of_loop(loop: Loop) -> tuple[tuple[Statement, ...], bool]:
+    """The statements that count, and whether all passes move the same amounts."""
+    return _that_count(loop.body), not depends_on_index(loop)
 
 
 # Plans of a design differ in their sequences, seldom in a core's pass. The cache is large enough for several arrays.

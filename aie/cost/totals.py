@@ -25,7 +25,7 @@ from flownpu.aie.plan.data import (
     Tile,
     WriteParameter,
 )
-from flownpu.aie.plan.expressions import call_bytes, call_integers, depends_on_index, evaluate
+from flownpu.aie.plan.expressions import call_bytes, call_integers, depends_on_index, evaluate, passes_of
 from flownpu.aie.plan.resources import link_ranges, shared_memory
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class _Follower:
         for statement in body:
             match statement:
                 case Loop():
-                    bounds = (evaluate(bound, variables) for bound in (statement.start, statement.stop, statement.step))
-                    indices = range(*bounds)
+                    indices = passes_of(statement, variables)
                     each = indices if depends_on_index(statement) else indices[:1]
                     for index in each:
                         variables[statement.variable] = index

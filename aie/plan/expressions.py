@@ -47,6 +47,16 @@ def evaluate(value: Expression, variables: Mapping[str, int]) -> int:
     return _OPERATIONS[value.operator](left, right)
 
 
+def passes_of(loop: Loop, variables: Mapping[str, int]) -> range:
+    """The indices of a loop's passes; errors as of `evaluate`."""
+    start, stop, step = loop.start, loop.stop, loop.step  # mostly numbers, which need no call
+    return range(
+        start if isinstance(start, int) else evaluate(start, variables),
+        stop if isinstance(stop, int) else evaluate(stop, variables),
+        step if isinstance(step, int) else evaluate(step, variables),
+    )
+
+
 def call_integers(call: Call, variables: Mapping[str, int]) -> tuple[int, ...]:
     """The values of a kernel call's integer arguments, in order.
 

@@ -8,8 +8,8 @@ namespace flownpu::gpu {
 namespace {
 
 constexpr std::int64_t kLanes = 64;
-constexpr std::int64_t kTile = 16;  // rows of a work-group
-constexpr std::int64_t kStep = 16;  // columns of X at a time
+constexpr std::int64_t kTileRows = 16;  // rows of a work-group
+constexpr std::int64_t kStep = 16;      // columns of X at a time
 
 // WEIGHT is the weight of column `from` of X for column `m` of the result; K_OF and M_OF are the
 // places of both in what the work-group reads at a time.
@@ -97,7 +97,7 @@ KernelDescription dense_matmul(const DenseShape& shape) {
                   {.name = "y", .access = Access::kWrite, .sizes = {tokens, shape.rows}}},
       .constants = {{"rows", shape.rows},
                     {"columns", shape.columns},
-                    {"tile", kTile},
+                    {"tile", kTileRows},
                     {"step", kStep}},
       .parameters = {tokens},
       .lanes = kLanes};
@@ -119,7 +119,7 @@ KernelDescription dense_matmul(const DenseShape& shape) {
 }
 
 Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens) {
-  return {.groups = {q4nx::ceil_div(shape.rows, kLanes), q4nx::ceil_div(tokens, kTile), 1},
+  return {.groups = {q4nx::ceil_div(shape.rows, kLanes), q4nx::ceil_div(tokens, kTileRows), 1},
           .lanes = kLanes};
 }
 

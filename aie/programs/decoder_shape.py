@@ -32,6 +32,7 @@ _ANY = {
     "all_logits",
     "position_ids",
     "rotated_size",
+    "given_tables",
     "attention.mask",
     "attention.window_sized_cache",
     "attention.bidirectional_blocks",

@@ -94,7 +94,8 @@ void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size
   }
   if (decoder.attention().bidirectional_blocks) inputs.push_back({DataType::kInt32});
   if (decoder.position_ids) inputs.push_back({DataType::kInt64});
-  inputs.resize(inputs.size() + decoder.masks(), {DataType::kFloat32});
+  const std::size_t tables = decoder.given_tables ? static_cast<std::size_t>(decoder.tables()) : 0;
+  inputs.resize(inputs.size() + decoder.masks() + 2 * tables, {DataType::kFloat32});
   const std::size_t given = node.inputs.size() - std::min(extra, node.inputs.size());
   const std::vector<Value> first(node.inputs.begin(),
                                  node.inputs.begin() + static_cast<std::ptrdiff_t>(given));

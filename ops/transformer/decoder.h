@@ -157,6 +157,7 @@ struct Decoder {
   float epsilon = 0;
   bool all_logits = false;
   bool position_ids = false;
+  bool given_tables = false;
   std::vector<Layer> layers;
 
   bool operator==(const Decoder&) const = default;
@@ -175,6 +176,8 @@ struct Decoder {
     visit(field("position_ids", &Decoder::position_ids,
                 "the tokens' rows of rotary tables are an "
                 "input; they follow one another"));
+    visit(field("given_tables", &Decoder::given_tables,
+                "cosines and sines of each rotary table are inputs"));
   }
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
@@ -211,7 +214,8 @@ struct Decoder {
 // devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
 //            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers;
-//            with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or H, S, T]
+//            with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or H, S, T];
+//            with given_tables, cosines and sines f32 [P, r/2] of each table
 //   outputs  logits f32 [B, 1, V], or [B, S, V] of all tokens; present key, present value of each
 //            layer
 void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra = 0);

@@ -17,6 +17,7 @@ struct OptionalInputs {
   const Tensor* blocks = nullptr;
   const Tensor* position_ids = nullptr;
   std::span<const Tensor> masks;
+  std::span<const Tensor> tables;
 };
 
 OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> inputs) {
@@ -26,6 +27,9 @@ OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> i
   found.blocks = take(decoder.attention().bidirectional_blocks);
   found.position_ids = take(decoder.position_ids);
   found.masks = inputs.subspan(next, decoder.masks());
+  next += found.masks.size();
+  if (decoder.given_tables)
+    found.tables = inputs.subspan(next, 2 * static_cast<std::size_t>(decoder.tables()));
   return found;
 }
 
@@ -69,6 +73,10 @@ void check_masks(const Decoder& decoder, std::span<const Tensor> masks,
 
 }  // namespace
 
+std::span<const Tensor> given_tables(const Decoder& decoder, std::span<const Tensor> inputs) {
+  return optional_inputs(decoder, inputs).tables;
+}
+
 void check_call(const Decoder& decoder, std::span<const Tensor> inputs) {
   const Shape& hidden = inputs[kHidden].shape;
   if (hidden.rank() != 3 || hidden[2] != decoder.hidden || hidden[0] < 1 || hidden[1] < 1) {
@@ -94,6 +102,15 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs) {
     if (mask.shape.rank() == 4 && mask.shape[2] == hidden[1] && mask.shape[3] >= total) continue;
     fail("expected attention_bias of shape [batch, heads, ", hidden[1], ", ", total,
          " or more], got ", to_string(mask.shape));
+  }
+  const std::int64_t turned =
+      decoder.partly_rotated() ? decoder.rotated_size : decoder.attention().head_size;
+  for (const Tensor& table : optional.tables) {
+    const Shape& first = optional.tables.front().shape;
+    if (table.shape.rank() == 2 && table.shape[1] == turned / 2 && table.shape[0] == first[0])
+      continue;
+    fail("expected cos_cache and sin_cache of shape [positions, ", turned / 2, "], got ",
+         to_string(first), " and ", to_string(table.shape));
   }
 }
 
@@ -127,8 +144,10 @@ SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                   "option on_unsupported to cpu");
     }
   }
-  if (length + tokens.shift > decoder.positions) {
-    fail("expected positions below ", decoder.positions,
+  const std::int64_t positions =
+      optional.tables.empty() ? decoder.positions : optional.tables.front().shape[0];
+  if (length + tokens.shift > positions) {
+    fail("expected positions below ", positions,
          ", which is what the model's RoPE tables hold, got ", length + tokens.shift - 1,
          ": shorten the context");
   }

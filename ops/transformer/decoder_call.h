@@ -33,6 +33,9 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs);
 SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 
+// The inputs that are rotary tables, the cosines and the sines of each.
+std::span<const Tensor> given_tables(const Decoder& decoder, std::span<const Tensor> inputs);
+
 // Sets the shapes of all outputs. Throws Error if a past key or value has the wrong shape.
 void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
                    std::span<Shape> outputs);

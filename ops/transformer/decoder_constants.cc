@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "ops/error.h"
+#include "ops/transformer/decoder.h"
 
 namespace flownpu::transformer {
 
@@ -28,6 +29,28 @@ Q4NXWeight read_q4nx_weight(const Node& product) {
   fail(to_string(product), ": expected W to be an initializer, uint8 ",
        to_string(shape_in(q4nx::kWide)), ", ", to_string(shape_in(q4nx::kNarrow)), " or ",
        to_string(shape_in(q4nx::kSymmetric)));
+}
+
+const float* read_vector(const Node& node, std::size_t input, std::int64_t size) {
+  const Value* weight = node.input(input);
+  if (weight == nullptr || weight->constant == nullptr || weight->type != DataType::kFloat32 ||
+      !weight->shape || !(*weight->shape == Shape{size})) {
+    fail(to_string(node), ": expected a weight that is an initializer, float [", size, "]");
+  }
+  return static_cast<const float*>(weight->constant);
+}
+
+TableSize size_of_table(const Value* table) {
+  if (table == nullptr || table->constant == nullptr || table->type != DataType::kFloat32 ||
+      !table->shape || table->shape->rank() != 2)
+    return {};
+  return {(*table->shape)[0], (*table->shape)[1]};
+}
+
+TableSize size_of_given_table(const Value& table, std::int64_t half) {
+  if (table.type != DataType::kFloat32) return {};
+  const bool known = table.shape && table.shape->rank() == 2 && (*table.shape)[1] > 0;
+  return {kMostPositions, known ? (*table.shape)[1] : half};
 }
 
 }  // namespace flownpu::transformer

@@ -28,6 +28,10 @@ struct Q4NXWeight {
 // fits M, K and gating.
 Q4NXWeight read_q4nx_weight(const Node& product);
 
+// A node's input, such as a norm's weight. Throws Error that names the node unless it is an
+// initializer, float [size].
+const float* read_vector(const Node& node, std::size_t input, std::int64_t size);
+
 // The constants of a layer: Q4NX weights, and f32 vectors, where null stands for zeros.
 struct LayerConstants {
   Q4NXWeight qkv;
@@ -48,6 +52,16 @@ struct RotaryTable {
   const float* cosine = nullptr;  // [positions, r/2], r: Decoder::rotated_size or d
   const float* sine = nullptr;
 };
+
+struct TableSize {
+  std::int64_t rows = 0;  // 0: it is no table
+  std::int64_t columns = 0;
+};
+// The size of a table that is an initializer, float [positions, r/2].
+TableSize size_of_table(const Value* table);
+// The size of one that the graph computes. A run checks what is not known before: there may be any
+// number of rows, and `half` of a head's elements are expected as columns.
+TableSize size_of_given_table(const Value& table, std::int64_t half);
 
 struct DecoderConstants {
   std::vector<LayerConstants> layers;

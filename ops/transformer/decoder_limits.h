@@ -27,6 +27,7 @@ struct DecoderLimits {
   bool attention_bias = false;
   bool scaled_updates = false;    // what a layer adds to the residual stream, times a number
   bool partial_rotation = false;  // RoPE that turns the first elements of each head
+  bool given_tables = false;      // rotary tables as inputs, which may change between runs
   // The hidden size and the head size must be multiples of it.
   std::int64_t multiple = 1;
 };

@@ -35,8 +35,6 @@ class Matcher : public FoundDecoder {
   void match(const Node& first_attention);
 
  private:
-  using TableNames = std::pair<std::string_view, std::string_view>;
-
   Entry first_entry(const Node& attention);
   Entry layer(const Entry& entry);
   void attend(const Node& attention, LayerConstants& layer);
@@ -53,17 +51,14 @@ class Matcher : public FoundDecoder {
   const float* bias_of(const Node& projection, bool& has);
   void check_product(const Node& node, std::int64_t rows, std::int64_t columns,
                      bool gated = false) const;
-  const float* norm_weight(const Node& node, std::size_t input, std::int64_t size) const;
   void check_epsilon(const Node& node, float epsilon);
   // The index of the rotary table that an attention uses; layers without RoPE share an empty one.
   std::int64_t table_of(const Node& attention);
-  std::int64_t table_of(const TableNames& names, const RotaryTable& table);
   void check_table(const Node& attention, const Value* table);
   std::int64_t mask_of(const Node& attention);
 
   const GraphWalk& graph_;
   const DecoderLimits& limits_;
-  std::vector<TableNames> tables_;
   std::optional<bool> post_norms_;  // unknown before the first projection's output
   // The first attention with RoPE: all others have its position_ids.
   const Node* first_rotary_ = nullptr;
@@ -96,15 +91,6 @@ void Matcher::check_product(const Node& node, std::int64_t rows, std::int64_t co
        " as in the layers before, got ", m, ", ", k, " and ", gating);
 }
 
-const float* Matcher::norm_weight(const Node& node, std::size_t input, std::int64_t size) const {
-  const Value* weight = node.input(input);
-  if (weight == nullptr || weight->constant == nullptr || weight->type != DataType::kFloat32 ||
-      !weight->shape || !(*weight->shape == Shape{size})) {
-    fail(to_string(node), ": expected a weight that is an initializer, float [", size, "]");
-  }
-  return static_cast<const float*>(weight->constant);
-}
-
 // The bias of a projection; null if it has none, which counts as zeros if other layers have one.
 // `has`: set where it has one.
 const float* Matcher::bias_of(const Node& projection, bool& has) {
@@ -127,34 +113,40 @@ void Matcher::check_epsilon(const Node& node, float epsilon) {
 // --- Attention -----------------------------------------------------------------------------------
 
 std::int64_t Matcher::table_of(const Node& attention) {
-  if (attention.integer("do_rotary", 0) == 0) return table_of({}, {});
-  const Value* cosine = attention.input(kCosCache);
-  const Value* sine = attention.input(kSinCache);
-  for (const Value* table : {cosine, sine}) check_table(attention, table);
-  return table_of({cosine->name, sine->name}, {static_cast<const float*>(cosine->constant),
-                                               static_cast<const float*>(sine->constant)});
+  RotaryValues found;
+  if (attention.integer("do_rotary", 0) != 0) {
+    found = {attention.input(kCosCache), attention.input(kSinCache)};
+    for (const Value* table : {found.cosine, found.sine}) check_table(attention, table);
+  }
+  const auto known = std::ranges::find(tables, found);
+  const auto index = known - tables.begin();
+  if (known == tables.end()) {
+    tables.push_back(found);
+    constants.rotary.push_back(found.constants());
+  }
+  return index;
 }
 
-// Throws Error unless this cos_cache or sin_cache is a constant of the size that others have; its
-// columns tell how much of a head turns.
+// Throws Error unless this cos_cache or sin_cache is a constant of the size that others have, or,
+// as others, a value that the graph computes, whose size a run checks. The columns tell how much of
+// a head turns.
 void Matcher::check_table(const Node& attention, const Value* table) {
   const std::int64_t half = attention.required_integer("head_size") / 2;
-  const Shape* found = table != nullptr && table->shape ? &*table->shape : nullptr;
-  const bool known = found != nullptr && found->rank() == 2 && table->constant != nullptr &&
-                     table->type == DataType::kFloat32;
-  const bool partial = known && (*found)[1] > 0 && (*found)[1] < half;
-  const bool fits =
-      partial ? limits_.partial_rotation : known && (*found)[0] > 0 && (*found)[1] == half;
-  const std::int64_t rotated = partial ? 2 * (*found)[1] : 0;
+  const bool given = limits_.given_tables && table != nullptr && table->constant == nullptr;
+  const auto [rows, columns] = given ? size_of_given_table(*table, half) : size_of_table(table);
+  const bool partial = 0 < columns && columns < half;
+  const bool fits = rows > 0 && (partial ? limits_.partial_rotation : columns == half);
+  const std::int64_t rotated = partial ? 2 * columns : 0;
   if (fits && decoder.positions == 0) {
-    decoder.positions = (*found)[0];
+    decoder.positions = rows;
     decoder.rotated_size = rotated;
+    decoder.given_tables = given;
   }
-  if (fits && (*found)[0] == decoder.positions && rotated == decoder.rotated_size) return;
+  if (fits && rows == decoder.positions && rotated == decoder.rotated_size) return;
   fail(to_string(attention), ": expected cos_cache and sin_cache to be initializers, float [",
        decoder.positions == 0 ? "positions" : std::to_string(decoder.positions), ", ",
        decoder.rotated_size == 0 ? half : decoder.rotated_size / 2, "]",
-       partial && !fits ? ", got [.., " + std::to_string((*found)[1]) +
+       partial && !fits ? ", got [.., " + std::to_string(columns) +
                               "]: a part of each head turns; convert the checkpoint itself, whose "
                               "heads are put in an order in which all of it does"
        : table != nullptr && table->constant == nullptr
@@ -171,16 +163,6 @@ std::int64_t Matcher::mask_of(const Node& attention) {
   const auto index = known - masks.begin();
   if (known == masks.end()) masks.push_back(mask);
   return index + 1;
-}
-
-std::int64_t Matcher::table_of(const TableNames& names, const RotaryTable& table) {
-  const auto known = std::ranges::find(tables_, names);
-  const auto index = known - tables_.begin();
-  if (known == tables_.end()) {
-    tables_.push_back(names);
-    constants.rotary.push_back(table);
-  }
-  return index;
 }
 
 Attention Matcher::read_attention(const Node& node) {
@@ -249,8 +231,8 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
   take(attention);
   attentions.push_back(&attention);
   if (!read.has_qk_norm()) return;
-  layer.qk_norm = {norm_weight(attention, kQNormWeight, read.head_size),
-                   norm_weight(attention, kKNormWeight, read.head_size)};
+  layer.qk_norm = {read_vector(attention, kQNormWeight, read.head_size),
+                   read_vector(attention, kKNormWeight, read.head_size)};
   check_epsilon(attention, attention.number("qk_norm_epsilon", 1e-6F));
 }
 
@@ -281,7 +263,7 @@ Entry Matcher::first_entry(const Node& attention) {
   return {.norm = norm,
           .sum = norm->inputs[0].name,
           .normalised = norm->outputs[0].name,
-          .weights = {norm_weight(*norm, 1, decoder.hidden)}};
+          .weights = {read_vector(*norm, 1, decoder.hidden)}};
 }
 
 // The number by which the graph multiplies a projection's output, which becomes that product; 1 if
@@ -319,7 +301,7 @@ Entry Matcher::next_entry(const Entry& entry, std::string_view update) {
   if (post != nullptr) {
     update = post->outputs[0].name;
     check_epsilon(*post, post->number("epsilon", 1e-5F));
-    next.weights.push_back(norm_weight(*post, 1, decoder.hidden));
+    next.weights.push_back(read_vector(*post, 1, decoder.hidden));
   }
   const Node& norm = graph_.only_reader(update, "a norm with the residual");
   if (!is_residual_norm(norm)) {
@@ -337,7 +319,7 @@ Entry Matcher::next_entry(const Entry& entry, std::string_view update) {
   // The model's first residual stream comes from outside and may be read there.
   if (entry.norm != first_norm) graph_.only_reader(entry.sum, "the next norm with the residual");
   check_epsilon(norm, norm.number("epsilon", 1e-5F));
-  next.weights.push_back(norm_weight(norm, 2, decoder.hidden));
+  next.weights.push_back(read_vector(norm, 2, decoder.hidden));
   take(norm);
   next.norm = &norm;
   next.normalised = norm.outputs[0].name;
@@ -351,7 +333,7 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
   const Node& first = graph_.only_reader(x, "the gate and up projection");
   const bool experts = is(first, kDomain, "Q4NXMoE");
   const Node& gate_up = experts ? first : projection(x, "the gate and up projection");
-  const std::string gating = gate_up.text("gating", "none");
+  const std::string gating = gate_up.text("gating", experts ? "swiglu" : "none");
   const auto activation = std::ranges::find(kActivations, gating);
   if (decoder.layers.size() == 1 && activation == kActivations.end())
     fail(to_string(gate_up), ": expected gating = geglu or swiglu, got ", gating);
@@ -462,6 +444,8 @@ void Matcher::match(const Node& first_attention) {
   if (decoder.positions == 0)
     fail(to_string(first_attention), ": expected RoPE in some layer, whose table tells how many ",
          "positions there are");
+  if (decoder.given_tables && std::ranges::count(tables, RotaryValues{}) != 0)
+    fail(to_string(first_attention), ": expected RoPE in all layers if the graph computes its tables");
   finish(entry);
   // A layer without the bias that others have gets zeros.
   for (bool Attention::* const biased : {&Attention::qkv_bias, &Attention::output_bias}) {
@@ -472,6 +456,13 @@ void Matcher::match(const Node& first_attention) {
 }
 
 }  // namespace
+
+bool RotaryValues::operator==(const RotaryValues& other) const {
+  const auto same = [](const Value* one, const Value* two) {
+    return one == nullptr || two == nullptr ? one == two : one->name == two->name;
+  };
+  return same(cosine, other.cosine) && same(sine, other.sine);
+}
 
 Node FoundDecoder::node(std::string_view domain) const {
   Node node;
@@ -493,6 +484,10 @@ Node FoundDecoder::node(std::string_view domain) const {
     node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
   if (position_ids != nullptr) node.inputs.push_back(*position_ids);
   for (const Value* mask : masks) node.inputs.push_back(*mask);
+  if (decoder.given_tables) {
+    for (const RotaryValues& table : tables)
+      node.inputs.insert(node.inputs.end(), {*table.cosine, *table.sine});
+  }
   return node;
 }
 

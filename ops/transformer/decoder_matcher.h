@@ -23,6 +23,19 @@
 
 namespace flownpu::transformer {
 
+// The values of a rotary table; null for layers without RoPE.
+struct RotaryValues {
+  const Value* cosine = nullptr;
+  const Value* sine = nullptr;
+
+  // Whether the names are the same.
+  bool operator==(const RotaryValues& other) const;
+  RotaryTable constants() const {
+    if (cosine == nullptr) return {};
+    return {static_cast<const float*>(cosine->constant), static_cast<const float*>(sine->constant)};
+  }
+};
+
 // A decoder that was found; points into the nodes.
 struct FoundDecoder {
   Decoder decoder;
@@ -35,6 +48,7 @@ struct FoundDecoder {
   const Node* head = nullptr;
   const Value* position_ids = nullptr;  // null: positions are counted
   std::vector<const Value*> masks;
+  std::vector<RotaryValues> tables;
 
   // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants.
   Node node(std::string_view domain) const;

@@ -163,6 +163,7 @@ class Session:
         blocks: Sequence[int] | None = None,
         positions: Sequence[int] | None = None,
         bias: np.ndarray | list[np.ndarray] | None = None,
+        tables: Sequence[np.ndarray] = (),
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Logits [V] of the last of the tokens `hidden` [S, D], or [S, V] if the model has all, and the presents.
 
@@ -175,13 +176,14 @@ class Session:
             blocks: the number of each token's block; None: the model has no such input.
             positions: position_ids; None: the model has no such input.
             bias: attention_bias, float32, one or in the order of the layers; None: the model has no such input.
+            tables: cos_cache and sin_cache of each rotary table, if the model has them as inputs.
         """
         rows = np.ascontiguousarray(hidden[None], np.float32)
         lengths = np.array(total, np.int32), np.array([(length or total) - 1], np.int32)
         numbers: list[np.ndarray] = [] if blocks is None else [np.array([blocks], np.int32)]
         numbers += [] if positions is None else [np.array([positions], np.int64)]
         numbers += [] if bias is None else bias if isinstance(bias, list) else [bias]
-        given = [_argument(array) for array in (rows, *lengths, *past, *numbers)]
+        given = [_argument(array) for array in (rows, *lengths, *past, *numbers, *tables)]
         logits_shape, *shapes = self.step.infer(given, 1 + len(past))
         logits = np.full(logits_shape, np.nan, np.float32)
         presents = past if share else [np.zeros(shape, past[0].dtype) for shape in shapes]

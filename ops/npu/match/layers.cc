@@ -152,6 +152,7 @@ const transformer::DecoderLimits& array_limits() {
                                                  .attention_bias = true,
                                                  .scaled_updates = true,
                                                  .partial_rotation = true,
+                                                 .given_tables = true,
                                                  .multiple = q4nx::kBlockRows};
   return limits;
 }

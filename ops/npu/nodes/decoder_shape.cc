@@ -54,7 +54,7 @@ std::size_t DecoderShape::vector_bytes() const {
 }
 
 std::size_t DecoderShape::rotary_bytes() const {
-  return static_cast<std::size_t>(tables() * positions) * angle_bytes();
+  return given_tables ? 0 : static_cast<std::size_t>(tables() * positions) * angle_bytes();
 }
 
 std::vector<std::int64_t> DecoderShape::head_order() const {

@@ -6,7 +6,7 @@
 //                   blocks (ops/formats/q4nx.h)
 //   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d];
 //                   then the final norms
-//   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]
+//   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]; none if the tables are inputs
 #pragma once
 
 #include <array>

@@ -16,6 +16,7 @@
 #include "ops/nodes/flow_qkv_attention.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/run/cache_memory.h"
+#include "ops/npu/weights/pack.h"
 #include "ops/transformer/decoder_call.h"
 
 namespace flownpu::npu {
@@ -49,7 +50,10 @@ void write_rotary(std::span<const std::byte> all, const DecoderShape& shape, std
 std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, std::span<const std::byte> all,
                                       const DecoderShape& shape, std::size_t bytes) {
   std::unique_ptr<Buffer> buffer = runtime.allocate(bytes);
-  write_rotary(all, shape, 0, *buffer);
+  if (shape.given_tables)
+    buffer->to_device(0, bytes);  // rows are written before a run reads them
+  else
+    write_rotary(all, shape, 0, *buffer);
   return buffer;
 }
 
@@ -138,7 +142,7 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
     blocks_.emplace_back(designs_, *program, buffers_, host);
   const ProgramRecord& decode = *programs_.decode;
   check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
-  if (shape_.position_ids) rotary_ = rotary_of(node, shape_);
+  if (shape_.position_ids && !shape_.given_tables) rotary_ = rotary_of(node, shape_);
   if (shape_.all_logits) {
     Buffer& weights = *buffers_.find("weights");
     head_blocks_ = {.data = weights.bytes().data() + shape_.weight_bytes() - shape_.head().bytes(),
@@ -277,6 +281,25 @@ void DecoderLayers::turn_from(std::int64_t row) const {
   first_row_ = row;
 }
 
+void DecoderLayers::take_rows(std::span<const Tensor> tables, const Tokens& tokens) const {
+  Buffer& rotary = *buffers_.find("rotary");
+  const std::size_t table_bytes = rotary.bytes().size() / (tables.size() / 2);
+  const std::size_t bytes = static_cast<std::size_t>(tokens.count) * shape_.angle_bytes();
+  const std::int64_t turned = tables.front().shape[1];
+  for (std::size_t table = 0; 2 * table < tables.size(); ++table) {
+    const std::size_t begin =
+        table * table_bytes + static_cast<std::size_t>(tokens.past) * shape_.angle_bytes();
+    PackedWriter writer(rotary.bytes().subspan(begin, bytes));
+    const std::int64_t first = (tokens.past + tokens.shift) * turned;
+    const float* cosines = tables[2 * table].as<const float>() + first;
+    const float* sines = tables[2 * table + 1].as<const float>() + first;
+    for (std::int64_t token = 0; token < tokens.count; ++token)
+      write_angles(cosines + token * turned, sines + token * turned, turned,
+                   shape_.attention().head_size / 2, writer);
+    rotary.to_device(begin, bytes);
+  }
+}
+
 void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                         std::span<std::byte> /*scratch*/) const {
   const std::lock_guard lock(mutex_);
@@ -289,7 +312,10 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
       caches_->begin(pasts, presents, tokens.past, tokens.total());
   // All caches of this step are of that class.
   auto& memory = static_cast<ArrayCacheMemory&>(cache->memory());
-  turn_from(tokens.shift);
+  if (shape_.given_tables)
+    take_rows(transformer::given_tables(shape_, inputs), tokens);
+  else
+    turn_from(tokens.shift);
   const Tensor& logits = outputs[transformer::kLogits];
   const std::span<float> all(logits.as<float>(), static_cast<std::size_t>(logits.shape.elements()));
   // Nobody may read the logits of padding, but they are to be numbers.

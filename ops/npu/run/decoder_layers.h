@@ -84,6 +84,8 @@ class DecoderLayers final : public Step {
   void multiply_head(const Program& chunk, std::span<float> logits) const;
   // Moves the rows of the rotary tables, from this one on, to the array.
   void turn_from(std::int64_t row) const;
+  // Moves the rows that the tokens have in given tables to the array.
+  void take_rows(std::span<const Tensor> tables, const Tokens& tokens) const;
 
   DecoderShape shape_;
   std::shared_ptr<CompiledDesigns> designs_;

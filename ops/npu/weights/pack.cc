@@ -32,6 +32,14 @@ void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
     q4nx::multiply_row(wide.data(), q4nx::kWide, weight.columns, weight.factor);
 }
 
+void write_angles(const float* cosines, const float* sines, std::int64_t turned, std::int64_t half,
+                  PackedWriter& writer) {
+  writer.bfloat16(cosines, turned);
+  constexpr float kOne = 1;
+  for (std::int64_t i = turned; i < half; ++i) writer.bfloat16(&kOne, 1);
+  writer.line(sines, turned, half);
+}
+
 namespace {
 
 template <typename Shape, typename Constants>
@@ -168,17 +176,15 @@ void write_vectors(const DecoderShape& shape, const transformer::DecoderConstant
 void write_rotary(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                   PackedWriter writer) {
   const std::int64_t half = shape.attention().head_size / 2;
-  const std::vector<float> ones(static_cast<std::size_t>(half), 1);
+  if (shape.given_tables) return;
   for (const transformer::RotaryTable& table : constants.rotary) {
     // The elements that do not turn have angles of 0.
     const std::int64_t turned = table.cosine == nullptr   ? 0
                                 : shape.partly_rotated() ? shape.rotated_size / 2
                                                          : half;
-    for (std::int64_t position = 0; position < shape.positions; ++position) {
-      writer.bfloat16(table.cosine + position * turned, turned);
-      writer.bfloat16(ones.data(), half - turned);
-      writer.line(table.sine + position * turned, turned, half);
-    }
+    for (std::int64_t position = 0; position < shape.positions; ++position)
+      write_angles(table.cosine + position * turned, table.sine + position * turned, turned, half,
+                   writer);
   }
 }
 

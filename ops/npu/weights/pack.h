@@ -24,6 +24,11 @@ std::size_t wide_row_bytes(const transformer::Q4NXWeight& weight);
 void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
                     std::span<std::byte> wide);
 
+// Writes a position of a rotary table: d/2 cosines and d/2 sines, of which `turned` are given and
+// the others of angles of 0.
+void write_angles(const float* cosines, const float* sines, std::int64_t turned, std::int64_t half,
+                  PackedWriter& writer);
+
 // Packs a decoder's "weights", "vectors" and "rotary".
 std::vector<Packed> pack(const DecoderShape& shape, const transformer::DecoderConstants& constants);
 

@@ -49,7 +49,7 @@ def expected_attributes(name, config):
     return {
         "hidden": config["hidden_size"], "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
         "positions": config["max_position_embeddings"], "epsilon": np.float32(config["rms_norm_eps"]),
-        "all_logits": 0, "position_ids": 0, "rotated_size": 0,
+        "all_logits": 0, "position_ids": 0, "rotated_size": 0, "given_tables": 0,
         "layer.post_norms": int(gemma), "feed_forward.size": config["intermediate_size"],
         "feed_forward.activation": "geglu" if gemma else "swiglu", "feed_forward.experts": 0,
         "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,

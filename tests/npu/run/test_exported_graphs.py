@@ -178,6 +178,34 @@ def test_part_of_heads_turns_in_graphs_order(rng, models, embed):
     assert again.tobytes() == session.run(hidden[2:], 3, past)[0].tobytes()
 
 
+def test_given_tables_may_change_between_calls(rng, models, embed):
+    """LongRoPE as ORT GenAI's builder writes it; compared with both tables in one constant, chosen by position_ids."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    tables = [next(node for node in nodes if node.op_type == "FlowQKVAttention").inputs[at][3] for at in (7, 8)]
+    first, second = [table[:24].copy() for table in tables], [table[300:].copy() for table in tables]
+    device = npu.NpuDevice(str(models.artifacts("llama", CONTEXT)))
+    constant = Session(device, with_position_ids(nodes), outputs)
+    hidden, past = embed("llama", rng.integers(3, 300, 6)), constant.past(CONTEXT)
+    expected = [
+        constant.run(hidden[start:stop], stop, past, positions=range(start + shift, stop + shift))[0]
+        for (start, stop), shift in zip(steps_of(4, 5, 6), (0, 300, 300), strict=True)
+    ]
+    nodes, outputs = read_nodes(models.converted("llama"))
+    for at, name in ((COS_CACHE, "cos"), (COS_CACHE + 1, "sin")):
+        nodes = with_input(nodes, at, name, "float")
+    given = Session(device, nodes, outputs)
+    past = given.past(CONTEXT)
+    found = [
+        given.run(hidden[start:stop], stop, past, tables=each)[0]
+        for (start, stop), each in zip(steps_of(4, 5, 6), (first, second, second), strict=True)
+    ]
+    assert np.array(found).tobytes() == np.array(expected).tobytes()
+    with pytest.raises(RuntimeError, match=r"expected positions below 24, .* got 24: shorten the context"):
+        given.run(hidden[:1], 25, past, tables=first)
+    with pytest.raises(RuntimeError, match=r"cos_cache and sin_cache of shape \[positions, 16\], got \[24,8\] and"):
+        given.run(hidden[:1], 7, past, tables=[table[:, :8].copy() for table in first])
+
+
 def test_factor_of_updates_is_in_packed_weights(models):
     """Granite's residual_multiplier: 0.22 is in the scales and minima of the two projections that update the stream."""
     nodes, outputs = read_nodes(models.converted("llama"))

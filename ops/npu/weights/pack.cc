@@ -96,8 +96,8 @@ void write_vectors(const DecoderShape& shape, const transformer::DecoderConstant
                    PackedWriter writer) {
   for (const transformer::LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
-    if (!shape.attention().has_qk_norm()) continue;
-    for (const float* norm : layer.qk_norm) writer.bfloat16(norm, shape.attention().head_size);
+    for (std::size_t i = 0; i < layer.qk_norm.size(); ++i)
+      writer.bfloat16(layer.qk_norm.at(i), shape.qk_norm_sizes().at(i));
   }
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());
 }

@@ -315,8 +315,9 @@ Entry Matcher::first_entry(const Node& attention) {
     if (projection != nullptr && is(*projection, "", "Add")) {
       got = ", got an Add: " + limits_.means + " have no place for a bias";
     } else if (projection != nullptr && is_norm(*projection)) {
-      got =
-          ", got a norm of all heads at once: " + limits_.means + " have one of each head, or none";
+      got = limits_.norms_after ? ", got a norm of all heads at once that reads no part of one"
+                                : ", got a norm of all heads at once: " + limits_.means +
+                                      " have one of each head, or none";
     }
     fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
          got);

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Operators on vectors, with the number of integer arguments (kernels/README.md) whose product is a call's elements. 2:
 # rows (heads) and the size of each; 1: all elements.
 _VECTORS: dict[str, int] = dict.fromkeys(
-    ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "rope"), 2
+    ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "all_norm_rope", "rope"), 2
 ) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
 _BLOCKS = {
     "fused_dqp": "dqp_block",

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies part `index` of a vector that is cut into parts of n: part = whole[index n .. (index + 1)
-// n]; copy_into writes it to a part of another vector.
+// n]; copy_into and copy_norms write it to a part of another vector.
 //
 // Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. In an array an entry has
 // one type for each argument, so copies of two sizes need two names. Callers, all in aie/designs/:
 // copy_part in copy.py, norm_rope.py, vector_operators.py and decode_layer/residual.py; copy_heads
-// in decode_layer/attention.py; copy_into in decode_layer/residual.py.
+// and copy_norms in decode_layer/attention.py; copy_into in decode_layer/residual.py.
 #include <aie_api/aie.hpp>
 #include <cstdint>
 
@@ -43,6 +43,11 @@ void copy_heads(const bfloat16* __restrict whole, bfloat16* __restrict part, std
 }
 
 void copy_into(const bfloat16* __restrict from, bfloat16* __restrict to, std::int32_t from_index,
+               std::int32_t to_index, std::int32_t n) {
+  copy(from, to + to_index * n, from_index, n);
+}
+
+void copy_norms(const bfloat16* __restrict from, bfloat16* __restrict to, std::int32_t from_index,
                std::int32_t to_index, std::int32_t n) {
   copy(from, to + to_index * n, from_index, n);
 }

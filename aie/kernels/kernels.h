@@ -70,11 +70,17 @@ void add_layer_norm(const bfloat16* x, const bfloat16* residual, const bfloat16*
 void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
           std::int32_t d);
 
+void square_sums(const bfloat16* x, float* sums, std::int32_t n, std::int32_t batch);
+void all_norm_rope(const bfloat16* x, const bfloat16* weights, const bfloat16* table,
+                   const float* sums, bfloat16* y, std::int32_t heads, std::int32_t d,
+                   std::int32_t first, std::int32_t n, std::int32_t epsilon);
 void rms_norm_rope(const bfloat16* x, const bfloat16* weight, const bfloat16* table, bfloat16* y,
                    std::int32_t heads, std::int32_t d, std::int32_t epsilon);
 void copy_part(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
 void copy_heads(const bfloat16* whole, bfloat16* part, std::int32_t index, std::int32_t n);
 void copy_into(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
+               std::int32_t n);
+void copy_norms(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
                std::int32_t n);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

@@ -94,11 +94,11 @@ class Prices:
 
         Calls of later tokens of a chunk are at later positions: the cost is that at their mean position.
         """
-        alike: dict[tuple[str, str], list[Step]] = {}
+        alike: dict[tuple[str, str, str], list[Step]] = {}
         for step in program.steps:
-            alike.setdefault((step.call.array, step.call.name), []).append(step)
+            alike.setdefault((step.call.array, step.call.operator, step.call.name), []).append(step)
         found = []
-        for (array, _), steps in alike.items():
+        for (array, *_), steps in alike.items():
             if array == HOST:
                 cost = self._host(steps[0])
             else:

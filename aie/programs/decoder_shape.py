@@ -71,7 +71,9 @@ class DecoderShape:
             ceil_div(layer.feed_forward.size, _GATE_COLUMNS) * _GATE_COLUMNS,
             layer.feed_forward.activation,
             post_norms=layer.post_norms,
-            qk_norm=attention.qk_norm == "each head",
+            qk_norm=attention.qk_norm != "none",
+            norm_of_all_heads=attention.qk_norm == "all heads",
+            norms_before=layer.norms_before,
             qkv_bias=attention.qkv_bias,
             output_bias=attention.output_bias,
             softcap=attention.softcap,
@@ -169,7 +171,7 @@ class DecoderBuffers:
     def qk_norm(self, layer: int) -> View:
         """The weights of a layer's QK-norm."""
         shape = self.decoder.shape
-        return View("vectors", ((layer + 1) * shape.vector_size - 2 * shape.d) * BF16_BYTES)
+        return View("vectors", ((layer + 1) * shape.vector_size - sum(shape.qk_norm_sizes)) * BF16_BYTES)
 
     def cache(self, layer: int) -> View:
         """Keys and values of a layer."""

@@ -8,6 +8,7 @@ long.
     rms_norm       y = norm(x)
     add_rms_norm   s = x + residual, y = norm(s)
     rms_norm_add   s = residual + norm(x), y = norm(s); the weights of the two norms are neighbours, a line each
+    rms_norm_sum   s = residual + norm(x), y = s
     add_layer_norm s = x + residual, y = layer norm(s)
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on
@@ -33,7 +34,7 @@ class NormOfRows:
     """Norms of rows, with an addition before or after.
 
     Attributes:
-        operator: rms_norm, add_rms_norm, rms_norm_add or add_layer_norm.
+        operator: rms_norm, add_rms_norm, rms_norm_add, rms_norm_sum or add_layer_norm.
         rows: rows of x.
         columns: elements of a row.
         epsilon: of the norms.
@@ -85,10 +86,11 @@ def norm_rope(
     """
     d, heads, kv_heads = shape.d, shape.heads, shape.kv_heads
     queries, kept = tokens * heads * d, tokens * 2 * kv_heads * d
-    norms = [_argument("norms", "bf16", 2 * d, reads=2 * d)] * shape.qk_norm
+    weights = sum(shape.qk_norm_sizes)
+    norms = [_argument("norms", "bf16", weights, reads=weights)] * shape.qk_norm
     parameters = (
         ("tokens", tokens), ("heads", heads), ("kv_heads", kv_heads), ("head_size", d), ("context", context),
-        ("line", line), ("table", table), ("tables", tables), ("qk_norm", int(shape.qk_norm)),
+        ("line", line), ("table", table), ("tables", tables), ("qk_norm", shape.qk_norm + shape.norm_of_all_heads),
         ("epsilon", float(epsilon)),
     )  # fmt: skip
     arguments = (

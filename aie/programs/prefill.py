@@ -14,7 +14,8 @@ computes all products (designs/gemm.py).
 
     hidden     [tokens][D]            the embeddings; host
     residual   [tokens][D] f32        the residual stream; host
-    x          [tokens][x line]       the stream, normalised: A of QKV, and of gate and up
+    x          [tokens][x line]       the stream, normalised (or as it is, where a layer's parts have no norm before
+                                      them: then the first is `hidden`): A of QKV, and of gate and up
     qkv        [tokens][line]         products of H + 2 G heads
     q          [tokens][H][d]         queries, normalised and turned; keys and values go to the cache
     context    [tokens][line]         attention's output [H][d]: A of the output projection
@@ -132,12 +133,13 @@ class _Chunk:
 
     def program(self) -> Program:
         given = self.writer.rows("hidden", self.tokens, self.shape.hidden)
-        self._step(self._norm("rms_norm").call(), "hidden", self.buffers.norm(0, self.shape.entry_norms - 1), "x")
+        if self.shape.norms_before:
+            self._step(self._norm("rms_norm").call(), "hidden", self.buffers.norm(0, self.shape.entry_norms - 1), "x")
         last = len(self.decoder.windows) - 1
         for self.layer in range(last + 1):
             if self.layer % self.group == 0:
                 self._dequantise(last)
-            self._multiply(0, "x", "qkv")
+            self._multiply(0, "x" if self.layer or self.shape.norms_before else "hidden", "qkv")
             self._norm_rope()
             if self.layer == last and not self.all_logits:
                 break
@@ -168,7 +170,10 @@ class _Chunk:
     def _add(self, update: str, weight: View, normalised: str = "x") -> None:
         """Add the update to the stream, normalised first where there are post-norms, and normalise the sum."""
         first = self.layer == 0 and update == "attended"
-        norm = self._norm("rms_norm_add" if self.shape.post_norms else "add_rms_norm", self._line(self.shape.hidden))
+        operator = "rms_norm_add" if self.shape.post_norms else "add_rms_norm"
+        if not self.shape.norms_before and normalised == "x":
+            operator = "rms_norm_sum"
+        norm = self._norm(operator, self._line(self.shape.hidden))
         before = "hidden" if first else "residual"
         self._step(norm.call("bf16" if first else "f32"), update, before, weight, "residual", normalised)
 

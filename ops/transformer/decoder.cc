@@ -75,6 +75,18 @@ std::size_t Decoder::masks() const {
   return static_cast<std::size_t>(count);
 }
 
+std::array<std::int64_t, 2> Decoder::qk_norm_sizes() const {
+  switch (attention().qk_norm) {
+    case QkNorm::kNone:
+      return {0, 0};
+    case QkNorm::kEachHead:
+      return {attention().head_size, attention().head_size};
+    case QkNorm::kAllHeads:
+      return {attended(), attention().kv_heads * attention().head_size};
+  }
+  fail("expected a known norm of queries and keys");
+}
+
 // For the model's own sizes, without a device's padding.
 std::int64_t Decoder::multiply_adds() const {
   const std::int64_t layer =

@@ -135,6 +135,7 @@ struct Layer {
   Mixer mixer;
   FeedForward feed_forward;
   bool post_norms = false;
+  bool norms_before = true;
 
   bool operator==(const Layer&) const = default;
   const Attention& attention() const { return std::get<Attention>(mixer); }
@@ -144,6 +145,8 @@ struct Layer {
   static void fields(Visit&& visit) {
     visit(field("post_norms", &Layer::post_norms,
                 "the mixer's and the feed-forward's outputs are normalised before they are added"));
+    visit(field("norms_before", &Layer::norms_before,
+                "the mixer and the feed-forward read the residual stream normalised, not as it is"));
   }
 };
 
@@ -204,7 +207,10 @@ struct Decoder {
   std::int64_t packed_heads() const {
     return attended() + 2 * attention().kv_heads * attention().head_size;
   }
-  // The number of norm weights at an entry to the residual stream.
+  // Elements of the norms of queries and of keys; 0: there are none.
+  std::array<std::int64_t, 2> qk_norm_sizes() const;
+  // The number of norm weights at an entry to the residual stream; without norms_before the second
+  // is that of the last norm, and unused elsewhere.
   std::int64_t entry_norms() const { return post_norms() ? 2 : 1; }
   // Multiply-adds for one token, without those of attention.
   std::int64_t multiply_adds() const;

@@ -43,7 +43,7 @@ struct LayerConstants {
   // Weights [D] of the norms at the layer's two entries to the residual stream (before attention
   // and before the feed-forward), entry_norms() for each.
   std::vector<const float*> norms;
-  // Weights of the norms of queries and keys, [d].
+  // Weights of the norms of queries and keys, as long as qk_norm_sizes().
   std::array<const float*, 2> qk_norm{};
 };
 

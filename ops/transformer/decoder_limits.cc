@@ -9,7 +9,7 @@ namespace flownpu::transformer {
 std::string unsupported(const Attention& attention, const DecoderLimits& limits) {
   if (attention.softcap != 0 && !limits.softcap)
     return "expected no softcap: " + limits.who + " has none";
-  if (attention.qk_norm == QkNorm::kAllHeads)
+  if (attention.qk_norm == QkNorm::kAllHeads && !limits.norms_after)
     return "expected norms of each head, or none: " + limits.means + " have none of all heads";
   return "";
 }
@@ -24,7 +24,8 @@ std::string unsupported(const FeedForward& feed_forward, const DecoderLimits& li
 
 std::string unsupported(const Node& attention, const DecoderLimits& limits) {
   const auto has = [&](std::size_t input) { return attention.input(input) != nullptr; };
-  if (has(kKey)) return "expected a packed QKV projection, got query, key and value";
+  if (has(kKey) && !limits.norms_after)
+    return "expected a packed QKV projection, got query, key and value";
   if (!limits.position_ids && has(kPositionIds))
     return "expected no position_ids: " + limits.who +
            "'s tokens follow one another in one table of RoPE (where they choose between two, as "

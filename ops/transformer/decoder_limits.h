@@ -19,6 +19,9 @@ struct DecoderLimits {
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
   bool without_rope = false;    // layers without RoPE, among layers with it
+  // Norms of queries and keys over all heads, and parts that read the stream without a norm
+  // (OLMo 2).
+  bool norms_after = false;
   bool biases = false;          // of the QKV projection and of the output projection
   bool experts = false;         // mixtures of experts
   bool all_logits = false;      // logits of all tokens, not only of the last

@@ -19,7 +19,8 @@ void refuse_unless_empty(const Node& node, const std::string& reason) {
 }
 
 // An entry to the residual stream: the output of attention or feed-forward is added (in a model
-// with post-norms it is normalised first), and the sum is normalised for the next projection.
+// with post-norms it is normalised first), and the sum is normalised for the next projection, or
+// read as it is.
 struct Entry {
   const Node* norm = nullptr;
   std::string_view sum;         // the residual stream
@@ -36,6 +37,10 @@ class Matcher : public FoundDecoder {
 
  private:
   Entry first_entry(const Node& attention);
+  const Node& reader(std::string_view x, std::string_view what) const;
+  const Node* norm_of_all_heads(const Node& attention, std::size_t input) const;
+  const Node& attention_of(const Node& qkv);
+  void read_norms_of_all_heads(const Node& attention, LayerConstants& layer);
   Entry layer(const Entry& entry);
   void attend(const Node& attention, LayerConstants& layer);
   const Node& feed_forward(std::string_view x, LayerConstants& layer);
@@ -48,7 +53,7 @@ class Matcher : public FoundDecoder {
 
   void take(const Node& node);
   const Node& projection(std::string_view x, const char* what, bool biased = false);
-  const float* bias_of(const Node& projection, bool& has);
+  const float* bias_of(const Node& projection, const char* what, bool& has);
   void check_product(const Node& node, std::int64_t rows, std::int64_t columns,
                      bool gated = false) const;
   void check_epsilon(const Node& node, float epsilon);
@@ -60,15 +65,27 @@ class Matcher : public FoundDecoder {
   const GraphWalk& graph_;
   const DecoderLimits& limits_;
   std::optional<bool> post_norms_;  // unknown before the first projection's output
+  bool norms_before_ = true;
   // The first attention with RoPE: all others have its position_ids.
   const Node* first_rotary_ = nullptr;
 };
 
 void Matcher::take(const Node& node) { taken.insert(&node); }
 
+// The only reader of `x`; of a residual stream without norms before its readers, the only one
+// besides the next sum.
+const Node& Matcher::reader(std::string_view x, std::string_view what) const {
+  if (norms_before_) return graph_.only_reader(x, what);
+  std::vector<const Node*> found = graph_.readers(x);
+  std::erase_if(found, [](const Node* node) {
+    return is(*node, "", "Add") || is(*node, "", "Shape") || is_residual_norm(*node);
+  });
+  return found.size() == 1 ? *found.front() : graph_.only_reader(x, what);
+}
+
 // The projection that is the only reader of `x`. `biased`: whether it may have a bias.
 const Node& Matcher::projection(std::string_view x, const char* what, bool biased) {
-  const Node& node = graph_.only_reader(x, what);
+  const Node& node = reader(x, what);
   if (!is_projection(node)) fail(to_string(node), ": expected a Q4NXMatMul, ", what);
   if (node.inputs[0].name != x) fail(to_string(node), ": expected '", x, "' to be its X");
   if (!biased && node.input(kProductBias) != nullptr)
@@ -93,11 +110,11 @@ void Matcher::check_product(const Node& node, std::int64_t rows, std::int64_t co
 
 // The bias of a projection; null if it has none, which counts as zeros if other layers have one.
 // `has`: set where it has one.
-const float* Matcher::bias_of(const Node& projection, bool& has) {
+const float* Matcher::bias_of(const Node& projection, const char* what, bool& has) {
   const Value* bias = projection.input(kProductBias);
   if (bias == nullptr) return nullptr;
   if (bias->constant == nullptr || bias->type != DataType::kFloat32) {
-    fail(to_string(projection), ": expected the bias to be an initializer, float");
+    fail(to_string(projection), ": expected the ", what, "'s bias to be an initializer, float");
   }
   has = true;
   return static_cast<const float*>(bias->constant);
@@ -178,6 +195,7 @@ Attention Matcher::read_attention(const Node& node) {
   read.window_sized_cache = node.integer("sliding_window_cache", 0) != 0;
   read.bidirectional_blocks = node.input(kBidirectionalBlocks) != nullptr;
   if (node.input(kQNormWeight) != nullptr) read.qk_norm = QkNorm::kEachHead;
+  if (norm_of_all_heads(node, kQuery) != nullptr) read.qk_norm = QkNorm::kAllHeads;
   refuse_unless_empty(node, unsupported(read, limits_));
   read.table = table_of(node);
   read.mask = mask_of(node);
@@ -202,6 +220,8 @@ void Matcher::check_attention(const Node& attention) const {
     expect(graph_.readers(attention.outputs[present].name).empty(),
            "that nothing in the graph reads present_key and present_value");
   }
+  expect(attention.input(kKey) == nullptr || norm_of_all_heads(attention, kQuery) != nullptr,
+         "a packed QKV projection, got query, key and value");
   const Node& first = attentions.empty() ? attention : *attentions.front();
   for (const std::size_t length : {kSeqlensK, kTotalSequenceLength}) {
     expect(attention.inputs[length].name == first.inputs[length].name,
@@ -230,28 +250,87 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
   }
   take(attention);
   attentions.push_back(&attention);
-  if (!read.has_qk_norm()) return;
+  if (read.qk_norm == QkNorm::kAllHeads) read_norms_of_all_heads(attention, layer);
+  if (read.qk_norm != QkNorm::kEachHead) return;
   layer.qk_norm = {read_vector(attention, kQNormWeight, read.head_size),
                    read_vector(attention, kKNormWeight, read.head_size)};
   check_epsilon(attention, attention.number("qk_norm_epsilon", 1e-6F));
+}
+
+// The norm of all heads that makes an attention's queries or keys; null: there is none.
+const Node* Matcher::norm_of_all_heads(const Node& attention, std::size_t input) const {
+  const Value* value = attention.input(input);
+  const Node* norm = value == nullptr ? nullptr : graph_.producer(value->name);
+  return norm != nullptr && is_norm(*norm) ? norm : nullptr;
+}
+
+// The attention behind a QKV projection; in between, there may be a Split and norms of all heads.
+const Node& Matcher::attention_of(const Node& qkv) {
+  const Node& next = reader(qkv.outputs[0].name, "attention");
+  if (is_attention(next)) return next;
+  if (!is(next, "", "Split") || next.outputs.size() != 3)
+    fail(to_string(next), ": expected a FlowQKVAttention");
+  const Node& attention = graph_.only_reader(next.outputs[2].name, "attention");
+  if (!is_attention(attention) || attention.input(kValue) == nullptr ||
+      attention.inputs[kValue].name != next.outputs[2].name)
+    fail(to_string(attention), ": expected a FlowQKVAttention whose value is the last part of ",
+         to_string(next));
+  take(next);
+  return attention;
+}
+
+// The norms of query and key, which are the first two parts of the packed projection.
+void Matcher::read_norms_of_all_heads(const Node& attention, LayerConstants& layer) {
+  const Value* value = attention.input(kValue);
+  const Node* split = value == nullptr ? nullptr : graph_.producer(value->name);
+  const std::array<std::int64_t, 2> sizes = decoder.qk_norm_sizes();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const Node* norm = norm_of_all_heads(attention, i == 0 ? kQuery : kKey);
+    if (split == nullptr || norm == nullptr || norm->inputs[0].name != split->outputs.at(i).name) {
+      fail(to_string(attention), ": expected norms of the ", i == 0 ? "first" : "second",
+           " part of the QKV projection");
+    }
+    graph_.only_reader(split->outputs.at(i).name, "a norm of all heads");
+    graph_.only_reader(norm->outputs[0].name, "attention");
+    take(*norm);
+    layer.qk_norm.at(i) = read_vector(*norm, 1, sizes.at(i));
+    check_epsilon(*norm, norm->number("epsilon", 1e-5F));
+  }
 }
 
 // --- Layers --------------------------------------------------------------------------------------
 
 Entry Matcher::first_entry(const Node& attention) {
   const Node* projection = graph_.producer(attention.inputs[kQuery].name);
+  if (const Node* norm = norm_of_all_heads(attention, kQuery);
+      norm != nullptr && limits_.norms_after) {
+    const Node* split = graph_.producer(norm->inputs[0].name);
+    if (split != nullptr && is(*split, "", "Split"))
+      projection = graph_.producer(split->inputs[0].name);
+  }
   if (projection == nullptr || !is_projection(*projection)) {
     std::string got;
     if (projection != nullptr && is(*projection, "", "Add")) {
       got = ", got an Add: " + limits_.means + " have no place for a bias";
     } else if (projection != nullptr && is_norm(*projection)) {
-      got =
-          ", got a norm of all heads at once: " + limits_.means + " have one of each head, or none";
+      got = limits_.norms_after ? ", got a norm of all heads at once that reads no part of one"
+                                : ", got a norm of all heads at once: " + limits_.means +
+                                      " have one of each head, or none";
     }
     fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
          got);
   }
   const Node* norm = graph_.producer(projection->inputs[0].name);
+  // Without norms before its parts, the stream is also read by the sum with attention's output.
+  norms_before_ = !limits_.norms_after || (norm != nullptr && is_norm(*norm)) ||
+                  std::ranges::none_of(graph_.readers(projection->inputs[0].name),
+                                       [](const Node* node) { return is(*node, "", "Add"); });
+  if (!norms_before_) {
+    decoder.hidden = projection->required_integer("K");
+    first = projection;
+    const std::string_view stream = projection->inputs[0].name;
+    return {.norm = projection, .sum = stream, .normalised = stream, .weights = {}};
+  }
   if (norm == nullptr || !is_norm(*norm)) {
     fail(to_string(*projection),
          ": expected a SimplifiedLayerNormalization before the first layer's QKV projection");
@@ -259,7 +338,7 @@ Entry Matcher::first_entry(const Node& attention) {
   decoder.hidden = projection->required_integer("K");
   check_epsilon(*norm, norm->number("epsilon", 1e-5F));
   take(*norm);
-  first_norm = norm;
+  first = norm;
   return {.norm = norm,
           .sum = norm->inputs[0].name,
           .normalised = norm->outputs[0].name,
@@ -304,7 +383,8 @@ Entry Matcher::next_entry(const Entry& entry, std::string_view update) {
     next.weights.push_back(read_vector(*post, 1, decoder.hidden));
   }
   const Node& norm = graph_.only_reader(update, "a norm with the residual");
-  if (!is_residual_norm(norm)) {
+  const bool only_sum = !norms_before_ && is(norm, "", "Add");
+  if (!is_residual_norm(norm) && !only_sum) {
     fail(to_string(norm), ": expected a SkipSimplifiedLayerNormalization that adds '", update,
          "' to the residual stream");
   }
@@ -315,14 +395,24 @@ Entry Matcher::next_entry(const Entry& entry, std::string_view update) {
     fail(to_string(norm), ": expected it to add '", update, "' to the residual stream '", entry.sum,
          "'");
   }
-  if (norm.input(3) != nullptr) fail(to_string(norm), ": expected no bias");
   // The model's first residual stream comes from outside and may be read there.
-  if (entry.norm != first_norm) graph_.only_reader(entry.sum, "the next norm with the residual");
-  check_epsilon(norm, norm.number("epsilon", 1e-5F));
-  next.weights.push_back(read_vector(norm, 2, decoder.hidden));
+  if (entry.norm != first) {
+    if (norms_before_)
+      graph_.only_reader(entry.sum, "the next norm with the residual");
+    else
+      reader(entry.sum, "the next projection");
+  }
   take(norm);
   next.norm = &norm;
   next.normalised = norm.outputs[0].name;
+  if (only_sum) {
+    next.sum = next.normalised;
+    next.weights.push_back(nullptr);
+    return next;
+  }
+  if (norm.input(3) != nullptr) fail(to_string(norm), ": expected no bias");
+  check_epsilon(norm, norm.number("epsilon", 1e-5F));
+  next.weights.push_back(read_vector(norm, 2, decoder.hidden));
   if (norm.has_output(3)) next.sum = norm.outputs[3].name;
   return next;
 }
@@ -330,9 +420,9 @@ Entry Matcher::next_entry(const Entry& entry, std::string_view update) {
 // The feed-forward that reads `x`; returns its last node.
 const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
   FeedForward& found = decoder.layers.back().feed_forward;
-  const Node& first = graph_.only_reader(x, "the gate and up projection");
-  const bool experts = is(first, kDomain, "Q4NXMoE");
-  const Node& gate_up = experts ? first : projection(x, "the gate and up projection");
+  const Node& next = reader(x, "the gate and up projection");
+  const bool experts = is(next, kDomain, "Q4NXMoE");
+  const Node& gate_up = experts ? next : projection(x, "the gate and up projection");
   const std::string gating = gate_up.text("gating", experts ? "swiglu" : "none");
   const auto activation = std::ranges::find(kActivations, gating);
   if (decoder.layers.size() == 1 && activation == kActivations.end())
@@ -366,8 +456,7 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
 Entry Matcher::layer(const Entry& entry) {
   LayerConstants layer;
   const Node& qkv = projection(entry.normalised, "the QKV projection", limits_.biases);
-  const Node& attention = graph_.only_reader(qkv.outputs[0].name, "attention");
-  if (!is_attention(attention)) fail(to_string(attention), ": expected a FlowQKVAttention");
+  const Node& attention = attention_of(qkv);
   attend(attention, layer);
   const Node& output =
       projection(attention.outputs[kOutput].name, "the output projection", limits_.biases);
@@ -381,15 +470,18 @@ Entry Matcher::layer(const Entry& entry) {
   check_product(output, decoder.hidden, decoder.attended());
   layer.qkv = read_q4nx_weight(qkv);
   Attention& read = decoder.layers.back().attention();
-  layer.qkv_bias = bias_of(qkv, read.qkv_bias);
+  layer.qkv_bias = bias_of(qkv, "QKV projection", read.qkv_bias);
   layer.output = read_q4nx_weight(output);
   layer.output.factor = output_factor;
-  layer.output_bias = bias_of(output, read.output_bias);
+  layer.output_bias = bias_of(output, "output projection", read.output_bias);
   layer.norms = entry.weights;
   const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
+  if (!post_norms && !norms_before_)
+    fail(to_string(qkv), ": expected a norm before the QKV projection, or after ", to_string(output));
   decoder.layers.back().post_norms = post_norms;
+  decoder.layers.back().norms_before = norms_before_;
   // Nothing is added before the first layer, so that there is no post-norm.
-  if (post_norms && layer.norms.size() == 1) layer.norms.insert(layer.norms.begin(), nullptr);
+  while (layer.norms.size() < (post_norms ? 2 : 1)) layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   std::string_view update = last.outputs[0].name;
   const float factor = update_factor(update);
@@ -426,17 +518,19 @@ void Matcher::finish(const Entry& entry) {
   constants.final_norms = entry.weights;
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
-  check_multiple(*first_norm, "hidden size", decoder.hidden, limits_);
+  check_multiple(*first, "hidden size", decoder.hidden, limits_);
   check_multiple(*attentions.front(), "head size", decoder.attention().head_size, limits_);
 }
 
 void Matcher::match(const Node& first_attention) {
   Entry entry = first_entry(first_attention);
+  // The LM head reads the output of a norm with the residual, and no attention reads its own.
   const auto goes_on = [&] {
+    if (!norms_before_) return entry.sum == entry.normalised;
     const auto& readers = graph_.readers(entry.normalised);
     if (readers.size() != 1 || !is_projection(*readers[0])) return false;
     const auto& then = graph_.readers(readers[0]->outputs[0].name);
-    return then.size() == 1 && is_attention(*then[0]);
+    return then.size() == 1 && (is_attention(*then[0]) || is(*then[0], "", "Split"));
   };
   do {
     entry = layer(entry);
@@ -466,22 +560,22 @@ bool RotaryValues::operator==(const RotaryValues& other) const {
 
 Node FoundDecoder::node(std::string_view domain) const {
   Node node;
-  node.name = first_norm->name + " .. " + head->name;
+  node.name = first->name + " .. " + head->name;
   node.op_type = kDecoderLayers;
   node.domain = domain;
   decoder.write(node);
-  const Node& first = *attentions.front();
-  node.inputs = {first_norm->inputs[0], first.inputs[kTotalSequenceLength],
-                 first.inputs[kSeqlensK]};
+  const Node& attention = *attentions.front();
+  node.inputs = {first->inputs[0], attention.inputs[kTotalSequenceLength],
+                 attention.inputs[kSeqlensK]};
   node.outputs = {head->outputs[0]};
-  for (const Node* attention : attentions) {
+  for (const Node* each : attentions) {
     for (const std::size_t past : {kPastKey, kPastValue})
-      node.inputs.push_back(attention->inputs[past]);
+      node.inputs.push_back(each->inputs[past]);
     for (const std::size_t present : {kPresentKey, kPresentValue})
-      node.outputs.push_back(attention->outputs[present]);
+      node.outputs.push_back(each->outputs[present]);
   }
   if (decoder.attention().bidirectional_blocks)
-    node.inputs.push_back(first.inputs[kBidirectionalBlocks]);
+    node.inputs.push_back(attention.inputs[kBidirectionalBlocks]);
   if (position_ids != nullptr) node.inputs.push_back(*position_ids);
   for (const Value* mask : masks) node.inputs.push_back(*mask);
   if (decoder.given_tables) {

@@ -40,10 +40,11 @@ struct RotaryValues {
 struct FoundDecoder {
   Decoder decoder;
   DecoderConstants constants;
-  // All nodes of the decoder; among these the first norm, the attentions in the order of their
+  // All nodes of the decoder; among these the first (a norm, or the QKV
+  // projection where there is none before it), the attentions in the order of their
   // layers, and the LM head.
   std::unordered_set<const Node*> taken;
-  const Node* first_norm = nullptr;
+  const Node* first = nullptr;
   std::vector<const Node*> attentions;
   const Node* head = nullptr;
   const Value* position_ids = nullptr;  // null: positions are counted

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from flownpu.aie.designs.common import I32, kernel, limits_of, tensor, worker
+from flownpu.aie.designs.common import F32, I32, kernel, limits_of, run, tensor, worker
 from flownpu.aie.designs.decode_layer.shape import ROPE_COLUMN, LayerShape
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.common import RunTimeParameters
     from flownpu.aie.designs.decode_layer.call import Token
     from flownpu.aie.designs.decode_layer.sequence import LayerSequence
-    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
+    from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, TensorAccessPattern, Worker
+
+
+_LANES = 16  # partial sums of squares (kernels/norm_rope.cc)
 
 
 class AttentionEnds(NamedTuple):
@@ -144,9 +147,20 @@ class Attention(ABC):
     def plan(self, steps: LayerSequence, index: int) -> None:  # noqa: B027 (the same)
         """Add what the weights' streams carry for attention, after a layer's first projection."""
 
-    @abstractmethod
+    def queries_in(self, size: int, first: int) -> TensorAccessPattern:
+        """The walk over [H, d] elements from `first` on, in the order in which the RoPE tile takes query heads."""
+        return run(size, first, self.shape.heads * self.shape.d)
+
     def send_heads(self, steps: LayerSequence) -> None:
-        """Send queries, keys and values to the RoPE tile."""
+        """Send queries, keys and values to the RoPE tile; those that share a norm twice, first for its sum."""
+        shape, size, first = self.shape, steps.state_size, steps.regions["qkv"].offset
+        of_queries, of_keys = shape.heads * shape.d, shape.kv_heads * shape.d
+        queries, keys_and_values = self.queries_in(size, first), run(size, first + of_queries, 2 * of_keys)
+        taps = [queries, keys_and_values]
+        if shape.norm_of_all_heads:
+            taps = [queries, queries, run(size, first + of_queries, of_keys), keys_and_values]
+        for tap in taps:
+            steps.send(steps.ends.heads, steps.buffers.state, tap)
 
     @abstractmethod
     def drain_contexts(self, steps: LayerSequence) -> list[Any]:
@@ -165,15 +179,26 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
 
     The first batches are tables: the norms of queries and keys, if there are any, and the angles. If the way deals
     heads to the projecting tiles, keys and values follow the queries on their fifo, too. Words: word 0, epsilon's bits.
+
+    The weights of a norm of all heads stay in the tile, and the heads of such a norm come twice: first for their mean.
     """
     shape, batch, d = way.shape, way.shape.batch, way.shape.d
     heads_of_batch = tensor(batch * d)
     heads, queries, key_value = (ObjectFifo(heads_of_batch, name=name) for name in ("heads", "queries", "key_value"))
     copy = kernel("copy_part", "copy_heads", heads_of_batch, heads_of_batch, I32, I32)
-    if shape.qk_norm:
-        rope = kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)
+    sums, weights = tensor(_LANES, F32), tensor(max(sum(shape.qk_norm_sizes), 1))
+    if shape.norm_of_all_heads:
+        kernels = [
+            kernel(
+                "norm_rope", "all_norm_rope", heads_of_batch, weights, heads_of_batch, sums, heads_of_batch, *[I32] * 5
+            ),
+            kernel("norm_rope", "square_sums", heads_of_batch, sums, *[I32] * 2),
+            kernel("copy_part", "copy_norms", heads_of_batch, weights, *[I32] * 3),
+        ]
+    elif shape.qk_norm:
+        kernels = [kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)]
     else:
-        rope = kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)
+        kernels = [kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)]
 
     def core(
         heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle, tables: list[Buffer],
@@ -181,9 +206,16 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
     ) -> None:  # fmt: skip
         barrier.wait_for_value(1)
         barrier.release_with_value(1)
-        copy, rope = kernels
+        copy, rope, *of_all_heads = kernels
+        *norms, angles = tables
         epsilon = rtp[0]
-        for table in tables:
+        if of_all_heads:
+            total, place_in = of_all_heads
+            all_norms, squares = norms
+            for part in range_((shape.heads + shape.kv_heads) // batch):
+                place_in(heads.acquire(1), all_norms, 0, part, batch * d)
+                heads.release(1)
+        for table in [angles] if of_all_heads else tables:
             copy(heads.acquire(1), table, 0, d)
             heads.release(1)
 
@@ -192,13 +224,23 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
                 copy(made, queries.acquire(1), 0, batch * d)
                 queries.release(1)
 
+        def turn(given: Any, made: Any, place: int, part: Any) -> None:
+            if of_all_heads:
+                first = part * batch + place * shape.heads
+                rope(given, all_norms, angles, squares, made, batch, d, first, shape.qk_norm_sizes[place], epsilon)
+            elif norms:
+                rope(given, norms[place], angles, made, batch, d, epsilon)
+            else:
+                rope(given, angles, made, batch, d)
+
         for place, (out, count) in enumerate([(queries, shape.heads), (key_value, shape.kv_heads)]):
-            for _ in range_(count // batch):
+            if of_all_heads:
+                for part in range_(count // batch):
+                    total(heads.acquire(1), squares, batch * d, part)
+                    heads.release(1)
+            for part in range_(count // batch):
                 made = out.acquire(1)
-                if shape.qk_norm:
-                    rope(heads.acquire(1), tables[place], tables[2], made, batch, d, epsilon)
-                else:
-                    rope(heads.acquire(1), tables[0], made, batch, d)
+                turn(heads.acquire(1), made, place, part)
                 heads.release(1)
                 if place:
                     dealt(made)
@@ -210,9 +252,13 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
             heads.release(1)
             key_value.release(1)
 
-    names = ["query_norm", "key_norm", "angles"] if shape.qk_norm else ["angles"]
-    tables = [Buffer(heads_of_batch, name=name) for name in names]
+    kinds = {"angles": heads_of_batch}
+    if shape.norm_of_all_heads:
+        kinds = {"norms": weights, "squares": sums, **kinds}
+    elif shape.qk_norm:
+        kinds = {"query_norm": heads_of_batch, "key_norm": heads_of_batch, **kinds}
+    tables = [Buffer(kind, name=name) for name, kind in kinds.items()]
     fifos = heads.cons(), queries.prod(), key_value.prod()
-    arguments = [*fifos, tables, parameters.buffers[0], parameters.barrier, [copy, rope]]
+    arguments = [*fifos, tables, parameters.buffers[0], parameters.barrier, [copy, *kernels]]
     tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
     return heads, queries, key_value, worker(core, arguments, tile=tile)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.attention import Cache
-from flownpu.aie.designs.common import TILES, ceil_div, limits_of, run, tensor
+from flownpu.aie.designs.common import TILES, ceil_div, limits_of, tensor
 from flownpu.aie.designs.decode_layer.attention import Attention, AttentionEnds
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN, ROPE_COLUMN
 from flownpu.aie.designs.flow_kv import Pairs
-from flownpu.aie.iron.compat import Tile
+from flownpu.aie.iron.compat import TensorAccessPattern, Tile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,14 +93,11 @@ class PairsOfTiles(Attention):
         words = part.words(token.position, 1)
         return [words, words[:1]] * self.pairs
 
-    def send_heads(self, steps: LayerSequence) -> None:
-        """Send queries in the order turn x query head of the group x pair x d, then keys and values."""
-        shape, group, d, pairs = self.shape, self.shape.group, self.shape.d, self.pairs
-        first = steps.regions["qkv"].offset
-        tap = steps.in_state(first, [self.turns, group, pairs, d], [pairs * group * d, d, group * d, 1])
-        steps.send(steps.ends.heads, steps.buffers.state, tap)
-        others = run(steps.state_size, first + shape.heads * d, 2 * shape.kv_heads * d)
-        steps.send(steps.ends.heads, steps.buffers.state, others)
+    def queries_in(self, size: int, first: int) -> TensorAccessPattern:
+        """In the order turn x query head of the group x pair x d."""
+        group, d, pairs = self.shape.group, self.shape.d, self.pairs
+        sizes, strides = [self.turns, group, pairs, d], [pairs * group * d, d, group * d, 1]
+        return TensorAccessPattern([size], first, sizes, strides)
 
     def drain_contexts(self, steps: LayerSequence) -> list[Any]:
         """Start each column's drain: a line of each pair, turn by turn."""

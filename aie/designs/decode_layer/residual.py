@@ -74,7 +74,14 @@ def residual_tile(
             """Compute after = before + update (normalised first, where there are post-norms), normal = norm(after)."""
             if post_norms:
                 kernels[0](update, weights[0], before, after, *sizes)
-                kernels[1](after, weights[1], normal, *sizes)
+                if shape.norms_before:
+                    kernels[1](after, weights[1], normal, *sizes)
+                    return
+                # A layer's parts read the sum itself; the LM head's entry has a norm.
+                for _ in range_(second):
+                    kernels[0](update, weights[0], before, normal, *sizes)
+                for _ in range_(1 - second):
+                    kernels[1](after, weights[1], normal, *sizes)
             else:
                 kernels[0](update, before, weights[0], after, normal, *sizes)
 

@@ -223,12 +223,21 @@ class LayerSequence:
         self.weights.start(self._phase)
 
     def _send_tables(self, index: int, layer: Layer) -> None:
-        """Send the norms of queries and keys, and the position's angles, each once for every head of a batch."""
+        """Send the norms of queries and keys, and the position's angles, each once for every head of a batch.
+
+        A norm of all heads has weights of its own for each.
+        """
         shape, token, d = self._shape, self.token, self._shape.d
         rows = token.tables * token.positions
         tables = [(self.buffers.rotary, rows * d, (layer.table * token.positions + token.position) * d)]
-        if shape.qk_norm:
-            end = (index + 1) * shape.vector_size
+        end = (index + 1) * shape.vector_size
+        if shape.norm_of_all_heads:
+            first, (of_queries, of_keys) = end - sum(shape.qk_norm_sizes), shape.qk_norm_sizes
+            for tap in (
+                self._way.queries_in(self._vectors, first), run(self._vectors, first + of_queries, of_keys)
+            ):  # fmt: skip
+                self.send(self.ends.heads, self.buffers.vectors, tap)
+        elif shape.qk_norm:
             tables[:0] = [(self.buffers.vectors, self._vectors, end - before * d) for before in (2, 1)]
         for buffer, size, first in tables:
             self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [shape.batch, d], [0, 1]))

@@ -3,7 +3,7 @@
 
     weights   u8    [layer][QKV | output | gate and up | down], then an LM head; Q4NX blocks as in the file, but
                     gate and up, whose rows of blocks take turns: [I / 32][gate, up][D / 256][5120] (`interleave`)
-    vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d]; then the final norms
+    vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights, q and k; then the final norms
     rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2] of a position, for each base that the model has
     cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
     state     bf16  what passes between the phases of a layer (`DecodeLayer.regions`); zeros before the first use
@@ -11,7 +11,8 @@
 `line` is D rounded up to 256; with a bias of QKV the columns of that projection, rounded up, since the bias is one of
 them (designs/bias.py). A layer's *norms* are those of its two entries (design.py): [before attention, before
 feed-forward], and with post-norms [after the layer before, before attention, after attention, before feed-forward]; the
-final ones are those of one more entry. A weight of a norm is 0 beyond D.
+final ones are those of one more entry. A weight of a norm is 0 beyond D. QK-norm weights are [d] each, or of one norm
+of all heads [H d] and [G d]. Without norms before its parts (OLMo 2), a layer's norms have their places unused.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class LayerShape:
         post_norms: the outputs of attention and feed-forward are normalised before they are added (Gemma3).
         qk_norm: queries and keys are normalised before RoPE (Gemma3, Qwen3).
         qkv_bias: the QKV projection has a bias (Qwen2).
+        norm_of_all_heads: that norm is one of all query heads, and one of all key heads (OLMo 2).
+        norms_before: attention and feed-forward read the residual stream normalised; if not, there are post-norms.
         output_bias: the output projection has a bias.
         softcap: c of c tanh(score / c), by which attention's scores are bounded (Gemma 2); 0: none.
     """
@@ -100,6 +103,8 @@ class LayerShape:
     post_norms: bool = False
     qk_norm: bool = False
     qkv_bias: bool = False
+    norm_of_all_heads: bool = False
+    norms_before: bool = True
     output_bias: bool = False
     softcap: float = 0
 
@@ -111,6 +116,8 @@ class LayerShape:
                 f"[decode_layer, norm_rope] expected heads in multiples of the KV heads and d in multiples of 32, "
                 f"got {self.heads}, {self.kv_heads} and {self.d}"
             )
+        if not (self.norms_before or self.post_norms) or (self.qkv_bias and not self.norms_before):
+            raise ValueError("[decode_layer] expected post-norms and no bias of QKV where there are no norms before it")
         _ = self.projections  # raises for sizes that cannot be dealt to the tiles
 
     # --- Attention ----------------------------------------------------------------------------------------------------
@@ -166,7 +173,14 @@ class LayerShape:
     @property
     def vector_size(self) -> int:
         """Elements of `vectors` for a layer."""
-        return 2 * self.entry_norms * self.line + (2 * self.d if self.qk_norm else 0)
+        return 2 * self.entry_norms * self.line + sum(self.qk_norm_sizes)
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Elements of the norms of queries and of keys; 0: there are none."""
+        if self.norm_of_all_heads:
+            return self.heads * self.d, self.kv_heads * self.d
+        return (self.d, self.d) if self.qk_norm else (0, 0)
 
     @property
     def x_size(self) -> int:

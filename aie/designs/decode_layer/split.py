@@ -301,6 +301,9 @@ class SplitKeys(Attention):
 
     def send_heads(self, steps: LayerSequence) -> None:
         """Send queries, keys and values in the order in which they lie."""
+        if self.shape.norm_of_all_heads:
+            super().send_heads(steps)
+            return
         tap = run(steps.state_size, steps.regions["qkv"].offset, self.shape.projections[0].rows)
         steps.send(steps.ends.heads, steps.buffers.state, tap)
 

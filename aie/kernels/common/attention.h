@@ -315,9 +315,9 @@ void soften_rows(const Parameters& parameters, const Block<R, P>& block, float* 
 }
 
 // Replaces `count` products by tanh(score / c). A pass of its own keeps the loops of models without
-// a soft cap, and their registers, as they are.
+// a soft cap, and their registers, as they are, and is once in program memory.
 template <unsigned N>
-void cap_scores(const SoftCap& cap, float* scores, unsigned count) {
+[[gnu::noinline]] void cap_scores(const SoftCap& cap, float* scores, unsigned count) {
   AIE_PREPARE_FOR_PIPELINING
   for (unsigned i = 0; i < count; i += N)
     aie::store_v(scores + i, cap.of_products<N>(aie::load_v<N>(scores + i)));

@@ -17,16 +17,25 @@ inline void add(const bfloat16* x, const bfloat16* residual, bfloat16* sum, unsi
   }
 }
 
-// 1 / sqrt(mean(x^2) + epsilon), in all lanes.
-inline Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {
-  Accumulator<kLanes> squares = aie::zeros<accfloat, kLanes>();
+// sums + x^2, lane by lane.
+inline Accumulator<kLanes> add_squares(Accumulator<kLanes> squares, const bfloat16* x, unsigned n) {
   AIE_PREPARE_FOR_PIPELINING
   for (unsigned i = 0; i < n; i += kLanes) {
     const Bf16<kLanes> values = aie::load_v<kLanes>(x + i);
     squares = aie::mac(squares, values, values);
   }
-  const float sum = aie::reduce_add(squares.to_vector<float>());
+  return squares;
+}
+
+// 1 / sqrt(mean(x^2) + epsilon), in all lanes, of n numbers whose squares have these sums.
+inline Parts<kLanes> inverse_of_sum(const Float<kLanes>& sums, unsigned n, float epsilon) {
+  const float sum = aie::reduce_add(sums);
   return broadcast_parts<kLanes>(aie::invsqrt(sum * aie::inv(static_cast<float>(n)) + epsilon));
+}
+
+inline Parts<kLanes> inverse_rms(const bfloat16* x, unsigned n, float epsilon) {
+  const auto squares = add_squares(aie::zeros<accfloat, kLanes>(), x, n);
+  return inverse_of_sum(squares.to_vector<float>(), n, epsilon);
 }
 
 // x inverse weight, for 16 elements.

@@ -146,6 +146,7 @@ const transformer::DecoderLimits& array_limits() {
                                                  .means = "the array's designs",
                                                  .softcap = true,
                                                  .without_rope = true,
+                                                 .norms_after = true,
                                                  .biases = true,
                                                  .all_logits = true,
                                                  .position_ids = true,

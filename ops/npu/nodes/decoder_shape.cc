@@ -48,8 +48,8 @@ std::size_t DecoderShape::weight_bytes() const {
 
 std::size_t DecoderShape::vector_bytes() const {
   const std::int64_t norms = entry_norms() * line();
-  const std::int64_t layer =
-      2 * norms + (attention().has_qk_norm() ? 2 * attention().head_size : 0);
+  const auto [of_queries, of_keys] = qk_norm_sizes();
+  const std::int64_t layer = 2 * norms + of_queries + of_keys;
   return static_cast<std::size_t>(layer_count() * layer + norms) * kBFloat16Bytes;
 }
 

@@ -4,7 +4,7 @@
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
 //                   blocks (ops/formats/q4nx.h)
-//   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights [q, k][d];
+//   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights, q and k;
 //                   then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]; none if the tables are inputs
 #pragma once

@@ -10,11 +10,13 @@
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/transformer/decoder.h"
 
 namespace flownpu::npu {
 namespace {
 
 using cpu::Kernels;
+using transformer::QkNorm;
 
 // Rows that a thread computes at a time: a few KB each, neighbours in memory.
 constexpr std::size_t kRowsOfTask = 8;
@@ -119,7 +121,7 @@ void for_rows(const HostCompute& compute, std::size_t rows, std::size_t floats,
 
 // --- Norms of rows
 
-enum class Norm : std::uint8_t { kRms, kAddRms, kRmsAdd, kAddLayer };
+enum class Norm : std::uint8_t { kRms, kAddRms, kRmsAdd, kRmsSum, kAddLayer };
 
 class NormOfRows final : public HostOperator {
  public:
@@ -135,15 +137,17 @@ class NormOfRows final : public HostOperator {
     const std::size_t y = rows_ * y_line_ * kBFloat16Bytes;
     const std::size_t stream = rows_ * columns_ * sizeof(float);
     if (norm == Norm::kRms) {
+      weights_.resize(columns_);
       reader.arguments({{"x", x}, {"weight", columns_ * kBFloat16Bytes}, {"y", y}});
       return;
     }
     // Whether the residual stream begins here, in bf16.
     begins_ = reader.argument(1).bytes == stream / 2;
     second_ = norm == Norm::kRmsAdd ? weight_line_ : norm == Norm::kAddLayer ? columns_ : 0;
+    weights_.resize(norm == Norm::kRmsSum ? columns_ : second_ + columns_);
     reader.arguments({{"x", x},
                       {"residual", begins_ ? stream / 2 : stream},
-                      {"weight", (second_ + columns_) * kBFloat16Bytes},
+                      {"weight", weights_.size() * kBFloat16Bytes},
                       {"s", stream},
                       {"y", y}});
   }
@@ -156,7 +160,6 @@ class NormOfRows final : public HostOperator {
     const std::size_t count = std::min(rows, rows_);
     to_host(arguments[0], 0, x.bytes / rows_ * count);
     if (adds) to_host(arguments[1], 0, arguments[1].bytes / rows_ * count);
-    weights_.resize(second_ + columns_);
     widen(elements_of<std::uint16_t>(arguments[adds ? 2 : 1]), weights_.size(), weights_.data());
     for_rows(compute, count, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
       widen(elements_of<std::uint16_t>(x) + row * x_line_, columns_, values);
@@ -179,7 +182,8 @@ class NormOfRows final : public HostOperator {
   void add(const Kernels& kernels, float* values, const View& before, std::size_t row,
            float* sums) const {
     const auto n = static_cast<std::int64_t>(columns_);
-    if (norm_ == Norm::kRmsAdd) kernels.rms_norm(values, weights_.data(), epsilon_, values, n);
+    if (norm_ == Norm::kRmsAdd || norm_ == Norm::kRmsSum)
+      kernels.rms_norm(values, weights_.data(), epsilon_, values, n);
     const float* stream = elements_of<float>(before) + row * columns_;
     if (begins_) {
       widen(elements_of<std::uint16_t>(before) + row * columns_, columns_, values + columns_);
@@ -191,7 +195,9 @@ class NormOfRows final : public HostOperator {
   void normalise(const Kernels& kernels, const float* sums, float* values) const {
     const auto n = static_cast<std::int64_t>(columns_);
     const float* second = weights_.data() + second_;
-    if (norm_ == Norm::kAddLayer)
+    if (norm_ == Norm::kRmsSum)
+      std::copy_n(sums, columns_, values);
+    else if (norm_ == Norm::kAddLayer)
       kernels.layer_norm(sums, weights_.data(), second, epsilon_, values, n);
     else
       kernels.rms_norm(sums, second, epsilon_, values, n);
@@ -217,7 +223,7 @@ class NormRope final : public HostOperator {
         context_(reader.size("context")),
         line_(reader.line("line", (heads_ + 2 * kv_heads_) * size_)),
         table_(reader.number_below("table", reader.size("tables"))),
-        norms_(reader.number_below("qk_norm", 2) == 1),
+        norm_(static_cast<QkNorm>(reader.number_below("qk_norm", transformer::kQkNorms.size()))),
         epsilon_(reader.real("epsilon")),
         where_(reader.where()) {
     const std::size_t qkv = tokens_ * line_ * kBFloat16Bytes;
@@ -225,7 +231,12 @@ class NormRope final : public HostOperator {
     const std::size_t q = tokens_ * heads_ * size_ * kBFloat16Bytes;
     const std::size_t cache = context_ * position_bytes();
     Arguments expected{{"qkv", qkv}, {"rotary", rotary}, {"q", q}, {"cache", cache}};
-    if (norms_) expected.insert(expected.begin() + 2, {"norms", 2 * size_ * kBFloat16Bytes});
+    // Weights of queries, then of keys.
+    const std::size_t heads = norm_ == QkNorm::kNone       ? 0
+                              : norm_ == QkNorm::kEachHead ? 2
+                                                           : heads_ + kv_heads_;
+    weights_.resize(heads * size_);
+    if (heads > 0) expected.insert(expected.begin() + 2, {"norms", heads * size_ * kBFloat16Bytes});
     reader.arguments(expected);
     if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
   }
@@ -244,12 +255,12 @@ class NormRope final : public HostOperator {
     const std::size_t count = std::min(rows, tokens_);
     const std::size_t end = with_zeros(first + count, context_);
     to_host(arguments[0], 0, qkv.bytes / tokens_ * count);
-    weights_.resize(norms_ ? 2 * size_ : 0);
-    if (norms_) widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
+    if (!weights_.empty())
+      widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
     const auto* angles =
         elements_of<std::uint16_t>(arguments[1]) + (table_ * context_ + first) * size_;
-    for_rows(compute, count, 2 * size_, scratch_, [&](std::size_t token, float* scratch) {
-      widen(angles + token * size_, size_, scratch + size_);
+    for_rows(compute, count, (1 + heads_) * size_, scratch_, [&](std::size_t token, float* scratch) {
+      widen(angles + token * size_, size_, scratch);
       turn_token(
           *compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_, scratch,
           elements_of<std::uint16_t>(q) + token * heads_ * size_,
@@ -264,31 +275,40 @@ class NormRope final : public HostOperator {
  private:
   std::size_t position_bytes() const { return 2 * kv_heads_ * size_ * kBFloat16Bytes; }
 
-  // `scratch`: a head, then the token's cosines and sines. `kept`: [kv heads][key, value] of the
+  // `scratch`: the token's cosines and sines, then heads. `kept`: [kv heads][key, value] of the
   // cache.
   void turn_token(const Kernels& kernels, const std::uint16_t* row, float* scratch,
                   std::uint16_t* q, std::uint16_t* kept) const {
-    for (std::size_t head = 0; head < heads_; ++head)
-      turn(kernels, row + head * size_, 0, scratch, q + head * size_);
+    turn(kernels, row, heads_, 0, scratch, q, size_);
     row += heads_ * size_;
-    for (std::size_t head = 0; head < kv_heads_; ++head, kept += 2 * size_) {
-      turn(kernels, row + head * size_, size_, scratch, kept);
-      std::memcpy(kept + size_, row + (kv_heads_ + head) * size_, size_ * kBFloat16Bytes);
+    turn(kernels, row, kv_heads_, norm_ == QkNorm::kAllHeads ? heads_ * size_ : size_, scratch,
+         kept, 2 * size_);
+    row += kv_heads_ * size_;
+    for (std::size_t head = 0; head < kv_heads_; ++head)
+      std::memcpy(kept + (2 * head + 1) * size_, row + head * size_, size_ * kBFloat16Bytes);
+  }
+
+  // Normalises and turns heads; the results are `step` elements apart. `weight`: where the weights
+  // of their norm begin.
+  void turn(const Kernels& kernels, const std::uint16_t* from, std::size_t count,
+            std::size_t weight, float* scratch, std::uint16_t* made, std::size_t step) const {
+    const auto n = static_cast<std::int64_t>(size_);
+    float* heads = scratch + size_;
+    widen(from, count * size_, heads);
+    if (norm_ == QkNorm::kAllHeads) {
+      kernels.rms_norm(heads, weights_.data() + weight, epsilon_, heads,
+                       n * static_cast<std::int64_t>(count));
+    }
+    for (std::size_t i = 0; i < count; ++i, heads += size_) {
+      if (norm_ == QkNorm::kEachHead)
+        kernels.rms_norm(heads, weights_.data() + weight, epsilon_, heads, n);
+      kernels.rope(heads, scratch, scratch + size_ / 2, n / 2, false);
+      narrow(kernels, heads, size_, made + i * step);
     }
   }
 
-  void turn(const Kernels& kernels, const std::uint16_t* head, std::size_t weight, float* scratch,
-            std::uint16_t* made) const {
-    const auto n = static_cast<std::int64_t>(size_);
-    const float* angles = scratch + size_;
-    widen(head, size_, scratch);
-    if (norms_) kernels.rms_norm(scratch, weights_.data() + weight, epsilon_, scratch, n);
-    kernels.rope(scratch, angles, angles + size_ / 2, n / 2, false);
-    narrow(kernels, scratch, size_, made);
-  }
-
   std::size_t tokens_, heads_, kv_heads_, size_, context_, line_, table_;
-  bool norms_;
+  QkNorm norm_;
   float epsilon_;
   std::string where_;
   std::vector<float> weights_, scratch_;
@@ -304,10 +324,11 @@ struct Known {
   std::unique_ptr<HostOperator> (*make)(const Reader& reader);
 };
 
-constexpr std::array<Known, 5> kOperators{{
+constexpr std::array<Known, 6> kOperators{{
     {"rms_norm", make<NormOfRows, Norm::kRms>},
     {"add_rms_norm", make<NormOfRows, Norm::kAddRms>},
     {"rms_norm_add", make<NormOfRows, Norm::kRmsAdd>},
+    {"rms_norm_sum", make<NormOfRows, Norm::kRmsSum>},
     {"add_layer_norm", make<NormOfRows, Norm::kAddLayer>},
     {"norm_rope", make<NormRope>},
 }};

@@ -164,10 +164,9 @@ void write_vectors(const DecoderShape& shape, const transformer::DecoderConstant
                    PackedWriter writer) {
   for (const transformer::LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
-    if (!shape.attention().has_qk_norm()) continue;
-    for (const float* norm : layer.qk_norm) {
-      const std::int64_t size = shape.attention().head_size;
-      writer.bfloat16(in_head_order(shape, norm, size).data(), size);
+    for (std::size_t i = 0; i < layer.qk_norm.size(); ++i) {
+      const std::int64_t size = shape.qk_norm_sizes().at(i);
+      if (size != 0) writer.bfloat16(in_head_order(shape, layer.qk_norm.at(i), size).data(), size);
     }
   }
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());

@@ -280,6 +280,7 @@ class Decoder:
                 ),
                 feed_forward,
                 self.sandwich_norms,
+                self.norms_before,
             )
             for layer in self.layers
         ]

@@ -20,6 +20,7 @@ from flownpu.aie.cost.memory import burst_efficiency, contiguous_bytes, read_rat
 from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.aie.cost.phases import CONTROLLER, WAITS, call_cost
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
+from flownpu.aie.designs.common import bits
 from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer, LayerShape
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
@@ -109,7 +110,7 @@ def test_kernel_cycles_equal_published_ones():
 
     assert cycles("q4nx_dequant_bf16") == 2115
     # softmax of 64 x 64 scores: 1696; the products are 64 a cycle.
-    assert cycles("flow_kv_scores", 64, 64, 128) - cycles("flow_kv_values", 64, 64, 128) == pytest.approx(
+    assert cycles("flow_kv_scores", 64, 64, 128, 0) - cycles("flow_kv_values", 64, 64, 128) == pytest.approx(
         1696, rel=0.01
     )
 
@@ -125,6 +126,9 @@ def test_attention_kernel_time_follows_from_instructions():
     # 8 sub-tiles in blocks of four: as many conversions as products; two rows of them share the softmax.
     assert scores == pytest.approx(call + 2 * (30 + 16 * 4 * 2.84 + 4 * 4) + 4 * 106 + 160)
     assert values == pytest.approx(call + 2 * (30 + 4 * 2.84 + 16 * 4 * 2.84))
+    # A soft cap takes a tanh of each score.
+    capped = published_cycles(DEVICE, VALUES, "flow_qkv_scores", [16, 32, 128, bits(50.0)], 0)
+    assert capped - scores == pytest.approx(8 * 100)
     # A sub-tile of rows and of keys without a neighbour: products wait for their accumulator, sums for their stores.
     alone = _flow_qkv_cycles(8, 8, 64)
     assert alone == pytest.approx([call + 30 + 8 * 6 + 4 + 106 + 160, call + 30 + 2.84 + 8 * 4])
@@ -266,16 +270,20 @@ def program_of(*calls, kind="prefill", tokens=64, fewest=8, context=4096):
 
 
 def test_program_costs_changes_and_dispatches_counted_by_hand():
-    """Arrays A A B host B A: two changes behind the first array, four dispatches of five calls, a step of the host."""
-    host = OfTheHost("add", 3_000_000, 1_000_000)
-    program = program_of(norm("A"), norm("A"), norm("B"), host, norm("B"), norm("A"))
+    """Arrays A A B host B A: two changes behind the first array, four dispatches of five calls, steps of the host.
+
+    The two operators of the host have the same parameters.
+    """
+    host = OfTheHost("add", 3_000_000, 1_000_000), OfTheHost("norm", 2_000_000, 500_000)
+    program = program_of(norm("A"), norm("A"), norm("B"), *host, norm("B"), norm("A"))
     prices = Prices(DEVICE)
     cost, one = prices.of(program, 0), call_cost(plan_of(norm("A").program(0)), DEVICE)
     assert (cost.changes, cost.dispatches) == (2, 4)
     assert cost.seconds[CHANGES] == pytest.approx(2 * VALUES["array_change"])
     assert cost.seconds[DISPATCHES] == pytest.approx(5 * VALUES["dispatch"])
     assert cost.seconds["host: add"] == pytest.approx(4e6 / VALUES["host_memory"] + 4e6 / VALUES["host_flush"])
-    assert cost.host_bytes == 4_000_000
+    assert cost.seconds["host: norm"] == pytest.approx(cost.seconds["host: add"] * 2.5 / 4)
+    assert cost.host_bytes == 6_500_000
     assert cost.seconds["host"] == pytest.approx(64 * 1024 * 2 / VALUES["host_memory"])
     of_calls = sum(value for name, value in cost.seconds.items() if name.startswith("rms_norm: "))
     assert of_calls == pytest.approx(5 * one.total)

@@ -36,6 +36,30 @@ def test_rms_norm_rope_equals_float64(kernels, rng, heads, d):
     np.testing.assert_array_equal(in_place.view(np.uint16), y.view(np.uint16))
 
 
+def test_norm_of_all_heads_and_rope_equals_float64(kernels, rng):
+    """Three batches of heads share a norm, whose weights lie behind those of another."""
+    batches, heads, d = 3, 4, 64
+    n = batches * heads * d
+    x, weight = bf16(rng.normal(size=(batches, heads, d)) * 3), bf16(rng.normal(size=(batches, heads, d)))
+    weights = np.concatenate([np.ones(2 * d, BFLOAT16), weight.reshape(-1)])
+    sums, y, table = np.full(16, np.nan, np.float32), np.zeros_like(x), rotary_table(1024, d)[1023]
+    for batch in range(batches):
+        kernels.call("square_sums", x[batch].copy(), sums, heads * d, batch)
+    assert_within(sums.sum(), (wide(x) ** 2).sum(), n * F32_ROUNDING * (wide(x) ** 2).sum())
+    for batch in range(batches):
+        made = np.zeros((heads, d), BFLOAT16)
+        first = 2 + batch * heads
+        kernels.call("all_norm_rope", x[batch].copy(), weights, table, sums, made, heads, d, first, n, bits(1e-6))
+        y[batch] = made
+    normal = wide(x) / np.sqrt((wide(x) ** 2).mean() + 1e-6) * wide(weight)
+    (a, b), (cosine, sine) = np.split(normal, 2, axis=-1), np.split(wide(table), 2)
+    expected = np.concatenate([a * cosine - b * sine, b * cosine + a * sine], axis=-1)
+    # As for one head; the sum has more terms.
+    operand = 2 * INVERSE + n * F32_ROUNDING + 3 * PRODUCT + 4 * F32_ROUNDING
+    size = np.tile(np.abs(a) + np.abs(b), 2)
+    assert_within(y, expected, BF16_ROUNDING * np.abs(expected) + (1 + BF16_ROUNDING) * operand * size)
+
+
 def test_rms_norm_rope_rounds_once(kernels, rng):
     """The norm and RoPE as two kernels round a head twice: its root mean square error is larger by the root of two."""
     heads, d = 64, 128

@@ -114,6 +114,14 @@ MUTATIONS = {
         ("norm_rope.cc", "aie::msc(aie::msc(multiply(a, cosine)", "aie::mac(aie::mac(multiply(a, cosine)"),
         lambda kernels, rng: layers.test_rms_norm_rope_equals_float64(kernels, rng, 2, 256),
     ),
+    "a norm of the last heads alone": (
+        ("norm_rope.cc", "batch == 0 ?", "batch >= 0 ?"),
+        layers.test_norm_of_all_heads_and_rope_equals_float64,
+    ),
+    "heads with the weights of the first": (
+        ("norm_rope.cc", "weights + first * d", "weights"),
+        layers.test_norm_of_all_heads_and_rope_equals_float64,
+    ),
     "a part's sums in the place of the first": (
         ("fused_dqp.cc", "sums + j * 16, flownpu::group_sums(part)", "sums, flownpu::group_sums(part)"),
         layers.test_fused_dqp_with_x_in_parts_equals_float64,
@@ -169,7 +177,7 @@ ENTRIES = {
     "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
     "epilogue.cc": ["zero_f32"],
     "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp_take", "fused_dqp"],
-    "norm_rope.cc": ["rms_norm_rope"],
+    "norm_rope.cc": ["rms_norm_rope", "square_sums", "all_norm_rope"],
     "copy_part.cc": ["copy_part", "copy_heads", "copy_into"],
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],

@@ -22,6 +22,7 @@ from flownpu.aie.programs.program import Role
 from flownpu.selftest.reference.layer import LayerInputs, random_layer, rotary_table
 from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.designs.decode_layer.cases import case_of, checkpoint_layer
+from tests.aie.designs.decode_layer.shapes import OLMO
 from tests.aie.host_kernels import BFLOAT16, assert_within, bf16, wide
 from tests.aie.programs.decoders import decoder_of
 from tests.aie.programs.machine import Machine
@@ -60,6 +61,7 @@ MODELS = {
     "llama": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu")),
     "gemma2": untrained(LayerShape(288, 8, 4, 32, 640, "geglu", post_norms=True, softcap=2.0)),
     "biases": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", output_bias=True)),
+    "olmo2": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **OLMO)),
     "qwen3": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **QWEN)),
 }
 
@@ -94,7 +96,7 @@ def written(steps):
     """Label, buffer and flat contents of what each step wrote, except the cache and the dequantised weights."""
     for step, arguments in steps:
         names = [view.buffer for view in step.views]
-        count = 2 if step.call.operator in {"add_rms_norm", "rms_norm_add"} else 1
+        count = 2 if step.call.operator in {"add_rms_norm", "rms_norm_add", "rms_norm_sum"} else 1
         for name, contents in list(zip(names, arguments.values(), strict=True))[-count - (names[-1] == "cache") :]:
             if name not in {"cache", "panels"}:
                 yield step.label, name, contents
@@ -118,6 +120,7 @@ def in_place(place):
         ("llama", "bfp16", (50, 64)),
         ("gemma2", "bf16", (50, 64)),
         ("biases", "bfp16", (64, 37)),
+        ("olmo2", "bf16", (50, 64)),
         ("qwen3", "bfp16", (64, 37)),
     ],
 )

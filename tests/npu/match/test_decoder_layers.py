@@ -50,11 +50,12 @@ def expected_attributes(name, config):
         "hidden": config["hidden_size"], "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
         "positions": config["max_position_embeddings"], "epsilon": np.float32(config["rms_norm_eps"]),
         "all_logits": 0, "position_ids": 0, "rotated_size": 0, "given_tables": 0,
-        "layer.post_norms": int(gemma), "feed_forward.size": config["intermediate_size"],
+        "layer.post_norms": int(gemma), "layer.norms_before": 1, "feed_forward.size": config["intermediate_size"],
         "feed_forward.activation": "geglu" if gemma else "swiglu", "feed_forward.experts": 0,
         "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
         "attention.heads": config["num_attention_heads"], "attention.head_size": config["head_dim"],
         "attention.kv_heads": config["num_key_value_heads"], "attention.softcap": 0, "attention.qkv_bias": 0,
+        "attention.output_bias": 0,
         "attention.qk_norm": "each head" if gemma or name == "qwen3" else "none",
         "attention.bidirectional_blocks": 0, "attention.window_sized_cache": 0, "attention.mask": 0,
         "attention.scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
@@ -297,7 +298,7 @@ def without_rope(nodes):
 VALUE = ["given", "float", None, None]
 ATTENTION = "/layers.1.self_attn/attention"
 CASES = {
-    "bias": (input_of("/layers.1.self_attn.o_proj", 2, VALUE), "output projection has a bias, which the array's"),
+    "bias": (input_of("/layers.1.mlp.down_proj", 2, VALUE), "down projection has a bias, which the array's"),
     "a bias that is computed": (
         input_of("/layers.1.self_attn.qkv_proj", 2, VALUE), "expected the QKV projection's bias to be an initializer",
     ),
@@ -315,7 +316,7 @@ CASES = {
     "a weight of other sizes": (other_blocks, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], "),
     "epsilon": (attribute("/norm", epsilon=1e-3), "'/norm': expected the epsilon of all norms to be 1e-06, got 0.001"),
     "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
-    "softcap": (attribute(ATTENTION, softcap=30.0), f"FlowQKVAttention '{ATTENTION}': expected no softcap"),
+    "softcap": (attribute(ATTENTION, softcap=30.0), "expected softcap = 0 as in the layers before, got 30"),
     "causal": (attribute(ATTENTION, causal=0), "expected causal = 1"),
     "no RoPE": (without_rope, "expected RoPE in some layer, whose table tells how many positions there are"),
     "interleaved": (attribute(ATTENTION, rotary_interleaved=1), "expected rotary_interleaved = 0"),

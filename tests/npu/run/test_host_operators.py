@@ -52,7 +52,7 @@ def rows_of(rng, line, dtype=BFLOAT16):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("stream", ["bf16", "f32"])
-@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "rms_norm_sum", "add_layer_norm"])
 def test_row_norms_equal_float64(rng, name, stream, isa):
     call = NormOfRows(name, ROWS, COLUMNS, EPSILON, COLUMNS + PAD, COLUMNS + 2 * PAD, COLUMNS + PAD).call(stream)
     weight = bf16(rng.normal(size=call.buffers[-2 - (name != "rms_norm")].type.elements))
@@ -65,9 +65,9 @@ def test_row_norms_equal_float64(rng, name, stream, isa):
     }
     x, before, weights = wide(arrays["x"][:, :COLUMNS]), arrays["residual"].astype(np.float64), wide(weight)
     first, last = weights[:COLUMNS], weights[-COLUMNS:]
-    added = rms_norm(x, first) if name == "rms_norm_add" else x
+    added = rms_norm(x, first) if name in {"rms_norm_add", "rms_norm_sum"} else x
     s = x if name == "rms_norm" else before + added
-    y = layer_norm(s, first, last) if name == "add_layer_norm" else rms_norm(s, last)
+    y = layer_norm(s, first, last) if name == "add_layer_norm" else s if name == "rms_norm_sum" else rms_norm(s, last)
     run(call, arrays, isa=isa)
     if name != "rms_norm":
         assert_within(arrays["s"], s, F32_RELATIVE * (np.abs(added) + np.abs(before)))
@@ -100,7 +100,7 @@ def rope_arrays(rng, shape, line):
     return {
         "qkv": bf16(rng.normal(size=(TOKENS, line))),
         "rotary": np.stack([rotary_table(CONTEXT, d, base) for base in (1e4, 1e6)]),
-        "norms": bf16(rng.normal(size=(2, d))),
+        "norms": bf16(rng.normal(size=sum(shape.qk_norm_sizes))),
         "q": np.full((TOKENS, heads, d), NOT_WRITTEN, BFLOAT16),
         "cache": np.full((CONTEXT, kv_heads, 2, d), NOT_WRITTEN, BFLOAT16),
     }
@@ -111,17 +111,19 @@ def rope_call(shape, line):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("qk_norm", ["each head", "all heads", "none"])
 def test_norm_rope_writes_new_positions_alone(rng, qk_norm, isa):
-    shape = dataclasses.replace(SHAPE, qk_norm=qk_norm)
+    shape = dataclasses.replace(SHAPE, qk_norm=qk_norm != "none", norm_of_all_heads=qk_norm == "all heads")
     packed = (shape.heads + 2 * shape.kv_heads) * shape.d
     arrays = rope_arrays(rng, shape, packed + PAD)
     by_head = wide(arrays["qkv"][:, :packed]).reshape(TOKENS, -1, shape.d)
     parts = np.split(by_head, [shape.heads, shape.heads + shape.kv_heads], axis=1)
     cosine, sine = np.split(wide(arrays["rotary"][1, POSITION : POSITION + TOKENS])[:, None], 2, axis=-1)
     turned = []
-    for part, norm in zip(parts, wide(arrays["norms"]), strict=False):
-        x = rms_norm(part, norm) if qk_norm else part
+    for part, norm in zip(parts, np.split(wide(arrays["norms"]), [shape.qk_norm_sizes[0]]), strict=False):
+        x = part
+        if qk_norm != "none":  # the norm's elements say whether it is of one head or of all
+            x = rms_norm(part.reshape(TOKENS, -1, norm.size), norm).reshape(part.shape)
         a, b = np.split(x, 2, axis=-1)
         off = F32_RELATIVE * (np.abs(a) + np.abs(b))
         made = np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1)
@@ -140,7 +142,7 @@ def test_norm_rope_writes_new_positions_alone(rng, qk_norm, isa):
 # --- Rows that only fill a chunk --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "add_layer_norm"])
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm", "rms_norm_add", "rms_norm_sum", "add_layer_norm"])
 def test_norm_leaves_rows_without_token_untouched(rng, name):
     call = NormOfRows(name, ROWS, COLUMNS, EPSILON).call()
     whole = {
@@ -243,8 +245,8 @@ ROPE = rope_call(SHAPE, 256)
     [
         (
             dataclasses.replace(NORM, operator="group_norm"),
-            "expected an operator of rms_norm, add_rms_norm, rms_norm_add, add_layer_norm, norm_rope, got group_norm: "
-            "build the designs with the flownpu that runs them",
+            "expected an operator of rms_norm, add_rms_norm, rms_norm_add, rms_norm_sum, add_layer_norm, norm_rope, "
+            "got group_norm: build the designs with the flownpu that runs them",
         ),
         (changed(NORM, "columns", 97), "expected a x_line of 97 or more, got 96"),
         (changed(NORM, "rows", 0), "expected a rows of 1 or more, got 0"),

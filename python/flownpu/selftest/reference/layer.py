@@ -36,7 +36,7 @@ DEVIATIONS = 7
 class LayerWeights:
     """A layer's weights: Q4NX blocks, and norms in bf16.
 
-    norms: [norms of both entries, D]. qk_norm: [q, k][d] or None.
+    norms: [norms of both entries, D]. qk_norm: [q, k][d], [(H + G) d] of all heads, or None.
     """
 
     qkv: np.ndarray
@@ -73,7 +73,10 @@ def random_layer(shape: LayerShape, rng: Rng) -> LayerWeights:
     (m_qkv, k), (m_output, _), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
     gate_up = np.concatenate([random_projection(rng, m_gate, k) for _ in range(2)])
     norms = bf16(rng.uniform(0.5, 1.5, (2 * shape.entry_norms, shape.hidden)))
-    qk_norm = bf16(rng.uniform(0.5, 1.5, (2, shape.d))) if shape.qk_norm else None
+    qk_norm = None
+    if shape.qk_norm:
+        sizes = [sum(shape.qk_norm_sizes)] if shape.norm_of_all_heads else [2, shape.d]
+        qk_norm = bf16(rng.uniform(0.5, 1.5, sizes))
     output = random_projection(rng, m_output, shape.heads * shape.d)
     if shape.output_bias:
         output = with_bias(output, rng.normal(size=m_output).astype(np.float32), shape.heads * shape.d)
@@ -218,7 +221,7 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
         found["hidden"], found["update"] = hidden, update
     found["position"] = np.concatenate(positions, axis=1)
     if call.head is not None and call.final_norms is not None:
-        _, x = enter(shape, call.final_norms, hidden, update, rounded)
+        _, x = enter(shape, call.final_norms, hidden, update, rounded, final=True)
         found["logits"] = rounded(q4nx_matmul.reference(x, call.head, rows=call.vocabulary, columns=shape.hidden))
     kept = wide(np.delete(call.cache, call.position, axis=1)).reshape(-1)
     expected = {name: (copies[0], DEVIATIONS * copies[1:].std(0)) for name, copies in found.items()}
@@ -226,10 +229,16 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
 
 
 def enter(
-    shape: LayerShape, norms: np.ndarray, residual: np.ndarray, update: np.ndarray, rounded: Rounding
+    shape: LayerShape, norms: np.ndarray, residual: np.ndarray, update: np.ndarray, rounded: Rounding,
+    *, final: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The residual stream after the update is added, and its norm, which the next projection reads."""
+    """The residual stream after the update is added, and its norm, which the next projection reads.
+
+    Without norms before a layer's parts, `final` is for the entry of the LM head, which has one.
+    """
     after = rounded(residual + (rms_norm(update, norms[0]) if shape.post_norms else update))
+    if not (shape.norms_before or final):
+        return after, after
     return after, rounded(rms_norm(after, norms[-1]))
 
 
@@ -244,6 +253,17 @@ def product(x: np.ndarray, blocks: np.ndarray, projection: Projection, gating: s
     return q4nx_matmul.reference(x, blocks, rows=projection.rows, columns=x.shape[-1], gating=gating)
 
 
+def with_norms_of_all_heads(shape: LayerShape, qkv: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Packed rows whose queries, and whose keys, are normalised together by weights [(H + G) d]."""
+    if weights is None:
+        return qkv
+    ends = np.cumsum(shape.qk_norm_sizes)
+    *parts, values = np.split(qkv, ends, axis=-1)
+    return np.concatenate(
+        [*(rms_norm(part, of) for part, of in zip(parts, np.split(weights, ends[:1]), strict=True)), values], axis=-1
+    )
+
+
 def attend(
     call: LayerInputs, index: int, layer: Layer, qkv: np.ndarray, rounded: Rounding
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -254,7 +274,10 @@ def attend(
     half = shape.d // 2
     angles = wide(call.rotary[layer.table])
     norms: dict[str, Any] = {}
-    if (weights := call.weights[index].qk_norm) is not None:
+    weights = call.weights[index].qk_norm
+    if shape.norm_of_all_heads:
+        qkv = with_norms_of_all_heads(shape, qkv, weights)
+    elif weights is not None:
         norms = dict(zip(("q_norm_weight", "k_norm_weight"), wide(weights), strict=True))
     qkv = qkv.copy()
     context, keys, values = flow_kv_attention.reference(

@@ -26,7 +26,7 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
-from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm, with_one
+from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm, with_norms_of_all_heads, with_one
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ class PrefillModel:
 
         self._stream = self._rounded if bf16_stream else (lambda values: values)
         stream = np.repeat(wide(hidden)[None], 1 + SAMPLES, 0)
-        x = self._norm(np.split(self.weights[0].norms, 2)[0], stream)
-        yield made(0, "x", x)
+        x = stream
+        if self.shape.norms_before:
+            x = self._norm(np.split(self.weights[0].norms, 2)[0], stream)
+            yield made(0, "x", x)
         for index in range(len(self.layers)):
             qkv = self._product(index, 0, x)
             yield made(index, "qkv", qkv)
@@ -122,7 +124,7 @@ class PrefillModel:
         """The residual stream plus the update (normalised first if there are post-norms), and the stream's norm."""
         added = rms_norm(update, norms[0]) if self.shape.post_norms else update
         stream = self._stream(stream + added)
-        return stream, self._norm(norms, stream)
+        return stream, self._norm(norms, stream) if self.shape.norms_before else self._rounded(stream)
 
     def _norm(self, norms: np.ndarray, residual: np.ndarray) -> np.ndarray:
         """The norm of the residual stream, which the next projection reads."""
@@ -151,7 +153,9 @@ class PrefillModel:
         shape, layer, rows, tokens = self.shape, self.layers[index], *qkv.shape[:2]
         heads, kv_heads, end = shape.heads, shape.kv_heads, position + tokens
         weights = self.weights[index].qk_norm
-        norms = [None, None] if weights is None else wide(weights)
+        norms = [None, None] if weights is None or shape.norm_of_all_heads else wide(weights)
+        if shape.norm_of_all_heads:
+            qkv = with_norms_of_all_heads(shape, qkv, weights)
         cosine, sine = np.split(wide(self.rotary[layer.table]), 2, axis=1)
         past = self.cache[:1, index].transpose(3, 0, 2, 1, 4)
         expected, *_ = flow_qkv_attention.reference(

@@ -5,6 +5,7 @@ from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.selftest.reference import layer as reference
 
 GEMMA, QWEN = {"post_norms": True, "qk_norm": True}, {"qk_norm": True}
+OLMO = {**GEMMA, "norm_of_all_heads": True, "norms_before": False}
 SHAPES = {
     "gemma3-1b": LayerShape(1152, 4, 1, 256, 6912, "geglu", **GEMMA),
     "gemma3-4b": LayerShape(2560, 8, 4, 256, 10240, "geglu", **GEMMA),
@@ -25,6 +26,7 @@ SMALL = {
     "llama, eight KV heads": LayerShape(320, 16, 8, 64, 672, "swiglu"),
     # Scores of random layers have a deviation of about 1, so that a cap of 2 changes most of them.
     "gemma2, two KV heads": LayerShape(288, 8, 2, 64, 544, "geglu", post_norms=True, softcap=2.0),
+    "olmo2, four KV heads": LayerShape(320, 8, 4, 64, 544, "swiglu", **OLMO),
     "llama, three KV heads": LayerShape(160, 6, 3, 64, 416, "swiglu"),
     # A bias in a block of its own, and one behind the columns of the last block, beside one class of streams.
     "llama with biases": LayerShape(256, 8, 4, 64, 416, "swiglu", output_bias=True),

@@ -23,7 +23,7 @@ def test_decode_layer_equals_reference(rng, name, position, window, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads"])
+@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads", "olmo2, four KV heads"])
 def test_layers_and_head_in_one_call_equal_reference(rng, name, way):
     """Layers that differ in window and table; the second adds the first's update, the head adds the last's."""
     shape = SMALL[name]

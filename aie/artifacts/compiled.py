@@ -46,7 +46,7 @@ _SECONDS_OF_TASK = 1e-3
 
 
 class BuildCost(NamedTuple):
-    """What is to compile if nothing is up to date.
+    """The work of a compilation if nothing is up to date.
 
     Attributes:
         arrays: how many xclbins.
@@ -71,7 +71,7 @@ class BuildCost(NamedTuple):
 
 
 def _build_cost(samples: Mapping[str, Mapping[ArtifactCall, Mapping[int, int]]]) -> BuildCost:
-    """What is to compile for the positions of arrays' calls, with the number of transfers at each position."""
+    """The work of compiling arrays' calls at positions; the samples have the number of transfers at each."""
     arrays = [[count for tasks in calls.values() for count in tasks.values()] for calls in samples.values()]
     compilations = sum(len(compiled_at_once(tasks)) for tasks in arrays)
     return BuildCost(len(arrays), sum(map(len, arrays)), compilations, sum(map(sum, arrays)))

@@ -130,7 +130,7 @@ class _Flow:
         # Elements over the whole call at each end: (fifo, tile, port).
         self.known: dict[tuple[str, Tile, str], Fraction] = {}
         self.ends = {fifo.name: _ends(fifo) for fifo in plan.array.fifos}
-        # What starts cores, in order: the steps that write a buffer or set a barrier, each with its place.
+        # By the name of a parameters' buffer or a barrier, the steps that write or set it, each with its place.
         self.starts: defaultdict[str, list[tuple[int, WriteParameter | SetBarrier]]] = defaultdict(list)
         for place, step in enumerate(plan.sequence.steps):
             if isinstance(step, (WriteParameter, SetBarrier)):

@@ -74,7 +74,7 @@ def contiguous(walk: tuple[Dimension, ...]) -> bool:
 
 
 class _Places:
-    """What a plan's steps name."""
+    """The parts of a plan that its steps name."""
 
     def __init__(self, plan: Plan, limits: Limits) -> None:
         self.streams = _streams(plan.array, limits)

@@ -27,8 +27,8 @@ CALLS: list[dict[str, int]] = [
     *[{"a": 1, "b": 1, "c": 1}] * 4,
 ]
 
-# Of the families, those that differ in what attention is given: softcaps, norms, windows, kinds of RoPE, projections
-# apart; and a mixture. The other parts of layers are those of test_other_families.py.
+# Families that differ in the inputs of attention: softcaps, norms, windows, kinds of RoPE, projections apart; and a
+# mixture. test_other_families.py compares the other parts of layers.
 FAMILIES = ("gemma2", "gemma3_text", "llama", "mistral", "olmo2", "phi3", "qwen3", "qwen3_moe", "smollm3")
 # Their RoPE frequencies change with a sequence's length, and a paged model has one table only.
 LONG_ROPE = ("phi3 with longrope", "phi3 as phi4-mini")

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from tests.end_to_end import replies
 from tests.end_to_end.conftest import Tokens
-from tests.end_to_end.replies import Reply, batch, generator_of, reply
+from tests.end_to_end.replies import Reply, batch, generator_of, reply, turns_of
 from tests.end_to_end.test_numbers import logit_error
 
 NEW_TOKENS = 48
@@ -65,13 +66,18 @@ def test_kv_cache_types_equal_reference(
     assert_same(generate(open_model(kv_dtype=kv_dtype), long_prompt), expected)
 
 
+@pytest.fixture(scope="module")
+def expected_int8(open_model: Callable[..., Any], long_prompt: Tokens) -> Reply:
+    return generate(open_model("cpu", kv_dtype="int8"), long_prompt)
+
+
 @pytest.mark.parametrize("isa", ["auto", "avx2", "generic"])
 @pytest.mark.parametrize("options", [{}, {"sliding_window_cache": True}])
 def test_int8_cache_equals_reference(
-    isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens
+    isa: str, options: dict[str, bool], open_model: Callable[..., Any], long_prompt: Tokens, expected_int8: Reply
 ) -> None:
     ours = generate(open_model(provider_options={"cpu_isa": isa}, kv_dtype="int8", **options), long_prompt)
-    assert_same(ours, generate(open_model("cpu", kv_dtype="int8"), long_prompt))
+    assert_same(ours, expected_int8)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
@@ -82,43 +88,42 @@ def test_instruction_sets_equal_reference(
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
-@pytest.mark.parametrize("share", [True, False])
-def test_second_turn_equals_reference(
-    share: bool, kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]
-) -> None:
-    turns: list[list[Reply]] = []
-    for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
-        generator = generator_of(model, 400, past_present_share_buffer=share)
-        turns.append([reply(generator, prompts[0], 20), reply(generator, prompts[1], 20)])
-    for ours, theirs in zip(*turns, strict=True):
-        if not assert_same(ours, theirs):
-            break
+def test_second_turn_equals_reference(kv_dtype: str, open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+    turns = partial(turns_of, capacity=400, count=20)
+    theirs = turns(open_model("cpu", kv_dtype=kv_dtype), *prompts[:2])
+    for share in (True, False):
+        ours = turns(open_model(kv_dtype=kv_dtype), *prompts[:2], past_present_share_buffer=share)
+        for our, their in zip(ours, theirs, strict=True):
+            if not assert_same(our, their):
+                break
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
-@pytest.mark.parametrize("share", [True, False])
 def test_rewound_sequence_equals_reference(
-    share: bool, kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
+    kv_dtype: str, open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:
-    found = []
-    for model in (open_model(kv_dtype=kv_dtype), open_model("cpu", kv_dtype=kv_dtype)):
-        generator = generator_of(model, 400, past_present_share_buffer=share)
+    def rewound(model: Any, **options: bool) -> Reply:
+        generator = generator_of(model, 400, **options)
         reply(generator, long_prompt, 20)
         generator.rewind_to(100)
-        found.append(reply(generator, prompts[0], 20))
-    assert_same(*found)
+        return reply(generator, prompts[0], 20)
+
+    theirs = rewound(open_model("cpu", kv_dtype=kv_dtype))
+    for share in (True, False):
+        assert_same(rewound(open_model(kv_dtype=kv_dtype), past_present_share_buffer=share), theirs)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
-@pytest.mark.parametrize("share", [True, False])
 def test_batch_of_different_lengths_equals_reference(
-    share: bool, kv_dtype: str, open_model: Callable[..., Any], held_out: Tokens
+    kv_dtype: str, open_model: Callable[..., Any], held_out: Tokens
 ) -> None:
     """Each row of a batch continues as ONNX Runtime's CPU provider continues it alone."""
     sequences = [held_out[:150], held_out[300:340], held_out[500:507]]
-    ours = batch(open_model(kv_dtype=kv_dtype), sequences, NEW_TOKENS, past_present_share_buffer=share)
-    for sequence, tokens in zip(sequences, ours, strict=True):
-        assert_same(Reply(tokens, []), generate(open_model("cpu", kv_dtype=kv_dtype), sequence))
+    theirs = [generate(open_model("cpu", kv_dtype=kv_dtype), sequence) for sequence in sequences]
+    for share in (True, False):
+        ours = batch(open_model(kv_dtype=kv_dtype), sequences, NEW_TOKENS, past_present_share_buffer=share)
+        for tokens, their in zip(ours, theirs, strict=True):
+            assert_same(Reply(tokens, []), their)
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])

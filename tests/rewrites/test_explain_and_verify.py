@@ -25,19 +25,6 @@ def document(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, json.loads(captured.out)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_genai_model_runs_and_converts_whole(
-    exports: dict[str, Path], capfd: pytest.CaptureFixture[str], name: str
-) -> None:
-    code, found = document(capfd, "explain", exports[name], "--device", "cpu", "--bandwidth", 10)
-    assert (code, found["source"]) == (0, "genai")
-    assert set(found["placement"]["counts"]) <= {"flownpu", "folded"}
-    assert found["misses"] == []
-    layers = json.loads((exports[name] / "genai_config.json").read_text())["model"]["decoder"]["num_hidden_layers"]
-    assert [attention["layer"] for attention in found["attentions"]] == list(range(layers))
-    assert {attention["prompt_level"] for attention in found["attentions"]} == {3}
-
-
 def test_optimum_export_names_left_nodes(optimum_exports: dict[str, Path], capfd: pytest.CaptureFixture[str]) -> None:
     code, found = document(capfd, "explain", optimum_exports["bert"], "--device", "cpu", "--bandwidth", 10)
     assert (code, found["source"]) == (0, "plain")

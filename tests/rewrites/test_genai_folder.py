@@ -125,8 +125,10 @@ def test_context_length_is_limited_by_model(source: Path, tmp_path: Path) -> Non
         convert(source, tmp_path / "other", context_length=513)
 
 
-@pytest.mark.parametrize("sliding_window_cache", [False, True])
-@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("kv_dtype", "sliding_window_cache"),
+    [("fp32", False), ("fp32", True), ("bf16", True), ("fp16", True), ("int8", True)],
+)
 def test_genai_generates_from_converted_folder(
     kv_dtype: str, sliding_window_cache: bool, exports: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -18,11 +18,11 @@ struct DecoderLimits {
   bool softcap = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
-  bool without_rope = false;    // layers without RoPE, among layers with it
-  bool qkv_bias = false;        // a bias of the QKV projection
-  bool experts = false;         // mixtures of experts
-  bool all_logits = false;      // logits of all tokens, not only of the last
-  bool position_ids = false;    // positions as an input, which chooses rows of rotary tables
+  bool without_rope = false;  // layers without RoPE, among layers with it
+  bool qkv_bias = false;      // a bias of the QKV projection
+  bool experts = false;       // mixtures of experts
+  bool all_logits = false;    // logits of all tokens, not only of the last
+  bool position_ids = false;  // positions as an input, which chooses rows of rotary tables
   // Inputs that a run checks to hide nothing but later keys, and those before a layer's window.
   bool attention_bias = false;
   bool scaled_updates = false;    // what a layer adds to the residual stream, times a number

@@ -117,8 +117,8 @@ void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& lay
     write_ordered_row(shape, layer.qkv, i, wide.first(given));
     std::ranges::fill(wide.subspan(given), std::byte{0});
     if (bias.empty()) continue;
-    PackedWriter(wide.subspan(minima)).bfloat16(bias.data() + i * q4nx::kBlockRows,
-                                                q4nx::kBlockRows);
+    PackedWriter(wide.subspan(minima))
+        .bfloat16(bias.data() + i * q4nx::kBlockRows, q4nx::kBlockRows);
   }
 }
 
@@ -166,7 +166,7 @@ void write_rotary(const DecoderShape& shape, const transformer::DecoderConstants
   if (shape.given_tables) return;
   for (const transformer::RotaryTable& table : constants.rotary) {
     // The elements that do not turn have angles of 0.
-    const std::int64_t turned = table.cosine == nullptr   ? 0
+    const std::int64_t turned = table.cosine == nullptr  ? 0
                                 : shape.partly_rotated() ? shape.rotated_size / 2
                                                          : half;
     for (std::int64_t position = 0; position < shape.positions; ++position)

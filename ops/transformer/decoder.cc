@@ -44,8 +44,9 @@ Decoder Decoder::read(const Node& node) {
   }
   check_alike(node, decoder);
   if (decoder.rotated_size > decoder.attention().head_size || decoder.rotated_size % 2 != 0)
-    fail("[", to_string(node), "] expected an even rotated_size of at most head_size = ",
-         decoder.attention().head_size, ", got ", decoder.rotated_size);
+    fail("[", to_string(node),
+         "] expected an even rotated_size of at most head_size = ", decoder.attention().head_size,
+         ", got ", decoder.rotated_size);
   return decoder;
 }
 

@@ -47,7 +47,8 @@ constexpr std::span<const std::string_view> texts(QkNorm /*of*/) { return kQkNor
 struct Attention {
   static constexpr std::string_view kName = "attention";
   // The fields that layers of one decoder may have of their own.
-  static constexpr std::array<std::string_view, 4> kOwn{"window", "table", "mask", "window_sized_cache"};
+  static constexpr std::array<std::string_view, 4> kOwn{"window", "table", "mask",
+                                                        "window_sized_cache"};
 
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
@@ -76,10 +77,11 @@ struct Attention {
     visit(field("window", &Attention::window, "keys that a token sees, its own included; 0: all", 0,
                 kMostPositions));
     visit(field("table", &Attention::table, "index of the layer's rotary table", 0, kMostLayers));
-    visit(field("mask", &Attention::mask,
-                "1 + index of the layer's mask among the inputs, which is 0 for the keys that a token "
-                "sees; 0: none",
-                0, kMostLayers));
+    visit(field(
+        "mask", &Attention::mask,
+        "1 + index of the layer's mask among the inputs, which is 0 for the keys that a token "
+        "sees; 0: none",
+        0, kMostLayers));
     visit(field("window_sized_cache", &Attention::window_sized_cache,
                 "the cache holds the window's keys alone"));
     visit(field("bidirectional_blocks", &Attention::bidirectional_blocks,
@@ -184,7 +186,8 @@ struct Decoder {
   }
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
-  // missing or out of range, or if layers differ in more than window, table, mask and kind of cache.
+  // missing or out of range, or if layers differ in more than window, table, mask and kind of
+  // cache.
   static Decoder read(const Node& node);
   void write(Node& node) const;
 

@@ -33,8 +33,8 @@ OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> i
   return found;
 }
 
-// Throws Unsupported unless the mask [1 or B, 1 or H, S, T] leaves each token all keys of its window
-// (0: all) up to its own; attention is causal, and has the window, without it.
+// Throws Unsupported unless the mask [1 or B, 1 or H, S, T] leaves each token all keys of its
+// window (0: all) up to its own; attention is causal, and has the window, without it.
 void check_mask(const Tensor& mask, std::int64_t window, const SequenceTokens& tokens) {
   const std::int64_t given = mask.shape[2];
   const std::int64_t keys = mask.shape[3];

@@ -539,7 +539,7 @@ void Matcher::match(const Node& first_attention) {
     fail(to_string(first_attention), ": expected RoPE in some layer, whose table tells how many ",
          "positions there are");
   if (decoder.given_tables && std::ranges::count(tables, RotaryValues{}) != 0)
-    fail(to_string(first_attention), ": expected RoPE in all layers if the graph computes its tables");
+    fail(to_string(first_attention), ": expected RoPE in all layers, if the graph makes tables");
   finish(entry);
   // A layer without the bias that others have gets zeros.
   for (bool Attention::* const biased : {&Attention::qkv_bias, &Attention::output_bias}) {

@@ -48,7 +48,8 @@ class ArrayCacheMemory final : public transformer::CacheMemory {
 
   std::size_t layers_;
   std::int64_t head_size_;
-  // Of the elements of keys, which callers' tensors have in the graph's order; empty: the same.
+  // Callers' tensors have keys in the graph's order: the place there of each element; empty: the
+  // same order.
   std::vector<std::int64_t> key_order_;
   CacheLayout layout_;
   std::unique_ptr<Buffer> buffer_;

@@ -178,7 +178,7 @@ void write_rotary(const DecoderShape& shape, const transformer::DecoderConstants
   if (shape.given_tables) return;
   for (const transformer::RotaryTable& table : constants.rotary) {
     // The elements that do not turn have angles of 0.
-    const std::int64_t turned = table.cosine == nullptr   ? 0
+    const std::int64_t turned = table.cosine == nullptr  ? 0
                                 : shape.partly_rotated() ? shape.rotated_size / 2
                                                          : half;
     for (std::int64_t position = 0; position < shape.positions; ++position)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What graphs of exporters have beside the layers: positions and masks as inputs, and logits of all tokens."""
+"""Exporters' graphs: positions, masks and tables as inputs, logits of all tokens, parts of heads that turn."""
 
 import numpy as np
 import pytest

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 CELLS = recorded_cells()
 # Cells that run again. These forms have most of the traits in which families differ, so that few are enough; the array
-# takes granite, and qwen2 once it is converted.
+# takes all of them, qwen2 once it is converted.
 AGAIN = {
     "granite": ("checkpoint", "GGUF"),
+    "llama with biases": ("checkpoint",),
+    "olmo2": ("checkpoint",),
     "phi3 as phi4-mini": ("checkpoint",),
     "qwen2": ("GenAI, as it is", "GenAI, converted"),
 }

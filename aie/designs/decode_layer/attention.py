@@ -205,12 +205,11 @@ def _of_norm(shape: LayerShape, heads_of_batch: Any) -> tuple[list[Kernel], dict
         ]
         return kernels, {"norms": weights, "squares": sums, "angles": heads_of_batch}
     if shape.qk_norm:
-        names = ("query_norm", "key_norm", "angles")
-        kernels = [kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)]
+        rope = kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)
     else:
-        names = ("angles",)
-        kernels = [kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)]
-    return kernels, dict.fromkeys(names, heads_of_batch)
+        rope = kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)
+    names = [*["query_norm", "key_norm"] * shape.qk_norm, "angles"]
+    return [rope], dict.fromkeys(names, heads_of_batch)
 
 
 def _turn_heads(

@@ -102,8 +102,8 @@ def _flow_kv_cycles(chip: Chip, values: Values, kernel: str, integers: list[int]
     if kernel == "flow_kv_split":  # a Q4NX block's bytes of keys and values: 1280 products a row for each
         _, _, rows, d, cap = integers
         return rows * (2 * 1280 / rate + _score(values, cap) * 1280 / d)
-    rows, keys, d, *cap = integers
-    softmax = _score(values, *cap) * rows * keys if kernel == "flow_kv_scores" else 0.0
+    rows, keys, d = integers[:3]
+    softmax = _score(values, integers[3]) * rows * keys if kernel == "flow_kv_scores" else 0.0
     return rows * keys * d / rate + softmax
 
 

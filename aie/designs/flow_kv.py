@@ -182,7 +182,9 @@ class FlowKV:
             queries.append(ObjectFifo(tensor(pairs * line), name=f"q_{place}"))
             offsets, memory = [pair * line for pair in range(pairs)], Tile(self.columns + place, 1)
             query_parts += queries[-1].cons().split(offsets, memory, obj_types=[tensor(line)] * pairs)
-        columns = Pairs(self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns, self.softcap)
+        columns = Pairs(
+            self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns, self.softcap
+        )
         return queries, *columns.columns_of(query_parts, parameters.buffers, parameters)
 
 

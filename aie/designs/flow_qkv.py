@@ -190,7 +190,9 @@ class FlowQKV:
             )
         cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         line, rows = self.heads * self.d, self.padded(tokens)
-        return self._program(tokens, past, total, cache, rows, line, o_line or line, window=window, causal=causal, scale=scale)
+        return self._program(
+            tokens, past, total, cache, rows, line, o_line or line, window=window, causal=causal, scale=scale
+        )
 
     def packed_program(
         self, tokens: int, rows: int, *, line: int = 0, o_line: int = 0, scale: float | None = None

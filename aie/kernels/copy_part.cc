@@ -48,7 +48,7 @@ void copy_into(const bfloat16* __restrict from, bfloat16* __restrict to, std::in
 }
 
 void copy_norms(const bfloat16* __restrict from, bfloat16* __restrict to, std::int32_t from_index,
-               std::int32_t to_index, std::int32_t n) {
+                std::int32_t to_index, std::int32_t n) {
   copy(from, to + to_index * n, from_index, n);
 }
 

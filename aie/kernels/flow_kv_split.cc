@@ -186,8 +186,8 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
     if (cap_of_scores.given) {
       for (unsigned j = 0; j < kKeys; ++j) t[j] = cap_of_scores.of_products(t[j]);
     }
-    const auto factor = broadcast_parts<kMostRows>(cap_of_scores.given ? cap_of_scores.outside
-                                                                       : parameters.scale);
+    const auto factor =
+        broadcast_parts<kMostRows>(cap_of_scores.given ? cap_of_scores.outside : parameters.scale);
     for (unsigned j = 0; j < kKeys; ++j) t[j] = multiply(split(t[j]), factor).to_vector<float>();
     bool seen[kKeys];
     auto limited = aie::broadcast<float, kMostRows>(-1e6F);

@@ -81,7 +81,7 @@ void copy_heads(const bfloat16* whole, bfloat16* part, std::int32_t index, std::
 void copy_into(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
                std::int32_t n);
 void copy_norms(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
-               std::int32_t n);
+                std::int32_t n);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
 void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

@@ -138,7 +138,9 @@ def _call(
 ) -> ArtifactCall:
     """The layers first .. end - 1; with a vocabulary the LM head, too."""
     shape = decoder.shape
-    norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-all" * shape.norm_of_all_heads + "-bias" * shape.qkv_bias
+    norms = (
+        "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-all" * shape.norm_of_all_heads + "-bias" * shape.qkv_bias
+    )
     norms += "-output" * shape.output_bias + "-after" * (not shape.norms_before)
     windows = decoder.windows[first:end]
     return moving_call(

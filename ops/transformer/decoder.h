@@ -147,8 +147,9 @@ struct Layer {
   static void fields(Visit&& visit) {
     visit(field("post_norms", &Layer::post_norms,
                 "the mixer's and the feed-forward's outputs are normalised before they are added"));
-    visit(field("norms_before", &Layer::norms_before,
-                "the mixer and the feed-forward read the residual stream normalised, not as it is"));
+    visit(
+        field("norms_before", &Layer::norms_before,
+              "the mixer and the feed-forward read the residual stream normalised, not as it is"));
   }
 };
 

@@ -477,11 +477,13 @@ Entry Matcher::layer(const Entry& entry) {
   layer.norms = entry.weights;
   const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
   if (!post_norms && !norms_before_)
-    fail(to_string(qkv), ": expected a norm before the QKV projection, or after ", to_string(output));
+    fail(to_string(qkv), ": expected a norm before the QKV projection, or after ",
+         to_string(output));
   decoder.layers.back().post_norms = post_norms;
   decoder.layers.back().norms_before = norms_before_;
   // Nothing is added before the first layer, so that there is no post-norm.
-  while (layer.norms.size() < (post_norms ? 2 : 1)) layer.norms.insert(layer.norms.begin(), nullptr);
+  while (layer.norms.size() < (post_norms ? 2 : 1))
+    layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   std::string_view update = last.outputs[0].name;
   const float factor = update_factor(update);
@@ -569,8 +571,7 @@ Node FoundDecoder::node(std::string_view domain) const {
                  attention.inputs[kSeqlensK]};
   node.outputs = {head->outputs[0]};
   for (const Node* each : attentions) {
-    for (const std::size_t past : {kPastKey, kPastValue})
-      node.inputs.push_back(each->inputs[past]);
+    for (const std::size_t past : {kPastKey, kPastValue}) node.inputs.push_back(each->inputs[past]);
     for (const std::size_t present : {kPresentKey, kPresentValue})
       node.outputs.push_back(each->outputs[present]);
   }

@@ -81,8 +81,9 @@ void bind_decoder(nb::module_& module) {
       .def(
           "__init__",
           [](Layer* self, const transformer::Mixer& mixer, const FeedForward& feed_forward,
-             bool post_norms,
-             bool norms_before) { new (self) Layer{mixer, feed_forward, post_norms, norms_before}; },
+             bool post_norms, bool norms_before) {
+            new (self) Layer{mixer, feed_forward, post_norms, norms_before};
+          },
           nb::arg("mixer"), nb::arg("feed_forward"), nb::arg("post_norms") = false,
           nb::arg("norms_before") = true)
       .def_ro("mixer", &Layer::mixer)

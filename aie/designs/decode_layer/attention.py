@@ -182,83 +182,86 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
 
     The weights of a norm of all heads stay in the tile, and the heads of such a norm come twice: first for their mean.
     """
-    shape, batch, d = way.shape, way.shape.batch, way.shape.d
-    heads_of_batch = tensor(batch * d)
+    shape, heads_of_batch = way.shape, tensor(way.shape.batch * way.shape.d)
     heads, queries, key_value = (ObjectFifo(heads_of_batch, name=name) for name in ("heads", "queries", "key_value"))
     copy = kernel("copy_part", "copy_heads", heads_of_batch, heads_of_batch, I32, I32)
-    sums, weights = tensor(_LANES, F32), tensor(max(sum(shape.qk_norm_sizes), 1))
+    kernels, kinds = _of_norm(shape, heads_of_batch)
+    tables = [Buffer(kind, name=name) for name, kind in kinds.items()]
+    fifos = heads.cons(), queries.prod(), key_value.prod()
+    arguments = [way, *fifos, tables, parameters.buffers[0], parameters.barrier, [copy, *kernels]]
+    tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
+    return heads, queries, key_value, worker(_turn_heads, arguments, tile=tile)
+
+
+def _of_norm(shape: LayerShape, heads_of_batch: Any) -> tuple[list[Kernel], dict[str, Any]]:
+    """The kernels that turn heads, by the norm of the heads; and the types of their tables, by name."""
     if shape.norm_of_all_heads:
+        sums, weights = tensor(_LANES, F32), tensor(sum(shape.qk_norm_sizes))
+        turned = [heads_of_batch, weights, heads_of_batch, sums, heads_of_batch]
         kernels = [
-            kernel(
-                "norm_rope", "all_norm_rope", heads_of_batch, weights, heads_of_batch, sums, heads_of_batch, *[I32] * 5
-            ),
+            kernel("norm_rope", "all_norm_rope", *turned, *[I32] * 5),
             kernel("norm_rope", "square_sums", heads_of_batch, sums, *[I32] * 2),
             kernel("copy_part", "copy_norms", heads_of_batch, weights, *[I32] * 3),
         ]
-    elif shape.qk_norm:
-        kernels = [kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)]
+        return kernels, {"norms": weights, "squares": sums, "angles": heads_of_batch}
+    if shape.qk_norm:
+        rope = kernel("norm_rope", "rms_norm_rope", *[heads_of_batch] * 4, *[I32] * 3)
     else:
-        kernels = [kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)]
+        rope = kernel("rope", "rope", *[heads_of_batch] * 3, *[I32] * 2)
+    names = [*["query_norm", "key_norm"] * shape.qk_norm, "angles"]
+    return [rope], dict.fromkeys(names, heads_of_batch)
 
-    def core(
-        heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle, tables: list[Buffer],
-        rtp: Buffer, barrier: Any, kernels: list[Kernel],
-    ) -> None:  # fmt: skip
-        barrier.wait_for_value(1)
-        barrier.release_with_value(1)
-        copy, rope, *of_all_heads = kernels
-        *norms, angles = tables
-        epsilon = rtp[0]
+
+def _turn_heads(
+    way: Attention, heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle,
+    tables: list[Buffer], rtp: Buffer, barrier: Any, kernels: list[Kernel],
+) -> None:  # fmt: skip
+    """The program of the RoPE tile."""
+    shape, batch, d = way.shape, way.shape.batch, way.shape.d
+    barrier.wait_for_value(1)
+    barrier.release_with_value(1)
+    copy, rope, *of_all_heads = kernels
+    *norms, angles = tables
+    epsilon = rtp[0]
+    if of_all_heads:
+        total, place_in = of_all_heads
+        all_norms, squares = norms
+        for part in range_((shape.heads + shape.kv_heads) // batch):
+            place_in(heads.acquire(1), all_norms, 0, part, batch * d)
+            heads.release(1)
+    for table in [angles] if of_all_heads else tables:
+        copy(heads.acquire(1), table, 0, d)
+        heads.release(1)
+
+    def dealt(made: Any) -> None:
+        if way.deals_heads:
+            copy(made, queries.acquire(1), 0, batch * d)
+            queries.release(1)
+
+    def turn(given: Any, made: Any, place: int, part: Any) -> None:
         if of_all_heads:
-            total, place_in = of_all_heads
-            all_norms, squares = norms
-            for part in range_((shape.heads + shape.kv_heads) // batch):
-                place_in(heads.acquire(1), all_norms, 0, part, batch * d)
-                heads.release(1)
-        for table in [angles] if of_all_heads else tables:
-            copy(heads.acquire(1), table, 0, d)
-            heads.release(1)
+            first = part * batch + place * shape.heads
+            rope(given, all_norms, angles, squares, made, batch, d, first, shape.qk_norm_sizes[place], epsilon)
+        elif norms:
+            rope(given, norms[place], angles, made, batch, d, epsilon)
+        else:
+            rope(given, angles, made, batch, d)
 
-        def dealt(made: Any) -> None:
-            if way.deals_heads:
-                copy(made, queries.acquire(1), 0, batch * d)
-                queries.release(1)
-
-        def turn(given: Any, made: Any, place: int, part: Any) -> None:
-            if of_all_heads:
-                first = part * batch + place * shape.heads
-                rope(given, all_norms, angles, squares, made, batch, d, first, shape.qk_norm_sizes[place], epsilon)
-            elif norms:
-                rope(given, norms[place], angles, made, batch, d, epsilon)
-            else:
-                rope(given, angles, made, batch, d)
-
-        for place, (out, count) in enumerate([(queries, shape.heads), (key_value, shape.kv_heads)]):
-            if of_all_heads:
-                for part in range_(count // batch):
-                    total(heads.acquire(1), squares, batch * d, part)
-                    heads.release(1)
+    for place, (out, count) in enumerate([(queries, shape.heads), (key_value, shape.kv_heads)]):
+        if of_all_heads:
             for part in range_(count // batch):
-                made = out.acquire(1)
-                turn(heads.acquire(1), made, place, part)
+                total(heads.acquire(1), squares, batch * d, part)
                 heads.release(1)
-                if place:
-                    dealt(made)
-                out.release(1)
-        for _ in range_(shape.kv_heads // batch):
-            values, made = heads.acquire(1), key_value.acquire(1)
-            copy(values, made, 0, batch * d)
-            dealt(values)
+        for part in range_(count // batch):
+            made = out.acquire(1)
+            turn(heads.acquire(1), made, place, part)
             heads.release(1)
-            key_value.release(1)
-
-    kinds = {"angles": heads_of_batch}
-    if shape.norm_of_all_heads:
-        kinds = {"norms": weights, "squares": sums, **kinds}
-    elif shape.qk_norm:
-        kinds = {"query_norm": heads_of_batch, "key_norm": heads_of_batch, **kinds}
-    tables = [Buffer(kind, name=name) for name, kind in kinds.items()]
-    fifos = heads.cons(), queries.prod(), key_value.prod()
-    arguments = [*fifos, tables, parameters.buffers[0], parameters.barrier, [copy, *kernels]]
-    tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
-    return heads, queries, key_value, worker(core, arguments, tile=tile)
+            if place:
+                dealt(made)
+            out.release(1)
+    for _ in range_(shape.kv_heads // batch):
+        values, made = heads.acquire(1), key_value.acquire(1)
+        copy(values, made, 0, batch * d)
+        dealt(values)
+        heads.release(1)
+        key_value.release(1)

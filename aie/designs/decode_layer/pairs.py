@@ -75,7 +75,9 @@ class PairsOfTiles(Attention):
         shape, columns = self.shape, range(RESIDUAL_COLUMN - self.attention_columns, RESIDUAL_COLUMN)
         offsets, line = [pair * shape.d for pair in range(self.pairs)], tensor(shape.group * shape.d)
         parts = queries.cons().split(offsets, Tile(ROPE_COLUMN, 1), obj_types=[line] * self.pairs)
-        pairs = Pairs(shape.group, self.keys, shape.d, min(_PAIRS_OF_A_COLUMN, self.pairs), columns, self.turns, shape.softcap)
+        pairs = Pairs(
+            shape.group, self.keys, shape.d, min(_PAIRS_OF_A_COLUMN, self.pairs), columns, self.turns, shape.softcap
+        )
         keys, values, outputs, workers = pairs.columns_of(parts, parameters.buffers[1:], parameters)
         ends = AttentionEnds(
             [fifo.prod(tile=Tile(column, 0)) for column, fifo in zip(columns, keys, strict=True)],

@@ -40,6 +40,29 @@ def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle,
         heads.release(1)
 
 
+def _enter(
+    shape: LayerShape, kernels: list[Kernel], weights: list[Any], vectors: tuple[Any, ...], sizes: tuple[Any, ...],
+    second: Any,
+) -> None:  # fmt: skip
+    """Compute after = before + update (normalised first, where there are post-norms), normal = norm(after).
+
+    `vectors`: update, before, after, normal. Without norms before a layer's parts, these read the sum itself: normal =
+    after, but for the LM head's entry, which has a norm (`second` is 0).
+    """
+    update, before, after, normal = vectors
+    if not shape.post_norms:
+        kernels[0](update, before, weights[0], after, normal, *sizes)
+        return
+    kernels[0](update, weights[0], before, after, *sizes)
+    if shape.norms_before:
+        kernels[1](after, weights[1], normal, *sizes)
+        return
+    for _ in range_(second):
+        kernels[0](update, weights[0], before, normal, *sizes)
+    for _ in range_(1 - second):
+        kernels[1](after, weights[1], normal, *sizes)
+
+
 def residual_tile(
     way: Attention, x: ObjectFifo, heads: ObjectFifo, parameters: RunTimeParameters
 ) -> tuple[ObjectFifo, ObjectFifo, Worker]:
@@ -71,19 +94,7 @@ def residual_tile(
         context_lines, second, activated_lines = rtp[1], rtp[2], rtp[3]
 
         def enter(weights: list[Any], update: Any, before: Any, after: Any) -> None:
-            """Compute after = before + update (normalised first, where there are post-norms), normal = norm(after)."""
-            if post_norms:
-                kernels[0](update, weights[0], before, after, *sizes)
-                if shape.norms_before:
-                    kernels[1](after, weights[1], normal, *sizes)
-                    return
-                # A layer's parts read the sum itself; the LM head's entry has a norm.
-                for _ in range_(second):
-                    kernels[0](update, weights[0], before, normal, *sizes)
-                for _ in range_(1 - second):
-                    kernels[1](after, weights[1], normal, *sizes)
-            else:
-                kernels[0](update, before, weights[0], after, normal, *sizes)
+            _enter(shape, kernels, weights, (update, before, after, normal), sizes, second)
 
         def deal(whole: Any) -> None:
             for part in range_(shape.line // BLOCK_COLUMNS):

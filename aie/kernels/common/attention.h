@@ -340,7 +340,8 @@ void score_rows(const bfloat16* q, const bfloat16* k, const Parameters& paramete
     multiply_keys<P, 1, Operands>(q, k + j * d_tiles * kKeyTile, scores + j * R * kSide, key_tiles,
                                   d_tiles);
   }
-  if (parameters.cap.given) cap_scores<R * kSide>(parameters.cap, scores, P * key_tiles * R * kSide);
+  if (parameters.cap.given)
+    cap_scores<R * kSide>(parameters.cap, scores, P * key_tiles * R * kSide);
   if (!masked) {
     soften_rows<R, P, false>(parameters, Block<R, P>{key, key_tiles, {}}, m_of_rows, l_of_rows,
                              correction_of_rows, f, scores);

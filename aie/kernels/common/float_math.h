@@ -186,7 +186,8 @@ Accumulator<N> sigmoid(const Accumulator<N>& x) {
   return reciprocal(aie::add(constant<N>(1.0F), power_of_two(limited)));
 }
 
-// tanh(x), given power = -2 log2(e) x, to within 4e-4 of it and 1e-6: (1 - e) / (1 + e), e = 2^power.
+// tanh(x), given power = -2 log2(e) x, to within 4e-4 of it and 1e-6: (1 - e) / (1 + e), e =
+// 2^power.
 //
 // e errs by 5.2e-5 of itself, which is at most 2.5 x (1 - e) where it is not near 1, and near it by
 // 7e-7 and 6e-5 of 1 - e; the quotient by 1e-4 for the reciprocal and 3 x 2^-16 for the product.

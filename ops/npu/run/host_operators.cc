@@ -259,13 +259,14 @@ class NormRope final : public HostOperator {
       widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
     const auto* angles =
         elements_of<std::uint16_t>(arguments[1]) + (table_ * context_ + first) * size_;
-    for_rows(compute, count, (1 + heads_) * size_, scratch_, [&](std::size_t token, float* scratch) {
-      widen(angles + token * size_, size_, scratch);
-      turn_token(
-          *compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_, scratch,
-          elements_of<std::uint16_t>(q) + token * heads_ * size_,
-          elements_of<std::uint16_t>(cache) + (first + token) * position_bytes() / kBFloat16Bytes);
-    });
+    for_rows(compute, count, (1 + heads_) * size_, scratch_,
+             [&](std::size_t token, float* scratch) {
+               widen(angles + token * size_, size_, scratch);
+               turn_token(*compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_,
+                          scratch, elements_of<std::uint16_t>(q) + token * heads_ * size_,
+                          elements_of<std::uint16_t>(cache) +
+                              (first + token) * position_bytes() / kBFloat16Bytes);
+             });
     std::memset(bytes_of(cache) + (first + count) * position_bytes(), 0,
                 (end - first - count) * position_bytes());
     to_device(q, 0, q.bytes / tokens_ * count);

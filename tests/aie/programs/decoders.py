@@ -11,7 +11,8 @@ def decoder_of(shape, windows, vocabulary, positions, tables=None, scale=None):
         _native.Layer(
             _native.Attention(
                 heads=shape.heads, kv_heads=shape.kv_heads, head_size=shape.d, scale=scale or shape.d**-0.5,
-                qk_norm="all heads" if shape.norm_of_all_heads else "each head" if shape.qk_norm else "none", qkv_bias=shape.qkv_bias, softcap=shape.softcap,
+                qk_norm="all heads" if shape.norm_of_all_heads else "each head" if shape.qk_norm else "none",
+                qkv_bias=shape.qkv_bias, softcap=shape.softcap,
                 output_bias=shape.output_bias,
                 window=window, table=table,
             ),

@@ -12,7 +12,17 @@ import numpy as np
 from flownpu.aie.designs.common import bits
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from flownpu.selftest.reference.case import Case
-from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, ROUGH_EXP2, TANH, bf16, blocks_of, wide
+from flownpu.selftest.reference.numbers import (
+    BF16_ROUNDING,
+    F32_ROUNDING,
+    INVERSE,
+    PRODUCT,
+    ROUGH_EXP2,
+    TANH,
+    bf16,
+    blocks_of,
+    wide,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -229,8 +229,13 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
 
 
 def enter(
-    shape: LayerShape, norms: np.ndarray, residual: np.ndarray, update: np.ndarray, rounded: Rounding,
-    *, final: bool = False,
+    shape: LayerShape,
+    norms: np.ndarray,
+    residual: np.ndarray,
+    update: np.ndarray,
+    rounded: Rounding,
+    *,
+    final: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The residual stream after the update is added, and its norm, which the next projection reads.
 

@@ -11,8 +11,8 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BF16_ROUNDING = 2.0**-8
 # Relative error bound of a product of f32 numbers, each split into two bf16 (aie/kernels/common/float_math.h).
 PRODUCT = 3 * 2.0**-16
-# Relative error bounds of power_of_two, rough_power_of_two and tanh_of_power (float_math.h), and of aie::inv and invsqrt on the host
-# (elementary.hpp).
+# Relative error bounds of power_of_two, rough_power_of_two and tanh_of_power (float_math.h), and of
+# aie::inv and invsqrt on the host (elementary.hpp).
 EXP2 = 2.0**-14
 ROUGH_EXP2 = 2.0**-10
 TANH = 4e-4

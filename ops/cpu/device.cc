@@ -47,6 +47,7 @@ auto operators_by_file() {
                     cpu::range_operators(),
                     cpu::reduce_operators(),
                     cpu::pool_operators(),
+                    cpu::embed_layer_norm_operators(),
                     cpu::cumulative_operators(),
                     cpu::shape_operators(),
                     cpu::reshape_operators(),
@@ -59,6 +60,7 @@ auto operators_by_file() {
                     cpu::gemm_operators(),
                     cpu::patch_operators(),
                     cpu::dequantize_operators(),
+                    cpu::standard_attention_operators(),
                     cpu::rotary_embedding_operators()};
 }
 

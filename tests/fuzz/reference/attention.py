@@ -200,8 +200,7 @@ def standard_attention(node: Node) -> list[Samples | None]:
     d = q.shape[3] if by_head else q.shape[2] // heads
 
     def by_token(x: Samples) -> Samples:
-        rows = x.shape[0], x.shape[2], x.shape[1] * x.shape[3]
-        return x.map(lambda a: a.transpose(0, 2, 1, 3).reshape(rows)) if by_head else x
+        return x.map(lambda a: a.transpose(0, 2, 1, 3).reshape(a.shape[0], a.shape[2], -1)) if by_head else x
 
     query, key, value = (by_token(x) for x in (q, k, v))
     tokens = query.shape[1]

@@ -9,9 +9,14 @@ from flownpu import _native
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 _DOMAIN = "ai.flownpu"
-_NUMBERS = {"float", "int64", "int32"}
-_ALL = _NUMBERS | {"float16", "bfloat16", "int8", "uint8", "bool"}
-_WORDS = {frozenset(_NUMBERS): "number", frozenset(_ALL): "any", frozenset({"int64", "int32"}): "integer"}
+_INTEGERS, _FLOATS = {"int64", "int32"}, {"float", "float16", "bfloat16"}
+_WORDS = {
+    frozenset(_FLOATS): "floating",
+    frozenset(_INTEGERS): "integer",
+    frozenset(_INTEGERS | {"float"}): "float or integer",
+    frozenset(_INTEGERS | _FLOATS): "number",
+    frozenset(_INTEGERS | _FLOATS | {"int8", "uint8", "bool"}): "any",
+}
 _ANY = {"lowest": -(2**63), "highest": 2**63 - 1}
 _MOST = 2**31
 

@@ -47,6 +47,7 @@ auto operators_by_file() {
                     cpu::range_operators(),
                     cpu::reduce_operators(),
                     cpu::pool_operators(),
+                    cpu::embed_layer_norm_operators(),
                     cpu::cumulative_operators(),
                     cpu::shape_operators(),
                     cpu::reshape_operators(),
@@ -60,6 +61,7 @@ auto operators_by_file() {
                     cpu::matmul_integer_operators(),
                     cpu::patch_operators(),
                     cpu::quantization_operators(),
+                    cpu::standard_attention_operators(),
                     cpu::rotary_embedding_operators()};
 }
 

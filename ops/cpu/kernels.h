@@ -264,6 +264,8 @@ struct Kernels {
   void (*rope)(float* x, const float* cos, const float* sin, std::int64_t half, bool interleaved);
   // f32 -> a KV cache's type, n elements; to int8 a whole row, with its scale behind them.
   void (*store_cache)(const float* x, void* out, DataType type, std::int64_t n);
+  // float16 or bfloat16 -> f32, n elements.
+  void (*widen)(const void* x, DataType type, float* y, std::int64_t n);
 
   // Attention with head elements in the lanes: for up to `few_rows` rows, where reading K and V
   // takes the time.

@@ -55,6 +55,7 @@ std::span<const Operator> where_operators();
 std::span<const Operator> range_operators();
 std::span<const Operator> reduce_operators();
 std::span<const Operator> pool_operators();
+std::span<const Operator> embed_layer_norm_operators();
 std::span<const Operator> cumulative_operators();
 std::span<const Operator> shape_operators();
 std::span<const Operator> reshape_operators();
@@ -68,6 +69,7 @@ std::span<const Operator> matmul_integer_operators();
 std::span<const Operator> patch_operators();
 std::span<const Operator> quantization_operators();
 std::span<const Operator> transpose_operators();
+std::span<const Operator> standard_attention_operators();
 std::span<const Operator> rotary_embedding_operators();
 
 // Hands out 64-byte aligned parts of a step's scratch. Without memory it only counts.

@@ -152,7 +152,8 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
       {"", "Mul"},
       {"", "Add"},
       {"", "Sigmoid"},
-      {"", "Gelu"}};
+      {"", "Gelu"},
+      {"com.microsoft", "FastGelu"}};
   std::vector<Contract> drawn;
   for (const Contract* contract : contracts()) drawn.push_back(*contract);
   for (const Contract& contract : all) {

@@ -52,6 +52,8 @@ inline constexpr Types kNumbers{DataType::kFloat32, DataType::kInt64, DataType::
 inline constexpr Types kUInt8{DataType::kUInt8};
 inline constexpr Types kBytes{DataType::kInt8, DataType::kUInt8};
 inline constexpr Types kFloats{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16};
+inline constexpr Types kNumbersAndFloats{DataType::kFloat32, DataType::kFloat16,
+                                         DataType::kBFloat16, DataType::kInt64, DataType::kInt32};
 // The types of a KV cache: rows of int8 contain their scale (ops/nodes/kv_cache.h).
 inline constexpr Types kCacheTypes{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
                                    DataType::kInt8};

@@ -101,7 +101,7 @@ def test_flownpu_contracts_equal_definitions(contract: Any) -> None:
         pytest.param("Add", 2, {"broadcast": 1}, "attribute 'broadcast' is none that is known here", id="attribute"),
         pytest.param("Add", 2, {"version": 6}, "expected version 7 to 14 of the operator, got 6", id="old"),
         pytest.param("Add", 2, {"version": 99}, "expected version 7 to 14 of the operator, got 99", id="new"),
-        pytest.param("Add", 1, {}, r"input 1 \(B\): expected float or int64 or int32, got none", id="none"),
+        pytest.param("Add", 1, {}, r"input 1 \(B\): expected float or .*, got none", id="none"),
         pytest.param("Add", 2, {"outputs": ("float16",)}, r"output 0 \(C\): expected .*, got float16", id="type"),
         pytest.param("Gelu", 1, {"approximate": "erf"}, r"expected one of none\|tanh, got 'erf'", id="text"),
         pytest.param("Gelu", 1, {"approximate": 1}, "expected a text, got an integer", id="kind"),

@@ -7,6 +7,7 @@
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/elementwise/binary.h"
+#include "ops/cpu/widened.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -116,9 +117,9 @@ class Pow final : public Binary {
   }
 };
 
-constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
-                                {.name = "B", .types = kNumbers, .type_letter = 'T'}};
-constexpr Port kNumber[] = {{.name = "C", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbersAndFloats, .type_letter = 'T'},
+                                {.name = "B", .types = kNumbersAndFloats, .type_letter = 'T'}};
+constexpr Port kNumber[] = {{.name = "C", .types = kNumbersAndFloats, .type_letter = 'T'}};
 // The remainders of C are those of floats alone here, and of integers the others.
 std::unique_ptr<Step> make_mod(const Node& node, const Context& context) {
   const bool is_float = node.inputs[0].type == DataType::kFloat32;
@@ -128,19 +129,20 @@ std::unique_ptr<Step> make_mod(const Node& node, const Context& context) {
 }
 
 constexpr AttributeRule kMod[] = {flag("fmod")};
-constexpr Port kTwoFloats[] = {{.name = "X", .types = kFloat}, {.name = "Y", .types = kFloat}};
-constexpr Port kOneFloat[] = {{.name = "Z", .types = kFloat}};
+constexpr Port kTwoFloats[] = {{.name = "X", .types = kFloats, .type_letter = 'T'},
+                               {.name = "Y", .types = kFloats}};
+constexpr Port kOneFloat[] = {{.name = "Z", .types = kFloats, .type_letter = 'T'}};
 
 // From version 7 on (Min, Max: 8) shapes broadcast as numpy's do.
 constexpr Operator kOperators[] = {
-    {{"", "Add", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Add>>},
-    {{"", "Sub", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Sub>>},
-    {{"", "Mul", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Mul>>},
-    {{"", "Div", 7, 14, kTwoNumbers, kNumber}, make<Arithmetic<Div>>},
-    {{"", "Min", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Min>>},
-    {{"", "Max", 8, 13, kTwoNumbers, kNumber}, make<Arithmetic<Max>>},
-    {{"", "Mod", 10, 13, kTwoNumbers, kNumber, kMod}, make_mod},
-    {{"", "Pow", 7, 15, kTwoFloats, kOneFloat}, make<Pow>},
+    {{"", "Add", 7, 14, kTwoNumbers, kNumber}, widened<make<Arithmetic<Add>>>},
+    {{"", "Sub", 7, 14, kTwoNumbers, kNumber}, widened<make<Arithmetic<Sub>>>},
+    {{"", "Mul", 7, 14, kTwoNumbers, kNumber}, widened<make<Arithmetic<Mul>>>},
+    {{"", "Div", 7, 14, kTwoNumbers, kNumber}, widened<make<Arithmetic<Div>>>},
+    {{"", "Min", 8, 13, kTwoNumbers, kNumber}, widened<make<Arithmetic<Min>>>},
+    {{"", "Max", 8, 13, kTwoNumbers, kNumber}, widened<make<Arithmetic<Max>>>},
+    {{"", "Mod", 10, 13, kTwoNumbers, kNumber, kMod}, widened<make_mod>},
+    {{"", "Pow", 7, 15, kTwoFloats, kOneFloat}, widened<make<Pow>>},
 };
 
 }  // namespace

@@ -97,6 +97,11 @@ class Cast final : public Step {
                                      y.type, end - begin);
         return;
       }
+      if (y.type == DataType::kFloat32 && size_of(x.type) == sizeof(std::uint16_t)) {
+        context_.kernels.widen(x.as<const std::uint16_t>() + begin, x.type, y.as<float>() + begin,
+                               end - begin);
+        return;
+      }
       with_type(x.type, [&]<typename From> {
         with_type(y.type, [&]<typename To> {
           const auto* from = x.as<const From>();

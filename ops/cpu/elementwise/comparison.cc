@@ -6,6 +6,7 @@
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/elementwise/binary.h"
+#include "ops/cpu/widened.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -69,29 +70,31 @@ std::unique_ptr<Step> make_equal(const Node& node, const Context& context) {
   return std::make_unique<Comparison<std::equal_to<>>>(node, context);
 }
 
-constexpr Types kNumbersAndBool{DataType::kFloat32, DataType::kInt64, DataType::kInt32,
-                                DataType::kBool};
+constexpr Types kNumbersAndBool{DataType::kFloat32, DataType::kFloat16, DataType::kBFloat16,
+                                DataType::kInt64,   DataType::kInt32,   DataType::kBool};
 constexpr Port kEqual[] = {{.name = "A", .types = kNumbersAndBool, .type_letter = 'T'},
                            {.name = "B", .types = kNumbersAndBool, .type_letter = 'T'}};
-constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbers, .type_letter = 'T'},
-                                {.name = "B", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kTwoNumbers[] = {{.name = "A", .types = kNumbersAndFloats, .type_letter = 'T'},
+                                {.name = "B", .types = kNumbersAndFloats, .type_letter = 'T'}};
 constexpr Port kTwoBools[] = {{.name = "A", .types = kBool}, {.name = "B", .types = kBool}};
 constexpr Port kOneBool[] = {{.name = "X", .types = kBool}};
-constexpr Port kOneFloat[] = {{.name = "X", .types = kFloat}};
+constexpr Port kOneFloat[] = {{.name = "X", .types = kFloats, .type_letter = 'T'}};
 constexpr Port kResult[] = {{.name = "C", .types = kBool}};
 constexpr Port kTruth[] = {{.name = "Y", .types = kBool}};
 
 constexpr Operator kOperators[] = {
-    {{"", "Equal", 7, 19, kEqual, kResult}, make_equal},
-    {{"", "Less", 7, 13, kTwoNumbers, kResult}, make<Comparison<std::less<>>>},
-    {{"", "LessOrEqual", 12, 16, kTwoNumbers, kResult}, make<Comparison<std::less_equal<>>>},
-    {{"", "Greater", 7, 13, kTwoNumbers, kResult}, make<Comparison<std::greater<>>>},
-    {{"", "GreaterOrEqual", 12, 16, kTwoNumbers, kResult}, make<Comparison<std::greater_equal<>>>},
+    {{"", "Equal", 7, 19, kEqual, kResult}, widened<make_equal>},
+    {{"", "Less", 7, 13, kTwoNumbers, kResult}, widened<make<Comparison<std::less<>>>>},
+    {{"", "LessOrEqual", 12, 16, kTwoNumbers, kResult},
+     widened<make<Comparison<std::less_equal<>>>>},
+    {{"", "Greater", 7, 13, kTwoNumbers, kResult}, widened<make<Comparison<std::greater<>>>>},
+    {{"", "GreaterOrEqual", 12, 16, kTwoNumbers, kResult},
+     widened<make<Comparison<std::greater_equal<>>>>},
     {{"", "And", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_and<std::uint8_t>>>},
     {{"", "Or", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_or<std::uint8_t>>>},
     {{"", "Xor", 7, 7, kTwoBools, kResult}, make<Logic<std::bit_xor<std::uint8_t>>>},
     {{"", "Not", 1, 1, kOneBool, kTruth}, make<Test<bool, std::logical_not<>>>},
-    {{"", "IsNaN", 9, 20, kOneFloat, kTruth}, make<Test<float, IsNaN>>},
+    {{"", "IsNaN", 9, 20, kOneFloat, kTruth}, widened<make<Test<float, IsNaN>>>},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "ops/cpu/integers.h"
 #include "ops/cpu/rows.h"
 #include "ops/cpu/step.h"
+#include "ops/cpu/widened.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -176,49 +177,51 @@ std::unique_ptr<Step> make_gelu(const Node& node, const Context& context) {
   return std::make_unique<Apply>(context, is_tanh ? Function::kGeluTanh : Function::kGelu);
 }
 
-constexpr Port kX[] = {{.name = "X", .types = kFloat}};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr Port kNumberX[] = {{.name = "X", .types = kNumbers, .type_letter = 'T'}};
-constexpr Port kNumberY[] = {{.name = "Y", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kX[] = {{.name = "X", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kNumberX[] = {{.name = "X", .types = kNumbersAndFloats, .type_letter = 'T'}};
+constexpr Port kNumberY[] = {{.name = "Y", .types = kNumbersAndFloats, .type_letter = 'T'}};
 constexpr AttributeRule kGelu[] = {text("approximate", "none|tanh")};
 
-constexpr Port kBiasGelu[] = {{.name = "A", .types = kFloat, .shape = "[..,N]"},
-                              {.name = "B", .types = kFloat, .shape = "[N]"}};
-constexpr Port kFastGelu[] = {{.name = "X", .types = kFloat},
-                              optional({.name = "bias", .types = kFloat, .shape = "[N]"})};
-constexpr Port kClip[] = {{.name = "input", .types = kNumbers, .type_letter = 'T'},
+constexpr Port kBiasGelu[] = {
+    {.name = "A", .types = kFloats, .shape = "[..,N]", .type_letter = 'T'},
+    {.name = "B", .types = kFloats, .shape = "[N]", .type_letter = 'T'}};
+constexpr Port kFastGelu[] = {
+    {.name = "X", .types = kFloats, .type_letter = 'T'},
+    optional({.name = "bias", .types = kFloats, .shape = "[N]", .type_letter = 'T'})};
+constexpr Port kClip[] = {{.name = "input", .types = kNumbersAndFloats, .type_letter = 'T'},
                           {.name = "min",
-                           .types = kNumbers,
+                           .types = kNumbersAndFloats,
                            .presence = Presence::kOptional,
                            .shape = "[]",
                            .type_letter = 'T'},
                           {.name = "max",
-                           .types = kNumbers,
+                           .types = kNumbersAndFloats,
                            .presence = Presence::kOptional,
                            .shape = "[]",
                            .type_letter = 'T'}};
 constexpr AttributeRule kSwish[] = {number("alpha")};
 
 constexpr Operator kOperators[] = {
-    {{"", "Abs", 6, 13, kNumberX, kNumberY}, make_apply<Function::kAbs>},
-    {{"com.microsoft", "BiasGelu", 1, 1, kBiasGelu, kY}, make<BiasGelu>},
-    {{"", "Clip", 11, 13, kClip, kNumberY}, make<Clip>},
-    {{"", "Cos", 7, 22, kX, kY}, make_apply<Function::kCos>},
-    {{"", "Erf", 9, 13, kX, kY}, make_apply<Function::kErf>},
-    {{"", "Exp", 6, 13, kX, kY}, make_apply<Function::kExp>},
-    {{"com.microsoft", "FastGelu", 1, 1, kFastGelu, kY}, make<BiasGelu>},
-    {{"", "Gelu", 20, 20, kX, kY, kGelu}, make_gelu},
-    {{"com.microsoft", "Gelu", 1, 1, kX, kY}, make_apply<Function::kGelu>},
-    {{"", "Log", 6, 13, kX, kY}, make_apply<Function::kLog>},
-    {{"", "Neg", 6, 13, kNumberX, kNumberY}, make_apply<Function::kNeg>},
-    {{"com.microsoft", "QuickGelu", 1, 1, kX, kY, kSwish}, make<Swish>},
-    {{"", "Reciprocal", 6, 13, kX, kY}, make_apply<Function::kReciprocal>},
-    {{"", "Relu", 6, 14, kNumberX, kNumberY}, make_apply<Function::kRelu>},
-    {{"", "Sigmoid", 6, 13, kX, kY}, make_apply<Function::kSigmoid>},
-    {{"", "Sin", 7, 22, kX, kY}, make_apply<Function::kSin>},
-    {{"", "Sqrt", 6, 13, kX, kY}, make_apply<Function::kSqrt>},
-    {{"", "Swish", 24, 24, kX, kY, kSwish}, make<Swish>},
-    {{"", "Tanh", 6, 13, kX, kY}, make_apply<Function::kTanh>},
+    {{"", "Abs", 6, 13, kNumberX, kNumberY}, widened<make_apply<Function::kAbs>>},
+    {{"com.microsoft", "BiasGelu", 1, 1, kBiasGelu, kY}, widened<make<BiasGelu>>},
+    {{"", "Clip", 11, 13, kClip, kNumberY}, widened<make<Clip>>},
+    {{"", "Cos", 7, 22, kX, kY}, widened<make_apply<Function::kCos>>},
+    {{"", "Erf", 9, 13, kX, kY}, widened<make_apply<Function::kErf>>},
+    {{"", "Exp", 6, 13, kX, kY}, widened<make_apply<Function::kExp>>},
+    {{"com.microsoft", "FastGelu", 1, 1, kFastGelu, kY}, widened<make<BiasGelu>>},
+    {{"", "Gelu", 20, 20, kX, kY, kGelu}, widened<make_gelu>},
+    {{"com.microsoft", "Gelu", 1, 1, kX, kY}, widened<make_apply<Function::kGelu>>},
+    {{"", "Log", 6, 13, kX, kY}, widened<make_apply<Function::kLog>>},
+    {{"", "Neg", 6, 13, kNumberX, kNumberY}, widened<make_apply<Function::kNeg>>},
+    {{"com.microsoft", "QuickGelu", 1, 1, kX, kY, kSwish}, widened<make<Swish>>},
+    {{"", "Reciprocal", 6, 13, kX, kY}, widened<make_apply<Function::kReciprocal>>},
+    {{"", "Relu", 6, 14, kNumberX, kNumberY}, widened<make_apply<Function::kRelu>>},
+    {{"", "Sigmoid", 6, 13, kX, kY}, widened<make_apply<Function::kSigmoid>>},
+    {{"", "Sin", 7, 22, kX, kY}, widened<make_apply<Function::kSin>>},
+    {{"", "Sqrt", 6, 13, kX, kY}, widened<make_apply<Function::kSqrt>>},
+    {{"", "Swish", 24, 24, kX, kY, kSwish}, widened<make<Swish>>},
+    {{"", "Tanh", 6, 13, kX, kY}, widened<make_apply<Function::kTanh>>},
 };
 
 }  // namespace

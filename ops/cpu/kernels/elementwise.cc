@@ -270,6 +270,18 @@ void store_cache(const float* x, void* out, DataType type, std::int64_t n) {
   }
 }
 
+template <typename Type>
+void widen_from(const void* x, float* y, std::int64_t n) {
+  const auto* elements = static_cast<const std::uint16_t*>(x);
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, Type::load_vector(elements + i));
+  for (; i < n; ++i) y[i] = Type::load_one(elements + i);
+}
+
+void widen(const void* x, DataType type, float* y, std::int64_t n) {
+  return type == DataType::kFloat16 ? widen_from<Half>(x, y, n) : widen_from<BFloat16>(x, y, n);
+}
+
 }  // namespace
 
 void fill_elementwise(Kernels& kernels) {
@@ -289,6 +301,7 @@ void fill_elementwise(Kernels& kernels) {
   kernels.add_scaled = add_scaled;
   kernels.rope = rope;
   kernels.store_cache = store_cache;
+  kernels.widen = widen;
 }
 
 }  // namespace flownpu::cpu::FLOWNPU_ISA

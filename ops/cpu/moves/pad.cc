@@ -143,11 +143,10 @@ class Pad final : public Step {
   std::string mode_;
 };
 
-constexpr Port kInputs[] = {
-    {.name = "data", .type_letter = 'T'},
-    {.name = "pads", .types = kInt64, .shape = "[P]"},
-    optional({.name = "constant_value", .type_letter = 'T'}),
-    optional({.name = "axes", .types = kIntegers, .shape = "[A]"})};
+constexpr Port kInputs[] = {{.name = "data", .type_letter = 'T'},
+                            {.name = "pads", .types = kInt64, .shape = "[P]"},
+                            optional({.name = "constant_value", .type_letter = 'T'}),
+                            optional({.name = "axes", .types = kIntegers, .shape = "[A]"})};
 constexpr Port kOutputs[] = {{.name = "output", .type_letter = 'T'}};
 constexpr AttributeRule kAttributes[] = {text("mode", "constant|reflect|edge|wrap")};
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ops/cpu/broadcast.h"
+#include "ops/cpu/widened.h"
 #include "ops/error.h"
 #include "ops/nodes/dense_matmul.h"
 
@@ -172,12 +173,13 @@ std::unique_ptr<Step> make_matmul(const Node& node, const Context& context) {
   return std::make_unique<DenseMatMul>(node, context, Operands{});
 }
 
-constexpr Port kMatMul[] = {{.name = "A", .types = kFloat, .shape = "[..,?]"},
-                            {.name = "B", .types = kFloat, .shape = "[..,?]"}};
+constexpr Port kMatMul[] = {{.name = "A", .types = kFloats, .shape = "[..,?]", .type_letter = 'T'},
+                            {.name = "B", .types = kFloats, .shape = "[..,?]", .type_letter = 'T'}};
+constexpr Port kMatMulResult[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 
 constexpr Operator kOperators[] = {
     {kDenseMatMul, make_dense_matmul},
-    {{"", "MatMul", 1, 13, kMatMul, kDenseResult}, make_matmul},
+    {{"", "MatMul", 1, 13, kMatMul, kMatMulResult}, widened<make_matmul, kDenseWeight>},
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "ops/cpu/elements.h"
 #include "ops/cpu/plane.h"
 #include "ops/cpu/products/dense_matmul.h"
+#include "ops/cpu/widened.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {
@@ -149,14 +150,14 @@ class Gemm final : public Step {
   std::int64_t multiply_adds_ = 0;
 };
 
-constexpr Port kInputs[] = {{.name = "A", .types = kFloat, .shape = "[?,?]"},
-                            {.name = "B", .types = kFloat, .shape = "[?,?]"},
-                            optional({.name = "C", .types = kFloat})};
-constexpr Port kOutputs[] = {{.name = "Y", .types = kFloat}};
+constexpr Port kInputs[] = {{.name = "A", .types = kFloats, .shape = "[?,?]", .type_letter = 'T'},
+                            {.name = "B", .types = kFloats, .shape = "[?,?]", .type_letter = 'T'},
+                            optional({.name = "C", .types = kFloats, .type_letter = 'T'})};
+constexpr Port kOutputs[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 constexpr AttributeRule kAttributes[] = {flag("transA"), flag("transB"), number("alpha"),
                                          number("beta")};
 constexpr Operator kOperators[] = {
-    {{"", "Gemm", 7, 13, kInputs, kOutputs, kAttributes}, make<Gemm>}};
+    {{"", "Gemm", 7, 13, kInputs, kOutputs, kAttributes}, widened<make<Gemm>>}};
 
 }  // namespace
 

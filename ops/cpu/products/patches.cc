@@ -7,6 +7,7 @@
 
 #include "ops/cpu/broadcast.h"
 #include "ops/cpu/products/dense_matmul.h"
+#include "ops/cpu/widened.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {
@@ -140,15 +141,16 @@ class PatchConv final : public Step {
   std::int64_t m_ = 0;
 };
 
-constexpr Port kConv[] = {{.name = "X", .types = kFloat, .shape = "[N,C,?,?]"},
-                          {.name = "W", .types = kFloat, .shape = "[M,C,?,?]", .constant = true},
-                          optional({.name = "B", .types = kFloat, .shape = "[M]"})};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr Port kConv[] = {
+    {.name = "X", .types = kFloats, .shape = "[N,C,?,?]", .type_letter = 'T'},
+    {.name = "W", .types = kFloats, .shape = "[M,C,?,?]", .type_letter = 'T', .constant = true},
+    optional({.name = "B", .types = kFloats, .shape = "[M]", .type_letter = 'T'})};
+constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 constexpr AttributeRule kConvAttributes[] = {
     text("auto_pad", "NOTSET|VALID"), integers("dilations", 1, 1), only("group", 1),
     integers("kernel_shape", 1),      integers("pads", 0, 0),      integers("strides", 1)};
 constexpr Operator kOperators[] = {
-    {{"", "Conv", 1, 22, kConv, kY, kConvAttributes}, make<PatchConv>},
+    {{"", "Conv", 1, 22, kConv, kY, kConvAttributes}, widened<make<PatchConv>>},
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "ops/cpu/integers.h"
 #include "ops/cpu/rows.h"
 #include "ops/cpu/step.h"
+#include "ops/cpu/widened.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -73,13 +74,13 @@ class CumSum final : public Step {
   bool reverse_;
 };
 
-constexpr Port kInputs[] = {{.name = "x", .types = kNumbers, .type_letter = 'T'},
+constexpr Port kInputs[] = {{.name = "x", .types = kNumbersAndFloats, .type_letter = 'T'},
                             {.name = "axis", .types = kIntegers}};
-constexpr Port kOutputs[] = {{.name = "y", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kOutputs[] = {{.name = "y", .types = kNumbersAndFloats, .type_letter = 'T'}};
 constexpr AttributeRule kAttributes[] = {flag("exclusive"), flag("reverse")};
 
 constexpr Operator kOperators[] = {
-    {{"", "CumSum", 11, 14, kInputs, kOutputs, kAttributes}, make<CumSum>}};
+    {{"", "CumSum", 11, 14, kInputs, kOutputs, kAttributes}, widened<make<CumSum>>}};
 
 }  // namespace
 

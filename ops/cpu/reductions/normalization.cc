@@ -12,6 +12,7 @@
 #include "ops/cpu/plane.h"
 #include "ops/cpu/rows.h"
 #include "ops/cpu/step.h"
+#include "ops/cpu/widened.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {
@@ -19,8 +20,7 @@ namespace {
 
 // Throws Unsupported unless the weight has x's axes from `axis` on, and axes of size 1 before them.
 // ONNX's weights may be of any shape that broadcasts.
-void check_weight(const std::string& name, const Shape& x, std::int64_t axis,
-                  const Shape& weight) {
+void check_weight(const std::string& name, const Shape& x, std::int64_t axis, const Shape& weight) {
   const auto axes = static_cast<int>(x.rank() - axis);
   bool fits = weight.rank() >= axes && weight.rank() <= x.rank();
   for (int i = 1; fits && i <= weight.rank(); ++i) fits = weight[-i] == (i <= axes ? x[-i] : 1);
@@ -63,8 +63,8 @@ class Norm final : public Step {
     const Value* x = node.input(0);
     if (!x->shape) return std::nullopt;
     const int axes = x->shape->rank() - static_cast<int>(wrap(name_, axis_, x->shape->rank()));
-    return slice_rows(
-        node, skips_ ? std::vector<std::size_t>{0, 1} : std::vector<std::size_t>{0}, axes);
+    return slice_rows(node, skips_ ? std::vector<std::size_t>{0, 1} : std::vector<std::size_t>{0},
+                      axes);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -211,44 +211,46 @@ class Softmax final : public Step {
   std::int64_t axis_;
 };
 
-constexpr Port kLayerNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
-                               {.name = "Scale", .types = kFloat},
-                               optional({.name = "B", .types = kFloat})};
-constexpr Port kRmsNorm[] = {{.name = "X", .types = kFloat, .shape = "[..,D]"},
-                             {.name = "scale", .types = kFloat}};
+constexpr Port kLayerNorm[] = {
+    {.name = "X", .types = kFloats, .shape = "[..,D]", .type_letter = 'T'},
+    {.name = "Scale", .types = kFloats, .type_letter = 'T'},
+    optional({.name = "B", .types = kFloats, .type_letter = 'T'})};
+constexpr Port kRmsNorm[] = {{.name = "X", .types = kFloats, .shape = "[..,D]"},
+                             {.name = "scale", .types = kFloats, .type_letter = 'T'}};
 constexpr Port kSkipRmsNorm[] = {
-    {.name = "input", .types = kFloat, .shape = "[..,D]"},
-    {.name = "skip", .types = kFloat, .shape = "[..,D]"},
-    {.name = "gamma", .types = kFloat},
-    {.name = "bias", .types = kFloat, .presence = Presence::kOptional}};
+    {.name = "input", .types = kFloats, .shape = "[..,D]", .type_letter = 'T'},
+    {.name = "skip", .types = kFloats, .shape = "[..,D]", .type_letter = 'T'},
+    {.name = "gamma", .types = kFloats, .type_letter = 'T'},
+    {.name = "bias", .types = kFloats, .presence = Presence::kOptional, .type_letter = 'T'}};
 constexpr Port kSkipLayerNorm[] = {
-    {.name = "input", .types = kFloat, .shape = "[..,D]"},
-    {.name = "skip", .types = kFloat, .shape = "[..,D]"},
-    {.name = "gamma", .types = kFloat},
-    {.name = "beta", .types = kFloat, .presence = Presence::kOptional},
-    {.name = "bias", .types = kFloat, .presence = Presence::kOptional}};
-constexpr Port kSoftmax[] = {{.name = "input", .types = kFloat}};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr Port kSkipOutputs[] = {{.name = "output", .types = kFloat},
-                                 optional({.name = "mean", .types = kNone}),
-                                 optional({.name = "inv_std_var", .types = kNone}),
-                                 optional({.name = "input_skip_bias_sum", .types = kFloat})};
+    {.name = "input", .types = kFloats, .shape = "[..,D]", .type_letter = 'T'},
+    {.name = "skip", .types = kFloats, .shape = "[..,D]", .type_letter = 'T'},
+    {.name = "gamma", .types = kFloats, .type_letter = 'T'},
+    {.name = "beta", .types = kFloats, .presence = Presence::kOptional, .type_letter = 'T'},
+    {.name = "bias", .types = kFloats, .presence = Presence::kOptional, .type_letter = 'T'}};
+constexpr Port kSoftmax[] = {{.name = "input", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kSkipOutputs[] = {
+    {.name = "output", .types = kFloats, .type_letter = 'T'},
+    optional({.name = "mean", .types = kNone}),
+    optional({.name = "inv_std_var", .types = kNone}),
+    optional({.name = "input_skip_bias_sum", .types = kFloats, .type_letter = 'T'})};
 // stash_type, the type in which a norm is summed, can only be float.
 constexpr AttributeRule kNorm[] = {axis("axis"), number("epsilon"), only("stash_type", 1)};
 constexpr AttributeRule kSkipNorm[] = {number("epsilon")};
 constexpr AttributeRule kAxis[] = {axis("axis")};
 
 constexpr Operator kOperators[] = {
-    {{"", "LayerNormalization", 1, 17, kLayerNorm, kY, kNorm}, make<Norm>},
-    {{"", "Softmax", 1, 13, kSoftmax, kY, kAxis}, make<Softmax>},
-    {{"", "LogSoftmax", 1, 13, kSoftmax, kY, kAxis}, make<Softmax>},
-    {{"", "SimplifiedLayerNormalization", 1, 1, kRmsNorm, kY, kNorm}, make<Norm>},
-    {{"", "RMSNormalization", 23, 23, kRmsNorm, kY, kNorm}, make<Norm>},
+    {{"", "LayerNormalization", 1, 17, kLayerNorm, kY, kNorm}, widened<make<Norm>>},
+    {{"", "Softmax", 1, 13, kSoftmax, kY, kAxis}, widened<make<Softmax>>},
+    {{"", "LogSoftmax", 1, 13, kSoftmax, kY, kAxis}, widened<make<Softmax>>},
+    {{"", "SimplifiedLayerNormalization", 1, 1, kRmsNorm, kY, kNorm}, widened<make<Norm>>},
+    {{"", "RMSNormalization", 23, 23, kRmsNorm, kY, kNorm}, widened<make<Norm>>},
     {{"com.microsoft", "SkipSimplifiedLayerNormalization", 1, 1, kSkipRmsNorm, kSkipOutputs,
       kSkipNorm},
-     make<Norm>},
+     widened<make<Norm>>},
     {{"com.microsoft", "SkipLayerNormalization", 1, 1, kSkipLayerNorm, kSkipOutputs, kSkipNorm},
-     make<Norm>},
+     widened<make<Norm>>},
 };
 
 }  // namespace

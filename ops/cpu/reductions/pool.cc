@@ -9,6 +9,7 @@
 
 #include "ops/cpu/reductions/totals.h"
 #include "ops/cpu/step.h"
+#include "ops/cpu/widened.h"
 #include "ops/error.h"
 
 namespace flownpu::cpu {
@@ -124,9 +125,8 @@ class Pool final : public Step {
         const std::int64_t others =
             deep.inside(z, counts_pads_).size() * down.inside(y, counts_pads_).size();
         for (std::int64_t i = first; i < columns.last; ++i)
-          to[i] = Function::template finish<float>(
-              totals[static_cast<std::size_t>(i - first)],
-              others * across.inside(i, counts_pads_).size());
+          to[i] = Function::template finish<float>(totals[static_cast<std::size_t>(i - first)],
+                                                   others * across.inside(i, counts_pads_).size());
       }
     });
   }
@@ -207,9 +207,9 @@ class Pool final : public Step {
   std::array<Windows, kAxes> windows_{};
 };
 
-constexpr Port kX[] = {{.name = "X", .types = kFloat}};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
-constexpr Port kLargest[] = {{.name = "Y", .types = kFloat},
+constexpr Port kX[] = {{.name = "X", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kLargest[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'},
                              optional({.name = "Indices", .types = kNone})};
 // Products of two such numbers fit in 64 bits.
 constexpr std::int64_t kMost = std::int64_t{1} << 31;
@@ -221,18 +221,15 @@ constexpr AttributeRule kAverage[] = {kAutoPad,
                                       integers("kernel_shape", 1, kMost),
                                       integers("pads", 0, kMost),
                                       integers("strides", 1, kMost)};
-constexpr AttributeRule kMaximum[] = {kAutoPad,
-                                      flag("ceil_mode"),
-                                      integers("dilations", 1, kMost),
+constexpr AttributeRule kMaximum[] = {kAutoPad, flag("ceil_mode"), integers("dilations", 1, kMost),
                                       integers("kernel_shape", 1, kMost),
                                       integers("pads", 0, kMost),
                                       // the order of Indices
-                                      flag("storage_order"),
-                                      integers("strides", 1, kMost)};
+                                      flag("storage_order"), integers("strides", 1, kMost)};
 
 constexpr Operator kOperators[] = {
-    {{"", "AveragePool", 7, 22, kX, kY, kAverage}, make<Pool<Mean>>},
-    {{"", "MaxPool", 1, 22, kX, kLargest, kMaximum}, make<Pool<Largest>>},
+    {{"", "AveragePool", 7, 22, kX, kY, kAverage}, widened<make<Pool<Mean>>>},
+    {{"", "MaxPool", 1, 22, kX, kLargest, kMaximum}, widened<make<Pool<Largest>>>},
 };
 
 }  // namespace

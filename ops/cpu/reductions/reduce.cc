@@ -9,6 +9,7 @@
 #include "ops/cpu/integers.h"
 #include "ops/cpu/reductions/totals.h"
 #include "ops/cpu/step.h"
+#include "ops/cpu/widened.h"
 
 namespace flownpu::cpu {
 namespace {
@@ -181,26 +182,27 @@ class ArgMax final : public Step {
   bool last_;
 };
 
-constexpr Port kReduced[] = {{.name = "data", .types = kNumbers, .type_letter = 'T'},
+constexpr Port kReduced[] = {{.name = "data", .types = kNumbersAndFloats, .type_letter = 'T'},
                              optional({.name = "axes", .types = kInt64, .shape = "[A]"})};
-constexpr Port kResult[] = {{.name = "reduced", .types = kNumbers, .type_letter = 'T'}};
+constexpr Port kResult[] = {{.name = "reduced", .types = kNumbersAndFloats, .type_letter = 'T'}};
 constexpr AttributeRule kReduce[] = {integers("axes", -Shape::kMaxRank, Shape::kMaxRank - 1),
                                      flag("keepdims"), flag("noop_with_empty_axes")};
-constexpr Port kSearched[] = {{.name = "data", .types = kNumbers}};
+constexpr Port kSearched[] = {{.name = "data", .types = kNumbersAndFloats}};
 constexpr Port kIndex[] = {{.name = "reduced", .types = kInt64}};
 constexpr AttributeRule kArgMax[] = {axis("axis"), flag("keepdims"), flag("select_last_index")};
 
-constexpr Port kImages[] = {{.name = "X", .types = kFloat, .shape = "[..,?,?,?]"}};
-constexpr Port kY[] = {{.name = "Y", .types = kFloat}};
+constexpr Port kImages[] = {
+    {.name = "X", .types = kFloats, .shape = "[..,?,?,?]", .type_letter = 'T'}};
+constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 
 constexpr Operator kOperators[] = {
-    {{"", "GlobalAveragePool", 1, 22, kImages, kY}, make<Reduce<Mean>>},
-    {{"", "GlobalMaxPool", 1, 22, kImages, kY}, make<Reduce<Largest>>},
-    {{"", "ReduceSum", 1, 13, kReduced, kResult, kReduce}, make<Reduce<Sum>>},
-    {{"", "ReduceMean", 1, 18, kReduced, kResult, kReduce}, make<Reduce<Mean>>},
-    {{"", "ReduceMax", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Largest>>},
-    {{"", "ReduceMin", 1, 20, kReduced, kResult, kReduce}, make<Reduce<Smallest>>},
-    {{"", "ArgMax", 1, 13, kSearched, kIndex, kArgMax}, make<ArgMax>},
+    {{"", "GlobalAveragePool", 1, 22, kImages, kY}, widened<make<Reduce<Mean>>>},
+    {{"", "GlobalMaxPool", 1, 22, kImages, kY}, widened<make<Reduce<Largest>>>},
+    {{"", "ReduceSum", 1, 13, kReduced, kResult, kReduce}, widened<make<Reduce<Sum>>>},
+    {{"", "ReduceMean", 1, 18, kReduced, kResult, kReduce}, widened<make<Reduce<Mean>>>},
+    {{"", "ReduceMax", 1, 20, kReduced, kResult, kReduce}, widened<make<Reduce<Largest>>>},
+    {{"", "ReduceMin", 1, 20, kReduced, kResult, kReduce}, widened<make<Reduce<Smallest>>>},
+    {{"", "ArgMax", 1, 13, kSearched, kIndex, kArgMax}, widened<make<ArgMax>>},
 };
 
 }  // namespace

@@ -24,7 +24,8 @@ def rotary_tables(b: Builder, half: int) -> list[Value]:
 
 
 def rotary(b: Builder) -> None:
-    """com.microsoft RotaryEmbedding."""
+    """RotaryEmbedding of com.microsoft, or of ONNX."""
+    standard = b.opset >= 23 and b.choices.chance(50)
     batch, tokens = b.choices.pick((1, 2)), b.choices.pick((3, 1, 5))
     heads, d = b.choices.pick((2, 1, 4)), b.choices.pick((8, 16, 32))
     partial = b.choices.chance(25)
@@ -32,14 +33,18 @@ def rotary(b: Builder) -> None:
     four = b.choices.chance(30)
     shape = (batch, heads, tokens, d) if four else (batch, tokens, heads * d)
     x = b.like(FLOAT, shape)
-    if b.choices.chance(40):
+    angles = None
+    if standard and b.choices.chance(40):
+        ids, angles = ABSENT, (batch, tokens, (size or d) // 2)
+    elif not standard and b.choices.chance(40):
         ids = b.integers([b.choices.below(8)], shape=(1,))
     else:
         ids = b.integers([b.choices.below(32) for _ in range(batch * tokens)], shape=(batch, tokens))
-    cos, sin = rotary_tables(b, (size or d) // 2)
+    cos, sin = [b.like(FLOAT, angles) for _ in range(2)] if angles else rotary_tables(b, (size or d) // 2)
     attributes = {"interleaved": b.choices.pick((None, 1)), "rotary_embedding_dim": size or None}
-    attributes["num_heads"] = heads if partial or b.choices.chance(50) else None
-    b.node("RotaryEmbedding", [x, ids, cos, sin], [(FLOAT, shape)], MICROSOFT, **attributes)
+    attributes["num_heads"] = heads if partial or b.choices.chance(50) or standard else None
+    inputs, domain = ([x, cos, sin, ids], "") if standard else ([x, ids, cos, sin], MICROSOFT)
+    b.node("RotaryEmbedding", inputs, [(FLOAT, shape)], domain, **attributes)
 
 
 class Attention:
@@ -224,6 +229,33 @@ def _mistake(b: Builder, inputs: list[Value], attributes: dict[str, Any]) -> Non
             inputs[place] = b.source(value.type, tuple(shape), constant=value.constant)
 
 
+def standard_attention(b: Builder) -> None:
+    """ONNX's Attention, mostly as the device takes it: as many keys as queries, beside those of a past."""
+    batch, tokens, past = b.choices.pick((1, 2)), b.choices.pick((3, 1, 6)), b.choices.pick((0, 0, 4))
+    groups, d = b.choices.pick((1, 2)), b.choices.pick((8, 16, 4))
+    heads = groups * b.choices.pick((1, 2, 3))
+    by_head = b.choices.chance(60)
+    keys = tokens if not b.choices.chance(6) or past else tokens + 2
+    vectors = [
+        b.like(FLOAT, (batch, count, rows, d) if by_head else (batch, rows, count * d))
+        for count, rows in ((heads, tokens), (groups, keys), (groups, keys))
+    ]
+    mask = ABSENT
+    if b.choices.chance(50):
+        all_axes = (batch, heads, tokens, past + keys)
+        shape = all_axes[b.choices.below(3) :] if b.choices.chance(50) else (1, 1, tokens, past + keys)
+        mask = b.source(TensorProto.BOOL if b.choices.chance(50) else FLOAT, shape)
+    shape = (batch, groups, past, d)
+    pasts = [b.source(FLOAT, shape), b.source(FLOAT, shape)] if past else [ABSENT, ABSENT]
+    outputs: list[tuple[int, tuple[int, ...]] | None] = [(FLOAT, vectors[0].shape)]
+    if past:
+        outputs += [(FLOAT, (batch, groups, past + keys, d))] * 2
+    attributes: dict[str, Any] = {"is_causal": b.choices.pick((None, 0, 1)), "scale": b.choices.pick((None, 0.25))}
+    attributes["softcap"] = b.choices.pick((None, None, 3.0))
+    attributes |= {} if by_head else {"q_num_heads": heads, "kv_num_heads": groups}
+    b.node("Attention", [*vectors, mask, *pasts], outputs, **attributes)
+
+
 def rows_through_norm(b: Builder) -> None:
     """The beginning of a layer: a norm, a product, and a norm with a residual."""
     x = rows_of(b, b.choices.pick((32, 64)))
@@ -239,6 +271,7 @@ def rows_through_norm(b: Builder) -> None:
 
 OPERATORS: Operators = [
     (12, "RotaryEmbedding", 7, rotary),
+    (20, "Attention", 23, standard_attention),
     (34, "GroupQueryAttention", 7, group_query_attention),
     (34, "FlowQKVAttention", 21, flow_attention),
     (8, "norm, product, norm", 7, rows_through_norm),

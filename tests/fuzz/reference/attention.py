@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of attention, from the operator's reference in float64; and of RoPE."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,24 +140,28 @@ def _check_positions(given: SimpleNamespace, attributes: dict[str, Any]) -> None
         raise Unknown
 
 
-def rotary(node: Node) -> Samples:
-    """com.microsoft RotaryEmbedding."""
-    x, ids = node.float(0), node.input(1).exact()
-    cos, sin = node.float(2).exact(), node.float(3).exact()
+def rotary(node: Node, *, standard: bool = False) -> Samples:
+    """RotaryEmbedding of com.microsoft; and ONNX's, with the inputs in another order."""
+    x = node.float(0)
+    ids = node.optional(3) if standard else node.input(1)
+    cos, sin = (node.float(i if standard else i + 1).exact() for i in (1, 2))
     four = len(x.shape) == 4
-    half = cos.shape[1]
+    half = cos.shape[-1]
     size = node.attributes.get("rotary_embedding_dim", 0)
     heads = node.attributes.get("num_heads", 0)
     d = x.shape[-1] // heads if size and not four else x.shape[-1] if four else 2 * half
     if x.shape[-1] % d or not x.numbers.size:
         raise Unknown
     batch, tokens = (x.shape[0], x.shape[2]) if four else x.shape[:2]
-    positions = (
-        ids.reshape(-1)[0] + np.arange(tokens)[None].repeat(batch, 0) if ids.size == 1 else ids.reshape(batch, tokens)
-    )
-    if positions.min(initial=0) < 0 or positions.max(initial=0) >= len(cos):
-        raise Unknown
-    c, s = (table[positions][:, :, None] for table in (cos, sin))
+    if ids is None:
+        c, s = (table[:, :, None] for table in (cos, sin))
+    else:
+        places = ids.exact()
+        first = np.arange(tokens)[None].repeat(batch, 0)
+        positions = places.reshape(-1)[0] + first if places.size == 1 else places.reshape(batch, tokens)
+        if positions.min(initial=0) < 0 or positions.max(initial=0) >= len(cos):
+            raise Unknown
+        c, s = (table[positions][:, :, None] for table in (cos, sin))
 
     def once(array: Array) -> Array:
         heads = array.transpose(0, 2, 1, 3) if four else array.reshape(batch, tokens, -1, d)
@@ -167,9 +172,61 @@ def rotary(node: Node) -> Samples:
     return _finite(x).shaken(3 * FLOAT32).map(once)
 
 
+def _bias(mask: Samples, tokens: int, keys: int, causal: bool) -> Samples:
+    """A mask of ONNX's Attention as a bias of 4 axes. Raises Unknown if a query sees nothing."""
+    numbers = mask.exact()
+    if not mask.is_float:
+        seen = np.tri(tokens, keys, keys - tokens, dtype=bool) if causal else np.ones((tokens, keys), bool)
+        if not (numbers & seen).any(axis=-1).all():
+            raise Unknown
+        numbers = np.where(numbers, 0, -1e5)  # whose exponential is 0 beside any other
+    rows = np.broadcast_to(numbers, (*numbers.shape[:-2], tokens, keys))
+    return of(rows.reshape((1,) * (4 - rows.ndim) + rows.shape).astype(np.float32))
+
+
+def standard_attention(node: Node) -> list[Samples | None]:
+    """ONNX's Attention, by FlowQKVAttention's reference where both say the same."""
+    attributes = node.attributes
+    q, k, v = (node.float(i) for i in range(3))
+    if node.has(6) or attributes.get("qk_matmul_output_mode", 0) or (node.has(4) != node.has(5)):
+        raise Unknown
+    by_head = len(q.shape) == 4
+    heads = q.shape[1] if by_head else attributes["q_num_heads"]
+    groups = k.shape[1] if by_head else attributes["kv_num_heads"]
+    d = q.shape[3] if by_head else q.shape[2] // heads
+
+    def by_token(x: Samples) -> Samples:
+        return x.map(lambda a: a.transpose(0, 2, 1, 3).reshape(a.shape[0], a.shape[2], -1)) if by_head else x
+
+    query, key, value = (by_token(x) for x in (q, k, v))
+    tokens = query.shape[1]
+    if key.shape[1] != tokens or value.shape != key.shape or attributes.get("scale", 1) == 0 or not query.numbers.size:
+        raise Unknown
+    inputs: dict[str, Samples | None] = dict.fromkeys(NAMES)
+    inputs |= {"query": query, "key": key, "value": value, "past_key": node.optional(4), "past_value": node.optional(5)}
+    past = 0 if inputs["past_key"] is None else inputs["past_key"].shape[2]
+    if past:
+        total = past + tokens
+        inputs["seqlens_k"] = of(np.full(query.shape[0], total - 1, np.int32))
+        inputs["total_sequence_length"] = of(np.array([total], np.int32))
+    if (mask := node.optional(3)) is not None:
+        inputs["attention_bias"] = _bias(mask, tokens, past + tokens, bool(attributes.get("is_causal", 0)))
+    given = defaults("FlowQKVAttention") | {"num_heads": heads, "kv_num_heads": groups, "head_size": d}
+    given |= {"scale": attributes.get("scale", 0.0), "softcap": attributes.get("softcap", 0.0)}
+    given["causal"] = attributes.get("is_causal", 0)
+    output, present_key, present_value = attend(inputs, given)
+    assert output is not None
+    if by_head:
+        shape = (q.shape[0], tokens, heads, d)
+        output = output.map(lambda a: a.reshape(shape).transpose(0, 2, 1, 3))
+    return [output, present_key, present_value]
+
+
 TABLE: Table = {
+    ("", "Attention"): standard_attention,
     ("ai.flownpu", "FlowQKVAttention"): flow_attention,
     ("ai.flownpu", "FlowKVAttention"): flow_attention,
     ("com.microsoft", "GroupQueryAttention"): group_query_attention,
     ("com.microsoft", "RotaryEmbedding"): rotary,
+    ("", "RotaryEmbedding"): partial(rotary, standard=True),
 }

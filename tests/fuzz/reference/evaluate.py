@@ -98,7 +98,9 @@ def references() -> Table:
     """The reference of each operator, by domain and name."""
     from tests.fuzz.reference import attention, pools, products, standard
 
-    return {key: function for family in (standard, pools, products, attention) for key, function in family.TABLE.items()}
+    return {
+        key: function for family in (standard, pools, products, attention) for key, function in family.TABLE.items()
+    }
 
 
 def evaluate(

@@ -356,8 +356,8 @@ def log_softmax(node: Node) -> Samples:
 
 def norm(node: Node, x: Samples, scale: Samples, *, centred: bool = False, epsilon: float = 1e-5) -> Samples:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last axes, x less its mean if it is centred."""
-    if x.dtype != np.float32 or scale.dtype != np.float32:
-        raise Unknown  # kernels differ in how they compute 16-bit floats
+    if x.dtype != scale.dtype:
+        raise Unknown
     axes = tuple(range(node.attributes.get("axis", -1) % len(x.shape), len(x.shape)))
     epsilon = node.attributes.get("epsilon", epsilon)
 

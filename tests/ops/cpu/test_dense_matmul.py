@@ -184,7 +184,7 @@ X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
         ("DenseMatMul", [X, W, None, X[0, :3]], {}, r"expected bias of 4 elements, got \[3\]"),
         ("DenseMatMul", [X, W], {"activation": "relu"}, "expected one of none.gelu.gelu_tanh, got 'relu'"),
         ("DenseMatMul", [X[:, :7].copy(), W], {}, r"expected X of shape \[.., 8\], got \[2,7\]"),
-        ("MatMul", [X, W.astype(np.float16)], {}, "input 1 .B.: expected float, got float16"),
+        ("MatMul", [X, W.astype(np.float16)], {}, "input 1 .B.: expected float, the type of .*, got float16"),
         ("MatMul", [X, W[:7].copy()[None]], {}, r"expected shapes \[.., S, K\] and \[.., K, M\], got"),
     ],
 )

@@ -76,7 +76,7 @@ def test_pool_equals_reference(attributes: dict[str, Any], counts_pads: int | No
 
 @pytest.mark.parametrize("axes", [1, 3])
 def test_pool_of_other_axes_equals_reference(axes: int) -> None:
-    x = RNG.standard_normal((2, 3, 9, 8, 300)[: 1 + axes] + (300,), dtype=np.float32)
+    x = RNG.standard_normal((2, 3, *(9, 8)[: axes - 1], 300), dtype=np.float32)
     check("MaxPool", [x], kernel_shape=[3] * axes, strides=[1] * axes, pads=[1] * 2 * axes)
     check("AveragePool", [x], kernel_shape=[2] * axes, strides=[2] * axes)
 
@@ -135,13 +135,23 @@ WINDOWS = "expected windows of two axes side by side"
             {"strides": [4, 4]},
             r"input 1 \(W\): expected shape \[8,2,\?,\?\], got \[8,3,4,4\]",
         ),
-        ("AveragePool", [IMAGES], {"kernel_shape": [4, 4], "pads": [4, 0, 0, 0]}, "expected pads smaller than the window"),
+        (
+            "AveragePool",
+            [IMAGES],
+            {"kernel_shape": [4, 4], "pads": [4, 0, 0, 0]},
+            "expected pads smaller than the window",
+        ),
         ("MaxPool", [IMAGES], {"kernel_shape": [4]}, r"expected images of 1 axes after two others, got \[2,3,13,12\]"),
         ("MaxPool", [IMAGES], {"kernel_shape": [14, 2]}, "expected images of at least one window of 14, got 13"),
         ("Pad", [IMAGES, PADS * 2], {"mode": "reflect"}, "expected pads of 0 to 1 in mode reflect, got 2 and 0"),
         ("Pad", [IMAGES, PADS[:6].copy()], {}, "expected 8 pads, got 6"),
         ("Pad", [IMAGES, PADS - 14], {}, "expected pads that leave 2 elements or take some, got -13 and -14"),
-        ("LayerNormalization", [IMAGES, KERNEL[0, 0, 0]], {"axis": 2}, r"expected a weight of shape \[13,12\], got \[4\]"),
+        (
+            "LayerNormalization",
+            [IMAGES, KERNEL[0, 0, 0]],
+            {"axis": 2},
+            r"expected a weight of shape \[13,12\], got \[4\]",
+        ),
         ("LayerNormalization", [IMAGES, KERNEL[0, 0, 0]], {}, r"expected a weight of shape \[12\], got \[4\]"),
         ("Gelu", [IMAGES], {"approximate": "quick"}, "expected one of none.tanh, got 'quick'"),
     ],

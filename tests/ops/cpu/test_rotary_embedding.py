@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""com.microsoft RotaryEmbedding on the CPU device, against a rotation in float64."""
+"""RotaryEmbedding, of com.microsoft and of ONNX, on the CPU device, against a rotation in float64."""
 
 import numpy as np
 import pytest
@@ -27,6 +27,17 @@ def test_rotary_embedding_equals_float64_rotation(each: bool, by_head: bool, hal
     check(
         "RotaryEmbedding", [x, ids, *tables(half)], domain="com.microsoft", interleaved=int(interleaved), **attributes
     )
+
+
+@pytest.mark.parametrize("by_head", [False, True], ids=["[B, S, H d]", "[B, H, S, d]"])
+@pytest.mark.parametrize("with_ids", [False, True], ids=["angles of tokens", "positions"])
+def test_standard_rotary_embedding_equals_float64_rotation(with_ids: bool, by_head: bool) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((B, H, S, D) if by_head else (B, S, H * D), dtype=np.float32)
+    ids = rng.integers(0, POSITIONS, (B, S))
+    inputs = [x, *tables(4), ids] if with_ids else [x, *(table[ids] for table in tables(4))]
+    attributes = {} if by_head else {"num_heads": H}
+    check("RotaryEmbedding", inputs, rotary_embedding_dim=8, **attributes)
 
 
 @pytest.mark.parametrize(

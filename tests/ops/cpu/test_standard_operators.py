@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
@@ -89,6 +90,66 @@ def test_other_activations_equal_reference(
     op_type: str, domain: str, inputs: list[np.ndarray], attributes: dict[str, Any]
 ) -> None:
     check(op_type, list(inputs), ("float",), domain, **attributes)
+
+
+NARROW = [
+    ("Add", "", [X, Y], {}),
+    ("Less", "", [X, Y], {}),
+    ("Pow", "", [np.abs(X), np.array(2, np.float32)], {}),
+    ("Clip", "", [X, np.array(-0.5, np.float32)], {}),
+    ("Gelu", "", [X], {"approximate": "tanh"}),
+    ("Softmax", "", [X], {"axis": 1}),
+    ("LayerNormalization", "", [X, WEIGHT, WEIGHT[::-1].copy()], {}),
+    ("SkipSimplifiedLayerNormalization", "com.microsoft", [X, Y, WEIGHT], {}),
+    ("ReduceMean", "", [X], {}),
+    ("CumSum", "", [X, np.array(1)], {}),
+    ("MaxPool", "", [X], {"kernel_shape": [3]}),
+    ("MatMul", "", [X, Y.transpose(0, 2, 1).copy()], {}),
+    ("Gemm", "", [X[0], X[0].T.copy()], {}),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("op_type", "domain", "inputs", "attributes"), NARROW, ids=[case[0] for case in NARROW])
+def test_operators_of_16_bit_floats_equal_rounded_ones_of_float32(
+    op_type: str, domain: str, inputs: list[np.ndarray], attributes: dict[str, Any], dtype: Any
+) -> None:
+    """NumPy and ml_dtypes round; the operators' float32 is compared with the reference elsewhere."""
+    narrow = [x.astype(dtype) if x.dtype == np.float32 else x for x in inputs]
+    exact = [x.astype(np.float32) if x.dtype == dtype else x for x in narrow]
+    output = "bool" if op_type == "Less" else "float"
+    wide = one(op_type, list(exact), outputs=(output,), domain=domain, **attributes)
+    found = one(op_type, list(narrow), outputs=(NAMES[np.dtype(dtype)] if output == "float" else output,),
+                domain=domain, **attributes)  # fmt: skip
+    np.testing.assert_array_equal(found, wide if output == "bool" else wide.astype(dtype), strict=True)
+
+
+def test_product_reads_constant_weight_of_float16_as_it_is_stored() -> None:
+    x, weight = X.astype(np.float16), Y[0].T.astype(np.float16)
+    found = one("MatMul", [x, weight.copy()], outputs=("float16",), domain="", constants=(1,),
+                options={"cpu_isa": "generic"})  # fmt: skip
+    expected = x.astype(np.float64) @ weight.astype(np.float64)
+    # A sum of 37 products in float32, and its rounding to float16.
+    np.testing.assert_allclose(found, expected, rtol=2.0**-11, atol=37 * 37 * 16 * 2.0**-24)
+
+
+@pytest.mark.parametrize("given", ["all", "least", "positions"])
+def test_embedding_with_norm_equals_onnxruntime(given: str) -> None:
+    tables = [RNG.standard_normal((rows, 8), dtype=np.float32) for rows in (9, 7, 2)]
+    weights = list(RNG.standard_normal((2, 8), dtype=np.float32))
+    ids = RNG.integers(0, 9, (2, 5)).astype(np.int32)
+    segments, positions = (ids > 4).astype(np.int32), np.arange(5, dtype=np.int32)[None, ::-1].copy()
+    inputs: list[Any] = [ids, segments, *tables, *weights, (ids > 2).astype(np.int32)]
+    if given != "all":
+        inputs = [ids, None, *tables[:2], None, *weights]
+    if given == "positions":
+        inputs += [None, positions]
+    outputs = ("float", "int32", "float")
+    expected = ort("EmbedLayerNormalization", inputs, outputs, "com.microsoft", epsilon=1e-5)
+    found = run("EmbedLayerNormalization", inputs, outputs=outputs, domain="com.microsoft", epsilon=1e-5)
+    np.testing.assert_array_equal(found[1], expected[1])
+    for i in (0, 2):  # numbers up to 20, of some 20 roundings each
+        np.testing.assert_allclose(found[i], expected[i], rtol=0, atol=20 * 20 * 2.0**-24)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -41,7 +41,8 @@ def steps(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     configuration = onnxruntime.SessionOptions()
     configuration.enable_profiling = True
     configuration.profile_file_prefix = str(folder / "profile")
@@ -71,6 +72,19 @@ def test_feed_forward_becomes_two_products(ep_devices: list[Any], tmp_path: Path
     inner = reference(X, FIRST, None, BIAS, activation="gelu_tanh")
     close(y, reference(inner, SECOND, None, None, X))
     assert found == {"DenseMatMul": 2}
+
+
+@pytest.mark.parametrize(("op_type", "activation"), [("BiasGelu", "gelu"), ("FastGelu", "gelu_tanh")])
+def test_activation_with_bias_becomes_part_of_product(
+    ep_devices: list[Any], tmp_path: Path, op_type: str, activation: str
+) -> None:
+    lines: Lines = [
+        ("MatMul", ["x", "first"], "a", {}),
+        (op_type, ["a", "bias"], "y", {"domain": "com.microsoft"}),
+    ]
+    found, y = steps(ep_devices, tmp_path, lines, {"first": FIRST, "bias": BIAS})
+    close(y, reference(X, FIRST, None, BIAS, activation=activation))
+    assert found == {"DenseMatMul": 1}
 
 
 @pytest.mark.parametrize("transposed", [0, 1])

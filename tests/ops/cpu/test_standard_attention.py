@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX's Attention on the CPU, against onnx's reference implementation in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.one_node import by_reference
+from tests.ops.device import run
+
+B, S, H, G, D, P = 2, 5, 4, 2, 8, 3
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+BY_HEAD = [normal(B, H, S, D), normal(B, G, S, D), normal(B, G, S, D)]
+BY_TOKEN = [normal(B, S, H * D), normal(B, S, G * D), normal(B, S, G * D)]
+HEADS = {"q_num_heads": H, "kv_num_heads": G}
+PAST = [normal(B, G, P, D), normal(B, G, P, D)]
+TRUTHS = RNG.random((S, S)) < 0.5
+NOTHING = np.zeros((1, 1, S, S), bool)
+
+CASES: dict[str, tuple[list[Any], dict[str, Any], int]] = {
+    "by head": (BY_HEAD, {}, 1),
+    "by token": (BY_TOKEN, HEADS, 1),
+    "causal, scaled and capped": (BY_HEAD, {"is_causal": 1, "scale": 0.3, "softcap": 2.0}, 1),
+    "mask of truths": ([*BY_HEAD, TRUTHS], {}, 1),
+    "mask that sees nothing": ([*BY_HEAD, NOTHING], {}, 1),
+    "mask of a head": ([*BY_HEAD, normal(H, S, S)], {}, 1),
+    "mask of a row, for all queries": ([*BY_TOKEN, normal(B, 1, 1, S)], HEADS, 1),
+    "past": ([*BY_HEAD, None, *PAST], {"is_causal": 1}, 3),
+    "past and mask": ([*BY_TOKEN, normal(B, H, S, P + S), *PAST], HEADS, 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_equals_reference(case: str) -> None:
+    inputs, attributes, outputs = CASES[case]
+    wide = [x.astype(np.float64) if x is not None and x.dtype == np.float32 else x for x in inputs]
+    expected = by_reference("Attention", wide, outputs, opset=23, **attributes)
+    found = run("Attention", inputs, outputs=("float",) * outputs, domain="", **attributes)
+    # Scores up to 30 are sums of D products, each rounded D + 4 times; an error of a score is one of the weights.
+    tolerance = 2 * 30 * (D + 4) * 2.0**-24 * float(np.abs(inputs[2]).max())
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "message"),
+    [
+        (BY_TOKEN, {}, "expected the attribute 'q_num_heads'|q_num_heads"),
+        ([*BY_HEAD[:2], normal(B, G, S, 2 * D)], {}, "expected heads of 8 elements in Q, K and V"),
+        ([BY_HEAD[0], *(x[:, :, :3].copy() for x in BY_HEAD[1:])], {}, "expected as many tokens in K and V as in Q"),
+        ([*BY_HEAD, normal(S, S - 1)], {}, r"expected a mask that broadcasts to \[2,4,5,5\], got \[5,4\]"),
+    ],
+)
+def test_unfit_attention_is_refused(inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("Attention", inputs, domain="", **attributes)

@@ -222,8 +222,7 @@ void activation(Graph& graph, Node& node) {
   const Value added = input_or_none(node, 1);
   if (!added.name.empty() && (has(*product, kBias) || !is_vector(added, columns_of(*product))))
     return;
-  const bool approximate =
-      node.op_type == "FastGelu" || node.text("approximate", "none") == "tanh";
+  const bool approximate = node.op_type == "FastGelu" || node.text("approximate", "none") == "tanh";
   take_over(graph, node, *product);
   if (!added.name.empty()) node.inputs[kBias] = added;
   node.attributes.insert_or_assign("activation", std::string(approximate ? "gelu_tanh" : "gelu"));

@@ -331,8 +331,8 @@ Ep::LeftNodes Ep::left_in_model() const {
       return std::ranges::find(list, left.node, &Placement::Left::node) != list.end();
     };
   };
-  LeftNodes found = *first_left_;
-  if (std::ranges::all_of(placement_.left, is_in(first_left_->left)))
+  LeftNodes found = first_left_.value_or(LeftNodes());
+  if (std::ranges::all_of(placement_.left, is_in(found.left)))
     std::erase_if(found.left, std::not_fn(is_in(placement_.left)));
   return found.left.empty() ? LeftNodes{placement_.nodes, placement_.left} : found;
 }

@@ -126,7 +126,8 @@ Node* product_of(Graph& graph, const Value& value) {
 bool has(const Node& product, Input input) { return product.input(input) != nullptr; }
 bool is_activated(const Node& product) { return product.text("activation", "none") != "none"; }
 std::int64_t columns_of(const Node& product) {
-  return (*product.inputs[kWeight].shape)[product.integer("transposed", 0) != 0 ? 0 : 1];
+  const Shape shape = product.inputs[kWeight].shape.value_or(Shape{-1, -1});
+  return shape[product.integer("transposed", 0) != 0 ? 0 : 1];
 }
 
 // Turns `node`, which reads the product's output, into the product with the node's own output. The

@@ -181,10 +181,16 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     claim({nodes[index].handle}, support);
     claimed = true;
   }
-  // Newer versions of ORT call OnSessionInitializationEnd, where the session fails if the nodes are
-  // left then; until then ORT may replace one by the function that defines it.
-  const bool is_asked_at_end = api_.version() >= ort::kInitializationEndVersion;
-  if (!claimed && !partitions.rejected.empty() && !is_asked_at_end) claim_to_fail(nodes, support);
+  // ORT may still replace an operator that the device does not know by the function that defines
+  // it. Newer versions call OnSessionInitializationEnd, where the session fails if it is left then.
+  const std::vector<Contract> contracts = device_->contracts();
+  const bool may_change =
+      api_.version() >= ort::kInitializationEndVersion &&
+      std::ranges::any_of(partitions.rejected, [&](const Partitions::Rejected& rejected) {
+        const std::string& op_type = nodes[rejected.node].node.op_type;
+        return std::ranges::find(contracts, op_type, &Contract::op_type) == contracts.end();
+      });
+  if (!claimed && !partitions.rejected.empty() && !may_change) claim_to_fail(nodes, support);
 }
 
 // The result of Device::obstacle for the whole graph, if some nodes are not taken and the session
@@ -331,8 +337,8 @@ Ep::LeftNodes Ep::left_in_model() const {
       return std::ranges::find(list, left.node, &Placement::Left::node) != list.end();
     };
   };
-  LeftNodes found = *first_left_;
-  if (std::ranges::all_of(placement_.left, is_in(first_left_->left)))
+  LeftNodes found = first_left_.value_or(LeftNodes());
+  if (std::ranges::all_of(placement_.left, is_in(found.left)))
     std::erase_if(found.left, std::not_fn(is_in(placement_.left)));
   return found.left.empty() ? LeftNodes{placement_.nodes, placement_.left} : found;
 }

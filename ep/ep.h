@@ -82,7 +82,7 @@ class Ep final : public ort::OrtEp {
   // Device::obstacle() of that graph.
   std::string obstacle_;
   std::vector<Placement::Left> rejected_operators_;
-  // Of the first graph, in which functions are still nodes.
+  // The first graph has functions as nodes.
   std::optional<LeftNodes> first_left_;
   bool reported_ = false;
 };

@@ -122,7 +122,8 @@ Node* product_of(Graph& graph, const Value& value) {
 bool has(const Node& product, Input input) { return product.input(input) != nullptr; }
 bool is_activated(const Node& product) { return product.text("activation", "none") != "none"; }
 std::int64_t columns_of(const Node& product) {
-  return (*product.inputs[kWeight].shape)[product.integer("transposed", 0) != 0 ? 0 : 1];
+  const Shape shape = product.inputs[kWeight].shape.value_or(Shape{-1, -1});
+  return shape[product.integer("transposed", 0) != 0 ? 0 : 1];
 }
 
 // Turns `node`, which reads the product's output, into the product with the node's own output. The
@@ -218,8 +219,7 @@ void activation(Graph& graph, Node& node) {
   const Value added = input_or_none(node, 1);
   if (!added.name.empty() && (has(*product, kBias) || !is_vector(added, columns_of(*product))))
     return;
-  const bool approximate =
-      node.op_type == "FastGelu" || node.text("approximate", "none") == "tanh";
+  const bool approximate = node.op_type == "FastGelu" || node.text("approximate", "none") == "tanh";
   take_over(graph, node, *product);
   if (!added.name.empty()) node.inputs[kBias] = added;
   node.attributes.insert_or_assign("activation", std::string(approximate ? "gelu_tanh" : "gelu"));

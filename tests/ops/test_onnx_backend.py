@@ -22,7 +22,7 @@ from onnx import numpy_helper
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Of the kernels that released builds have; sanitizers would only slow the sessions down.
+# Sanitizers would only slow the sessions down; the kernels that are released are in the other build.
 pytestmark = pytest.mark.slow
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")

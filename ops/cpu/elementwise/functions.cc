@@ -135,11 +135,15 @@ class BiasGelu final : public Step {
 // Both limits are optional; NaN stays NaN.
 class Clip final : public Step {
  public:
-  Clip(const Node& /*node*/, const Context& context) : context_(context) {}
+  Clip(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    for (const std::size_t limit : {1, 2}) {
+      if (is_given(inputs, limit) && inputs[limit].shape.elements() != 1)
+        fail("[", name_, "] expected limits of one number, got ", to_string(inputs[limit].shape));
+    }
     outputs[0] = inputs[0].shape;
   }
 
@@ -165,6 +169,7 @@ class Clip final : public Step {
 
  private:
   Context context_;
+  std::string name_;
 };
 
 template <Function FUNCTION>
@@ -193,12 +198,10 @@ constexpr Port kClip[] = {{.name = "input", .types = kNumbersAndFloats, .type_le
                           {.name = "min",
                            .types = kNumbersAndFloats,
                            .presence = Presence::kOptional,
-                           .shape = "[]",
                            .type_letter = 'T'},
                           {.name = "max",
                            .types = kNumbersAndFloats,
                            .presence = Presence::kOptional,
-                           .shape = "[]",
                            .type_letter = 'T'}};
 constexpr AttributeRule kSwish[] = {number("alpha")};
 

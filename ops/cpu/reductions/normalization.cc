@@ -44,18 +44,18 @@ class Norm final : public Step {
                        node.op_type == "RMSNormalization"),
         gamma_(skips_ ? 2 : 1),
         bias_(gamma_ + (is_of_squares_ ? 1 : 2)) {
-    const auto is_known = [](const Value* value) {
-      return value != nullptr && value->shape &&
-             std::ranges::none_of(*value->shape, [](std::int64_t size) { return size < 0; });
+    const auto are_known = [](const std::int64_t* begin, const std::int64_t* end) {
+      return std::all_of(begin, end, [](std::int64_t size) { return size >= 0; });
     };
     const Value* x = node.input(0);
     if (!x->shape) return;
     const std::int64_t axis = wrap(name_, axis_, x->shape->rank());
-    for (std::size_t weight = gamma_; weight < node.inputs.size(); ++weight) {
-      const bool has_axes = std::all_of(x->shape->begin() + axis, x->shape->end(),
-                                        [](std::int64_t size) { return size >= 0; });
-      if (has_axes && is_known(node.input(weight)))
-        check_weight(name_, *x->shape, axis, *node.input(weight)->shape);
+    if (!are_known(x->shape->begin() + axis, x->shape->end())) return;
+    for (std::size_t input = gamma_; input < node.inputs.size(); ++input) {
+      const Value* weight = node.input(input);
+      if (weight != nullptr && weight->shape &&
+          are_known(weight->shape->begin(), weight->shape->end()))
+        check_weight(name_, *x->shape, axis, *weight->shape);
     }
   }
 

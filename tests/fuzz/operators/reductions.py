@@ -175,6 +175,21 @@ def global_pool(b: Builder, op_type: str) -> None:
     b.node(op_type, [x], [(FLOAT, (*x.shape[:2], *(1 for _ in x.shape[2:])))])
 
 
+def embed_layer_norm(b: Builder) -> None:
+    batch, tokens, width = b.choices.pick((1, 2)), b.choices.pick((3, 1, 6)), b.choices.pick((8, 4, 33))
+    shape, int32 = (batch, tokens), TensorProto.INT32
+    ids = b.integers([b.choices.below(5) for _ in range(batch * tokens)], int32, shape=shape)
+    segments = b.integers([b.choices.below(2) for _ in range(batch * tokens)], int32, shape=shape)
+    tables = [b.source(FLOAT, (rows, width)) for rows in (5, 7, 2)]
+    weights = [b.source(FLOAT, (width,)) for _ in range(2)]
+    mask = b.integers([1] * (batch * tokens), int32, shape=shape) if b.choices.chance(50) else ABSENT
+    inputs = [ids, segments, *tables, *weights, mask]
+    if b.choices.chance(30):
+        inputs = [ids, ABSENT, *tables[:2], ABSENT, *weights, mask]
+    outputs = [(FLOAT, (*shape, width)), (int32, (batch,))]
+    b.node("EmbedLayerNormalization", inputs, outputs, MICROSOFT, **_epsilon(b))
+
+
 SKIP_NORMS = ("SkipSimplifiedLayerNormalization", "SkipLayerNormalization")
 OPERATORS: Operators = [
     *((9, op_type, 7, partial(reduce_, op_type=op_type)) for op_type in ("ReduceSum", "ReduceMean")),
@@ -189,5 +204,6 @@ OPERATORS: Operators = [
     (10, "SimplifiedLayerNormalization", 7, partial(rms_norm, op_type="SimplifiedLayerNormalization")),
     (10, "RMSNormalization", 23, partial(rms_norm, op_type="RMSNormalization")),
     *((8, op_type, 7, partial(skip_norm, op_type=op_type)) for op_type in SKIP_NORMS),
+    (5, "EmbedLayerNormalization", 7, embed_layer_norm),
     (3, "ReduceSum, Div", 7, average),
 ]

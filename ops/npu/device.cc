@@ -15,7 +15,7 @@
 #include "ops/npu/run/encoder_layers.h"
 #include "ops/system/library.h"
 #include "ops/system/paths.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu {
 namespace npu {

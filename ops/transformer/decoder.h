@@ -13,7 +13,7 @@
 
 #include "ops/error.h"
 #include "ops/nodes/node.h"
-#include "ops/transformer/fields.h"
+#include "ops/transformer/graph/fields.h"
 
 namespace flownpu::transformer {
 

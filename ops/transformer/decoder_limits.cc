@@ -2,7 +2,7 @@
 #include "ops/transformer/decoder_limits.h"
 
 #include "ops/error.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::transformer {
 

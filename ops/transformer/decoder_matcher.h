@@ -19,7 +19,7 @@
 #include "ops/transformer/decoder.h"
 #include "ops/transformer/decoder_constants.h"
 #include "ops/transformer/decoder_limits.h"
-#include "ops/transformer/graph_walk.h"
+#include "ops/transformer/graph/walk.h"
 
 namespace flownpu::transformer {
 

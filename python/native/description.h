@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds a struct that lists its fields (ops/transformer/fields.h): a class whose instances do not
+// Binds a struct that lists its fields (ops/transformer/graph/fields.h): a class whose instances do not
 // change, with a keyword of its constructor and a documented property for each field.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/transformer/fields.h"
+#include "ops/transformer/graph/fields.h"
 
 namespace flownpu::native {
 

@@ -10,7 +10,7 @@
 #include "ops/nodes/flow_qkv_attention.h"
 #include "ops/transformer/decoder_matcher.h"
 #include "ops/transformer/kv_caches.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::gpu {
 namespace {

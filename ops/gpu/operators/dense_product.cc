@@ -8,12 +8,12 @@
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::gpu {
 namespace {
 
-// W's index among the inputs (ops/transformer/operators.h has those after it).
+// W's index among the inputs (ops/transformer/graph/operators.h has those after it).
 constexpr std::size_t kWeight = 1;
 
 DenseActivation activation_of(const Node& node) {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "ops/gpu/operators/step.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::gpu {
 namespace {

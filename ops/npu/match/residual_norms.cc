@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
 namespace {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "ops/nodes/node.h"
-#include "ops/transformer/fields.h"
+#include "ops/transformer/graph/fields.h"
 
 namespace flownpu::npu {
 

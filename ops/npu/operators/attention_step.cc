@@ -13,7 +13,7 @@
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/operators/steps.h"
 #include "ops/npu/run/cache_memory.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
 namespace {

@@ -12,7 +12,7 @@
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/operators/programs.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
 namespace {

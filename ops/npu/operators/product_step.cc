@@ -5,7 +5,7 @@
 
 #include "ops/formats/q4nx.h"
 #include "ops/npu/operators/steps.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
 namespace {

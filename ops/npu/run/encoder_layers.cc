@@ -6,7 +6,7 @@
 
 #include "ops/error.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/transformer/fields.h"
+#include "ops/transformer/graph/fields.h"
 
 namespace flownpu::npu {
 namespace {

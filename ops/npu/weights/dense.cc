@@ -10,7 +10,7 @@
 #include "ops/formats/numbers.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/transformer/decoder_constants.h"
-#include "ops/transformer/operators.h"
+#include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
 namespace {

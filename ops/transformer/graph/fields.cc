@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/transformer/fields.h"
+#include "ops/transformer/graph/fields.h"
 
 #include <algorithm>
 #include <variant>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/transformer/graph_walk.h"
+#include "ops/transformer/graph/walk.h"
 
 #include <algorithm>
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.aie.designs.decode_layer.design import Layer
-from flownpu.aie.designs.decode_layer.shape import Projection
+from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.decode import decode_program
@@ -62,17 +62,20 @@ def decoder_stages(target: str) -> Iterator[Stage]:
     if target != "npu2":
         return
     for name, layers in (("decode_layer", 1), ("decode_layer, two layers", 2)):
-        yield Stage(name, "decode_layer", partial(_layers, name, "pairs", layers, _CONTEXT, _POSITION), layers)
+        yield Stage(name, "decode_layer", partial(_layers, SHAPE, name, "pairs", layers, _CONTEXT, _POSITION), layers)
     name = "decode_layer, split keys"
-    yield Stage(name, name, partial(_layers, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
+    yield Stage(name, name, partial(_layers, SHAPE, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
+    name, shape = "decode_layer, norms of all heads", replace(SHAPE, norm_of_all_heads=True, norms_before=False)
+    yield Stage(name, name, partial(_layers, shape, name, "pairs", 1, _CONTEXT, _POSITION), 1)
     yield Stage("token", "token", _token, 1)
     yield Stage("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)
 
 
-def _layers(name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
+def _layers(shape: LayerShape, name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
     """Layers of a token, in one call; `way` is how attention is shared among tiles ("pairs", "split")."""
-    call = random_call(SHAPE, rng, position, [Layer()] * count, context, way=way)
-    fixed = fixed_call("decode_layer", f"decode_layer-{way}", f"layers{count}", call.program)
+    call = random_call(shape, rng, position, [Layer()] * count, context, way=way)
+    array = f"decode_layer-{way}" + "-all" * shape.norm_of_all_heads
+    fixed = fixed_call("decode_layer", array, f"layers{count}", call.program)
     inputs = {f"{fixed.name} {buffer}": content for buffer, content in call.buffers().items()}
     program = program_of([fixed], kind=name, constants=inputs, same={"cache_bytes": "cache"})
     outputs = tuple(f"{fixed.name} {buffer}" for buffer in ("state", "cache"))

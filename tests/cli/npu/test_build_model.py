@@ -241,7 +241,7 @@ def test_instructions_beyond_controller_heap_are_refused(model, tmp_path, monkey
 @pytest.mark.parametrize(
     ("operator", "attribute", "value", "words"),
     [
-        ("FlowQKVAttention", "softcap", 30.0, "expected no softcap: the array has none"),
+        ("FlowQKVAttention", "softcap", 30.0, "expected softcap = 30 as in the layers before, got 0"),
         ("FlowQKVAttention", "causal", 0, "expected no local_window_size with causal = 0, got 64"),
         ("FlowQKVAttention", "rotary_interleaved", 1, "expected rotary_interleaved = 0"),
         ("FlowQKVAttention", "scale", 0.5, "expected scale = 0.5 as in the layers before, got 0.125"),

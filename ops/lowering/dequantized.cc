@@ -57,8 +57,9 @@ Value computed(Graph& graph, const Node& node) {
   const Value* x = node.input(0);
   const Value* scale = node.input(1);
   const Value* zero = node.input(2);
-  if (!std::ranges::all_of(node.inputs, is_constant) || !x->shape || !scale->shape ||
-      node.integer("block_size", 0) != 0) {
+  // A constant of no elements has no memory, by which constants are known.
+  if (!std::ranges::all_of(node.inputs, is_constant) || !x->shape || x->shape->elements() == 0 ||
+      !scale->shape || node.integer("block_size", 0) != 0) {
     return {};
   }
   const std::int64_t groups = scale->shape->elements();

@@ -53,7 +53,10 @@ bool is_zero(const Value* zeros) {
 }
 
 Value columns_of(Graph& graph, const Value& scale, std::int64_t columns) {
-  if (scale.constant == nullptr || !scale.shape || scale.type != DataType::kFloat32) return {};
+  if (scale.constant == nullptr || !scale.shape || scale.type != DataType::kFloat32 ||
+      columns == 0) {
+    return {};
+  }
   const std::int64_t given = scale.shape->elements();
   if (given == columns && scale.shape->rank() > 0 && (*scale.shape)[-1] == columns) return scale;
   if (given != 1) return {};

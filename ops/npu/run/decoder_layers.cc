@@ -141,7 +141,11 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
   for (const ProgramRecord* program : programs_.blocks)
     blocks_.emplace_back(designs_, *program, buffers_, host);
   const ProgramRecord& decode = *programs_.decode;
-  check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
+  try {
+    check_layout(shape_, decode.context, decode.cache, buffers_.cache_bytes());
+  } catch (const Error& error) {
+    fail(designs_->artifacts().folder(), ": ", error.what(), "; build it again");
+  }
   if (shape_.position_ids && !shape_.given_tables) rotary_ = rotary_of(node, shape_);
   if (shape_.all_logits) {
     Buffer& weights = *buffers_.find("weights");

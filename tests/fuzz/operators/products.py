@@ -169,7 +169,7 @@ def quantize(b: Builder) -> None:
 
 
 def dynamic_product(b: Builder) -> None:
-    """What quantize_dynamic of ONNX Runtime makes of a MatMul, or a part of it."""
+    """The nodes that ONNX Runtime's quantize_dynamic writes for a MatMul, or some of them."""
     rows, k, m = b.choices.pick((1, 5, 9)), b.choices.pick((1, 8, 33)), b.choices.pick((1, 4, 40))
     x = b.source(FLOAT, (rows, k))
     byte = (TensorProto.UINT8, ())

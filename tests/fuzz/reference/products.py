@@ -335,7 +335,7 @@ def integer_matmul(node: Node) -> Samples:
     return of(((a - zeros[0]) @ (b - zeros[1])).astype(np.int32))
 
 
-def dynamic_quantize(node: Node) -> Samples:
+def dynamic_quantize(_node: Node) -> Samples:
     raise Unknown  # tests/ops/cpu/test_quantization.py compares it
 
 

@@ -33,7 +33,7 @@ LARGEST_CODE = {"avx512": 255, "avx2": 127}
 
 
 def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
-    """What inputs are rounded to: those of more than four rows, where there are dot products of that type."""
+    """The type that inputs are rounded to: those of more than four rows, where it has dot products."""
     rounds = isa == "avx512" or (isa == "avx2" and activations == "int8" and weight.dtype != np.int8)
     return activations if rounds and rows > FEW_ROWS else "none"
 

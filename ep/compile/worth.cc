@@ -116,8 +116,10 @@ class QuantizedPatterns {
         const auto at = static_cast<std::size_t>(source - nodes_.data());
         const bool quantises = is_one_of(nodes_[index].node, {kQuantize});
         if (!is_one_of(source->node, {kDequantize, kDynamic}) && !quantises) continue;
-        if (is_left(source)) leave(index, "it reads a node that is left to ONNX Runtime, which fuses both");
-        if (is_left(&nodes_[index])) leave(at, "its reader is left to ONNX Runtime, which fuses both");
+        if (is_left(source))
+          leave(index, "it reads a node that is left to ONNX Runtime, which fuses both");
+        if (is_left(&nodes_[index]))
+          leave(at, "its reader is left to ONNX Runtime, which fuses both");
       }
     }
     return changed;

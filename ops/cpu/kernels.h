@@ -238,8 +238,8 @@ struct Kernels {
   // y = (x - mean) / sqrt(variance + epsilon) * weight + bias, over n elements; bias may be null.
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
                      float* y, std::int64_t n);
-  // y = x / scale rounded to the nearest (halves to even) + zero, saturated to int8 or uint8; and y =
-  // (x - zero) * scale for such x. n elements.
+  // y = x / scale rounded to the nearest (halves to even) + zero, saturated to int8 or uint8; and y
+  // = (x - zero) * scale for such x. n elements.
   void (*quantize)(const float* x, std::int64_t n, float scale, int zero, bool is_signed, void* y);
   void (*dequantize)(const void* x, std::int64_t n, float scale, int zero, bool is_signed,
                      float* y);

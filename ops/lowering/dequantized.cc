@@ -74,9 +74,8 @@ Value computed(Graph& graph, const Node& node) {
   for (std::int64_t i = 0; i < x->shape->elements(); ++i) {
     const std::int64_t group = i / count % groups;
     const std::int64_t from = zero == nullptr ? 0 : integer_of(*zero, group);
-    (*values)[static_cast<std::size_t>(i)] =
-        static_cast<float>(integer_of(*x, i) - from) *
-        static_cast<const float*>(scale->constant)[group];
+    (*values)[static_cast<std::size_t>(i)] = static_cast<float>(integer_of(*x, i) - from) *
+                                             static_cast<const float*>(scale->constant)[group];
   }
   return {graph.unique_name(node.outputs[0].name + "_constant"), DataType::kFloat32, x->shape,
           values->data(), values};

@@ -48,13 +48,14 @@ void check_mask(const Tensor& mask, std::int64_t window, const SequenceTokens& t
     const float* begin = window == 0 ? first : end - std::min(window, seen);
     const float* other = std::find_if(begin, end, [](float value) { return value != 0; });
     if (other == end) continue;
-    flownpu::unsupported("expected an attention_bias of 0 for ",
-                window == 0 ? "all keys up to a token's own"
-                            : "the last " + std::to_string(window) + " keys up to a token's own",
-                ", got ", *other, " for the token at position ", seen - 1, " and the key at ",
-                other - first,
-                ": give texts without padding, no longer than the model's window, or set the "
-                "provider option on_unsupported to cpu");
+    flownpu::unsupported(
+        "expected an attention_bias of 0 for ",
+        window == 0 ? "all keys up to a token's own"
+                    : "the last " + std::to_string(window) + " keys up to a token's own",
+        ", got ", *other, " for the token at position ", seen - 1, " and the key at ",
+        other - first,
+        ": give texts without padding, no longer than the model's window, or set the "
+        "provider option on_unsupported to cpu");
   }
 }
 
@@ -134,14 +135,16 @@ SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
     const auto* ids = optional.position_ids->as<const std::int64_t>() + sequence * given;
     for (std::int64_t token = 1; token < tokens.count; ++token) {
       if (ids[token] == ids[token - 1] + 1) continue;
-      flownpu::unsupported("expected position_ids that follow one another, got ", ids[token], " after ",
-                  ids[token - 1], ": give such, or set the provider option on_unsupported to cpu");
+      flownpu::unsupported("expected position_ids that follow one another, got ", ids[token],
+                           " after ", ids[token - 1],
+                           ": give such, or set the provider option on_unsupported to cpu");
     }
     tokens.shift = ids[0] - tokens.past;
     if (tokens.shift < 0) {
-      flownpu::unsupported("expected position_ids that are at least the tokens before them, got ", ids[0],
-                  " after ", tokens.past, " tokens: pad prompts on the right, or set the provider ",
-                  "option on_unsupported to cpu");
+      flownpu::unsupported("expected position_ids that are at least the tokens before them, got ",
+                           ids[0], " after ", tokens.past,
+                           " tokens: pad prompts on the right, or set the provider ",
+                           "option on_unsupported to cpu");
     }
   }
   const std::int64_t positions =

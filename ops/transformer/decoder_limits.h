@@ -22,10 +22,10 @@ struct DecoderLimits {
   // Norms of queries and keys over all heads, and parts that read the stream without a norm
   // (OLMo 2).
   bool norms_after = false;
-  bool biases = false;          // of the QKV projection and of the output projection
-  bool experts = false;         // mixtures of experts
-  bool all_logits = false;      // logits of all tokens, not only of the last
-  bool position_ids = false;    // positions as an input, which chooses rows of rotary tables
+  bool biases = false;        // of the QKV projection and of the output projection
+  bool experts = false;       // mixtures of experts
+  bool all_logits = false;    // logits of all tokens, not only of the last
+  bool position_ids = false;  // positions as an input, which chooses rows of rotary tables
   // Inputs that a run checks to hide nothing but later keys, and those before a layer's window.
   bool attention_bias = false;
   bool scaled_updates = false;    // what a layer adds to the residual stream, times a number

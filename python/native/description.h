@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds a struct that lists its fields (ops/transformer/graph/fields.h): a class whose instances do not
-// change, with a keyword of its constructor and a documented property for each field.
+// Binds a struct that lists its fields (ops/transformer/graph/fields.h): a class whose instances do
+// not change, with a keyword of its constructor and a documented property for each field.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizeLinear, y = round(x / scale) + zero_point, saturated, of 8 bits; DequantizeLinear, y = (x -
-// zero_point) * scale; DynamicQuantizeLinear, whose scale and zero point come from x. Halves are
+// QuantizeLinear, y = round(x / scale) + zero_point, saturated, of 8 bits; DequantizeLinear, y = (x
+// - zero_point) * scale; DynamicQuantizeLinear, whose scale and zero point come from x. Halves are
 // rounded to even. A DequantizeLinear of a product's weight has no step of its own: the product
 // reads x itself (ops/lowering/dense_matmul.cc).
 #include <algorithm>

@@ -16,9 +16,7 @@ namespace {
 class ActivationsMatMul final : public Step {
  public:
   ActivationsMatMul(const Node& node, const Context& context)
-      : pool_(context.pool),
-        name_(to_string(node)),
-        product_(context, DenseRounding::kFloat) {}
+      : pool_(context.pool), name_(to_string(node)), product_(context, DenseRounding::kFloat) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape a = rows_of(inputs[0]);
@@ -39,8 +37,7 @@ class ActivationsMatMul final : public Step {
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
     const Shape a = rows_of(inputs[0]);
     const Shape b = columns_of(inputs[1]);
-    const std::int64_t batches =
-        try_broadcast(leading(a), leading(b)).value_or(Shape()).elements();
+    const std::int64_t batches = try_broadcast(leading(a), leading(b)).value_or(Shape()).elements();
     return product_bytes(a, b) * static_cast<std::size_t>(is_batched(batches) ? threads() : 1);
   }
 

@@ -22,8 +22,8 @@ class DenseProduct {
   DenseProduct(const Context& context, DenseRounding rounding)
       : context_(context), rounding_(rounding), cache_bytes_(second_level_cache_bytes()) {}
 
-  // Rounds as the option `activations` says, if the instruction set has dot products for a weight of
-  // this type.
+  // Rounds as the option `activations` says, if the instruction set has dot products for a weight
+  // of this type.
   static DenseProduct rounded(const Context& context, DataType weight);
 
   // Packs the constant that all runs will have as `weight`.

@@ -201,8 +201,8 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
 void DenseProduct::multiply_few(const float* x, std::int64_t rows, const DenseWeight& weight,
                                 const ProductEpilogue& epilogue) const {
   const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
-  const std::int64_t tasks = std::min<std::int64_t>(
-      context_.pool->threads() * kTasksPerThread, tasks_of(blocks, weight.k * kDenseColumns));
+  const std::int64_t tasks = std::min<std::int64_t>(context_.pool->threads() * kTasksPerThread,
+                                                    tasks_of(blocks, weight.k * kDenseColumns));
   context_.pool->run(tasks, [&](std::int64_t task) {
     const auto [begin, end] = part(blocks, tasks, task);
     alignas(64) float product[kFewRows * kDenseColumns] = {};

@@ -28,12 +28,11 @@ class Gemm final : public Step {
         alpha_(node.number("alpha", 1)),
         beta_(node.number("beta", 1)) {
     const Value* b = node.input(1);
-    if (b->shape && (*b->shape)[0] >= 0 && (*b->shape)[1] >= 0)
-      multiply_adds_ = b->shape->elements();
-    if (b->constant != nullptr) {
-      const std::int64_t rows = (*b->shape)[transposed_b_ ? 1 : 0];
-      product_.keep(weight_of(b->constant, rows, (*b->shape)[transposed_b_ ? 0 : 1]));
-    }
+    if (!b->shape || (*b->shape)[0] < 0 || (*b->shape)[1] < 0) return;
+    multiply_adds_ = b->shape->elements();
+    if (b->constant == nullptr) return;
+    const std::int64_t k = (*b->shape)[transposed_b_ ? 1 : 0];
+    product_.keep(weight_of(b->constant, k, (*b->shape)[transposed_b_ ? 0 : 1]));
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {

@@ -79,10 +79,11 @@ class MatMulInteger final : public Step {
   std::int64_t multiply_adds_ = 0;
 };
 
-constexpr Port kFactors[] = {{.name = "A", .types = kBytes, .shape = "[..,?]", .type_letter = 'A'},
-                            {.name = "B", .types = kBytes, .shape = "[?,?]", .type_letter = 'B'},
-                            optional({.name = "a_zero_point", .types = kBytes, .type_letter = 'A'}),
-                            optional({.name = "b_zero_point", .types = kBytes, .type_letter = 'B'})};
+constexpr Port kFactors[] = {
+    {.name = "A", .types = kBytes, .shape = "[..,?]", .type_letter = 'A'},
+    {.name = "B", .types = kBytes, .shape = "[?,?]", .type_letter = 'B'},
+    optional({.name = "a_zero_point", .types = kBytes, .type_letter = 'A'}),
+    optional({.name = "b_zero_point", .types = kBytes, .type_letter = 'B'})};
 constexpr Port kSums[] = {{.name = "Y", .types = kInt32}};
 constexpr Operator kOperators[] = {
     {{"", "MatMulInteger", 10, 10, kFactors, kSums}, make<MatMulInteger>}};

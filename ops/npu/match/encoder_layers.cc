@@ -11,8 +11,8 @@
 #include "ops/error.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/weights/pack.h"
-#include "ops/transformer/graph/walk.h"
 #include "ops/transformer/graph/operators.h"
+#include "ops/transformer/graph/walk.h"
 
 namespace flownpu::npu {
 namespace {

@@ -2,7 +2,6 @@
 """Samples of products, with the roundings that the provider's options permit; weights in 4 and 8 bits; patches."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 

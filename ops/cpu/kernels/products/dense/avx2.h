@@ -109,8 +109,7 @@ void dot_part(const std::byte* codes, std::int64_t quads, const std::int8_t* x,
 template <int COUNT>
 void tile_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t row,
                std::int64_t part, std::int64_t column, float* out) {
-  const auto* x =
-      static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kDensePart;
+  const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * kDensePart;
   const std::int64_t groups = std::min(kDenseGroups, a.filled_groups - part * kDenseGroups);
   __m256i dot[COUNT][kColumnVectors] = {};
   dot_part<COUNT>(packed + column * 4, groups * q4nx::kGroup / 4, x, a.padded_k, dot);

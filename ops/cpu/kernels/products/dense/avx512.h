@@ -111,8 +111,7 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
   const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kDensePartBytes);
   for (std::int64_t b = 0; b < k_blocks; b += kDenseParts) {
     const std::int64_t blocks = std::min(kDenseParts, k_blocks - b);
-    const std::int64_t groups =
-        std::min(blocks * kGroups, a.filled_groups - b * kGroups);
+    const std::int64_t groups = std::min(blocks * kGroups, a.filled_groups - b * kGroups);
     const BytePartRange range{packed + b * kDensePartBytes, parameters + b, b, blocks, groups};
     // The next codes in memory: those of more of k, or of the next columns.
     RangeFetch fetch(range.codes + blocks * kDensePartBytes, kDenseParts * kDensePartBytes,

@@ -92,8 +92,8 @@ constexpr std::int64_t kFloatRange = 256;
 // Where columns lie: packed for this tile, or in the rows of a weight as it is stored.
 enum class Columns : std::uint8_t { kPacked, kStored };
 
-// COUNT rows x[x_stride] of activations times `k` rows of VECTORS vectors of columns, whose rows are
-// `stride` elements apart: out = product, or out += product if `adds`.
+// COUNT rows x[x_stride] of activations times `k` rows of VECTORS vectors of columns, whose rows
+// are `stride` elements apart: out = product, or out += product if `adds`.
 template <typename Type, int COUNT, int VECTORS, Columns PLACE>
 void tile_dense(const typename Type::Element* columns, std::int64_t stride, std::int64_t k,
                 const float* x, std::int64_t x_stride, bool adds, float* out) {

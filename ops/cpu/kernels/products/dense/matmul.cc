@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul: packs weights of any type, 32 columns at a time, in the order that a kernel reads,
 // and multiplies them by many rows; and multiplies a weight as it lies by a few rows.
-#include "ops/cpu/kernels/products/dense/rows.h"
 #include "ops/cpu/kernels/products/dense/float.h"
+#include "ops/cpu/kernels/products/dense/rows.h"
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/products/dense/avx512.h"

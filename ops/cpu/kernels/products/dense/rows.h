@@ -85,8 +85,8 @@ void rows_of_columns(const DenseWeight& weight, const float* x, std::int64_t cou
             tile_dense<Type, COUNT, kVectors, Columns::kStored>(
                 data + k * weight.m + c, weight.m, stop - k, from, weight.k, k > 0, sums);
           } else {
-            tile_dense<Float, COUNT, kVectors, Columns::kPacked>(
-                widened, kDenseColumns, stop - k, from, weight.k, k > 0, sums);
+            tile_dense<Float, COUNT, kVectors, Columns::kPacked>(widened, kDenseColumns, stop - k,
+                                                                 from, weight.k, k > 0, sums);
           }
         });
       }

@@ -78,6 +78,19 @@ class QuantizedPatterns {
     return node != nullptr && !reasons_[static_cast<std::size_t>(node - nodes_.data())].empty();
   }
 
+  // Whether the activations of a product are dequantised from uint8, for which ONNX Runtime has a
+  // product of integers. It has none for those of int8, but on Arm.
+  bool reads_dequantized_bytes(const Node& node) const {
+    const GraphNode* source = maker(node.inputs[0]);
+    if (source == nullptr || !is_one_of(source->node, {kDequantize})) return false;
+    const Value& codes = source->node.inputs[0];
+#if defined(__aarch64__)
+    return codes.constant == nullptr;
+#else
+    return codes.constant == nullptr && codes.type == DataType::kUInt8;
+#endif
+  }
+
   void judge(const Device& device, std::size_t index) {
     const Node& node = nodes_[index].node;
     const bool is_pattern =
@@ -89,6 +102,10 @@ class QuantizedPatterns {
     if (!is_pattern) return;
     if (is_one_of(node, {"Conv", "ConvTranspose", "ConvInteger"})) {
       reasons_[index] = "ONNX Runtime's quantised convolutions are faster";
+      return;
+    }
+    if (is_one_of(node, {"MatMul", "Gemm"}) && reads_dequantized_bytes(node)) {
+      reasons_[index] = "ONNX Runtime multiplies uint8 activations as they are";
       return;
     }
     if (is_one_of(node, {"MatMulInteger"}) && !becomes_product(node)) {

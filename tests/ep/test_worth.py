@@ -55,25 +55,26 @@ def test_whole_model_is_taken_however_small(placed: Placed) -> None:
     assert (placement["claimed"], placement["left"]) == (1, [])
 
 
-def quantized(weight_type: int, static: bool) -> onnx.ModelProto:
-    """x times a quantised weight; `static`: x is quantised, too, and so is the result."""
+def quantized(weight_type: int, static: int) -> onnx.ModelProto:
+    """x times a quantised weight; `static`: the type of 8 bits that x and the result are quantised to; 0: they are not."""
     codes = helper.make_tensor("codes", weight_type, [256, 256], RNG.integers(-7, 8, 256 * 256))
     nodes = [helper.make_node("DequantizeLinear", ["codes", "scale"], ["w"], axis=1)]
     if static:
         nodes += [
-            helper.make_node("QuantizeLinear", ["x", "step"], ["q"]),
-            helper.make_node("DequantizeLinear", ["q", "step"], ["r"]),
+            helper.make_node("QuantizeLinear", ["x", "step", "zero"], ["q"]),
+            helper.make_node("DequantizeLinear", ["q", "step", "zero"], ["r"]),
         ]
     nodes.append(helper.make_node("MatMul", ["r" if static else "x", "w"], ["c" if static else "y"]))
     if static:
         nodes += [
-            helper.make_node("QuantizeLinear", ["c", "step"], ["p"]),
-            helper.make_node("DequantizeLinear", ["p", "step"], ["y"]),
+            helper.make_node("QuantizeLinear", ["c", "step", "zero"], ["p"]),
+            helper.make_node("DequantizeLinear", ["p", "step", "zero"], ["y"]),
         ]
     constants = [
         codes,
         numpy_helper.from_array(np.full(256, 0.01, np.float32), "scale"),
         numpy_helper.from_array(np.float32(0.05), "step"),
+        helper.make_tensor("zero", static or TensorProto.UINT8, [], [0]),
     ]
     graph = helper.make_graph(
         nodes,
@@ -88,14 +89,14 @@ def quantized(weight_type: int, static: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("weight_type", "static", "taken"),
     [
-        (TensorProto.INT8, False, 2),
-        (TensorProto.INT4, False, 0),
-        (TensorProto.INT8, True, 6),
-        (TensorProto.INT4, True, 0),
+        (TensorProto.INT8, 0, 2),
+        (TensorProto.INT4, 0, 0),
+        (TensorProto.INT8, TensorProto.INT8, 6),
+        (TensorProto.INT8, TensorProto.UINT8, 0),
+        (TensorProto.INT4, TensorProto.INT8, 0),
     ],
-    ids=["int8 weight", "int4 weight", "int8 weight and activations", "int4 weight, int8 activations"],
 )
-def test_quantized_pattern_is_taken_or_left_whole(placed: Placed, weight_type: int, static: bool, taken: int) -> None:
+def test_quantized_pattern_is_taken_or_left_whole(placed: Placed, weight_type: int, static: int, taken: int) -> None:
     model = quantized(weight_type, static)
     session, placement = placed(model, PRICED)
     assert placement["claimed"] == taken

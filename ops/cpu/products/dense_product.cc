@@ -28,9 +28,9 @@ constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
 // it reads the columns from a third-level cache (at 20 GB/s, and 900 GOP/s in int8).
 constexpr std::int64_t kLeastTaskRows = 48;
 constexpr std::int64_t kTasksPerThread = 8;
-// The fewest multiply-adds of a task: some 5 us in f32, or the bytes of such a weight from a
+// The fewest multiply-adds of a task: some 10 us in f32, or the bytes of such a weight from a
 // third-level cache, against 1 to 5 us to hand a task to another thread.
-constexpr std::int64_t kLeastTaskWork = std::int64_t{1} << 17;
+constexpr std::int64_t kLeastTaskWork = std::int64_t{1} << 18;
 
 std::int64_t element_bytes(DenseRounding rounding) {
   return rounding == DenseRounding::kFloat ? 4 : rounding == DenseRounding::kBFloat16 ? 2 : 1;

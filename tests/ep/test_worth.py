@@ -56,7 +56,7 @@ def test_whole_model_is_taken_however_small(placed: Placed) -> None:
 
 
 def quantized(weight_type: int, static: int) -> onnx.ModelProto:
-    """x times a quantised weight; `static`: the type of 8 bits that x and the result are quantised to; 0: they are not."""
+    """x times a quantised weight; `static`: the type of 8 bits that x and the result are quantised to; 0: none."""
     codes = helper.make_tensor("codes", weight_type, [256, 256], RNG.integers(-7, 8, 256 * 256))
     nodes = [helper.make_node("DequantizeLinear", ["codes", "scale"], ["w"], axis=1)]
     if static:

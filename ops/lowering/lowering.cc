@@ -44,7 +44,7 @@ constexpr Rule kRules[] = {
     {"split_qkv", of_graph<split_qkv>},
     {"packed_qkv", packed_qkv},
     {"gated_projection", gated_projection},
-    {"erf_gelu", of_graph<erf_gelu>, For::kSession},
+    {"gelu", of_graph<gelu>, For::kSession},
     {"dynamic_product", of_graph<dynamic_product>, For::kSession},
     {"dense_matmul", of_graph<dense_matmul>, For::kSession},
     {"dequantized", of_graph<dequantized>, For::kSession},

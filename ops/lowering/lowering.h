@@ -16,7 +16,7 @@
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
-//   erf_gelu            x / 2 (1 + Erf(x / sqrt 2)) -> Gelu
+//   gelu                GELU in simple operators, by Erf or Tanh -> Gelu
 //   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
 //   dequantized         DequantizeLinear of constants -> constants, or behind the Gather
@@ -96,7 +96,7 @@ void qk_norm(Graph& graph);
 void split_qkv(Graph& graph);
 void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
-void erf_gelu(Graph& graph);
+void gelu(Graph& graph);
 // A constant scale, or one for all, as a vector of `columns`; without a name if it is neither.
 Value columns_of(Graph& graph, const Value& scale, std::int64_t columns);
 // Whether zero points are absent, or constants that are 0.

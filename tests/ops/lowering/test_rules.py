@@ -221,6 +221,43 @@ def test_gelu_by_erf_becomes_gelu_only_with_its_constants(
     assert operators.get("Erf", 0) == (0 if is_gelu else 1)
 
 
+TANH_GELU = """
+gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
+    half = Constant <value_float = 0.5> ()
+    one = Constant <value_float = 1.0> ()
+    three = Constant <value_float = 3.0> ()
+    factor = Constant <value_float = 0.044715> ()
+    root = Constant <value_float = {root}> ()
+    {cube}
+    third = Mul (factor, cube)
+    cubic = Add (x, third)
+    scaled = Mul (root, cubic)
+    tanh = Tanh (scaled)
+    sum = Add (tanh, one)
+    share = Mul (sum, half)
+    y = Mul (x, share)
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("root", "cube", "is_gelu"),
+    [
+        (math.sqrt(2 / math.pi), "cube = Pow (x, three)", True),
+        (math.sqrt(2 / math.pi), "square = Mul (x, x)  cube = Mul (x, square)", True),
+        (math.sqrt(2 / math.pi), "square = Mul (x, x)  cube = Mul (square, one)", False),
+        (0.8, "cube = Pow (x, three)", False),
+    ],
+)
+def test_gelu_by_tanh_becomes_gelu_only_with_its_constants(
+    ep_devices: list[Any], tmp_path: Path, root: float, cube: str, is_gelu: bool
+) -> None:
+    model = testing.parse(TANH_GELU.format(root=np.float32(root), cube=cube))
+    operators = check(ep_devices, model, {"x": activations(1, 3, 8)}, tmp_path)
+    assert operators.get("Gelu", 0) == (1 if is_gelu else 0)
+    assert operators.get("Tanh", 0) == (0 if is_gelu else 1)
+
+
 # --- Quantised graphs: dynamic_product, dequantized -------------------------------------------------------------------
 
 DYNAMIC = """

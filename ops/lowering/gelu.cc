@@ -101,8 +101,8 @@ class Gelu {
     }
     const Node* tanh = only(*function, "Tanh");
     if (tanh == nullptr) return {};
-    const Value* cubic = beside(only(tanh->inputs[0], "Mul"),
-                                std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
+    const Value* cubic =
+        beside(only(tanh->inputs[0], "Mul"), std::numbers::sqrt2 * std::numbers::inv_sqrtpi);
     return {cubic == nullptr ? nullptr : of_cubic(*cubic), true};
   }
 

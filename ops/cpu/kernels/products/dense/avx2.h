@@ -18,6 +18,8 @@
 #include "ops/cpu/kernels/products/dense/float.h"
 #include "ops/formats/q4nx.h"
 
+// A tool that reads this header by itself may have the options of another instruction set.
+#if defined(__AVX2__) && !defined(__AVX512F__)
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
@@ -142,3 +144,4 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
 
 }  // namespace
 }  // namespace flownpu::cpu::FLOWNPU_ISA
+#endif

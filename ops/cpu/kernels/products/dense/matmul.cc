@@ -5,9 +5,9 @@
 #include "ops/cpu/kernels/products/dense/rows.h"
 #include "ops/cpu/kernels/tables.h"
 #if defined(__AVX512BF16__)
-#include "ops/cpu/kernels/products/dense/avx512.h"
+#include "ops/cpu/kernels/products/dense/matmul_avx512.h"
 #elif defined(__AVX2__)
-#include "ops/cpu/kernels/products/dense/avx2.h"
+#include "ops/cpu/kernels/products/dense/matmul_avx2.h"
 #endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {

@@ -142,7 +142,7 @@ def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dic
         flownpu.register()
         devices = [device for device in ort.get_ep_devices() if device.ep_name == flownpu.get_ep_name()][:1]
         given = {"device": "cpu", "on_unsupported": "cpu", "placement": str(report)}
-        options.add_provider_for_devices(devices, given | json.loads(os.environ.get("FLOWNPU_BENCHMARK_OPTIONS", "{}")))
+        options.add_provider_for_devices(devices, given)
         session = ort.InferenceSession(path, options)
     else:
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

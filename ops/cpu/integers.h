@@ -20,6 +20,12 @@ inline std::int64_t integer_at(const Tensor& tensor, std::int64_t i) {
                                          : tensor.as<const std::int32_t>()[i];
 }
 
+// An element of int8 or uint8.
+inline int byte_at(const Tensor& tensor, std::int64_t i) {
+  return tensor.type == DataType::kInt8 ? tensor.as<const std::int8_t>()[i]
+                                        : tensor.as<const std::uint8_t>()[i];
+}
+
 // Whether the node lists the input, and it is not absent.
 inline bool is_given(std::span<const Tensor> inputs, std::size_t index) {
   return index < inputs.size() && inputs[index].present();

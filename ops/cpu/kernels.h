@@ -144,9 +144,10 @@ struct DenseWeight {
 };
 
 // Columns of k that share a scale in int8, of activations and of a dense weight. Trained encoders
-// have a few columns with large activations, which take bits from those that share their scale: of
-// sentences' embeddings (MiniLM) the least cosine to f32 is 0.9993, with 256 columns 0.998, with 32
-// columns 0.9997, for 5 % and 40 % more instructions than with 256.
+// have a few columns with large activations, which take bits from those that share their scale. In
+// a simulation of a trained MiniLM's products on 29 texts the least cosine to f32 was 0.998 with
+// 256 columns, 0.9993 with 128 and 0.9997 with 32; against 256, 128 take 5 % more instructions and
+// 32 take 40 %.
 inline constexpr std::int64_t kDensePart = 128;
 
 // Columns of a dense weight that are packed together, and the columns of a product that a kernel

@@ -66,6 +66,11 @@ Value computed(Graph& graph, const Node& node) {
   const std::int64_t rank = x->shape->rank();
   const std::int64_t given = node.integer("axis", 1);
   const std::int64_t axis = given < 0 ? given + rank : given;
+  // A node whose numbers do not fit is left to its step, which says so.
+  const bool is_along = axis >= 0 && axis < rank && scale->shape->rank() == 1 &&
+                        groups == (*x->shape)[static_cast<int>(axis)];
+  const bool fits = zero == nullptr || (zero->shape && zero->shape->elements() == groups);
+  if ((groups != 1 && !is_along) || !fits) return {};
   std::int64_t count = 1;
   for (std::int64_t i = groups == 1 ? 0 : axis + 1; i < rank; ++i)
     count *= (*x->shape)[static_cast<int>(i)];

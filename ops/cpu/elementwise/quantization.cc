@@ -14,11 +14,6 @@
 namespace flownpu::cpu {
 namespace {
 
-int byte_of(const Tensor& tensor, std::int64_t index) {
-  return tensor.type == DataType::kInt8 ? tensor.as<const std::int8_t>()[index]
-                                        : tensor.as<const std::uint8_t>()[index];
-}
-
 // One scale and zero point for all elements, or one of each for every index of an axis.
 class Linear : public Step {
  public:
@@ -76,7 +71,7 @@ class QuantizeLinear final : public Linear {
            std::span<std::byte> /*scratch*/) const override {
     const bool is_signed = outputs[0].type == DataType::kInt8;
     each_run(inputs, [&](std::int64_t begin, std::int64_t end, std::int64_t group) {
-      const int zero = is_given(inputs, 2) ? byte_of(inputs[2], group) : 0;
+      const int zero = is_given(inputs, 2) ? byte_at(inputs[2], group) : 0;
       context().kernels.quantize(inputs[0].as<const float>() + begin, end - begin,
                                  inputs[1].as<const float>()[group], zero, is_signed,
                                  outputs[0].as<std::byte>() + begin);
@@ -99,7 +94,7 @@ class DequantizeLinear final : public Linear {
           y[i] = static_cast<float>(x.as<const std::int32_t>()[i]) * scale;
         return;
       }
-      const int zero = is_given(inputs, 2) ? byte_of(inputs[2], group) : 0;
+      const int zero = is_given(inputs, 2) ? byte_at(inputs[2], group) : 0;
       context().kernels.dequantize(x.as<const std::byte>() + begin, end - begin, scale, zero,
                                    x.type == DataType::kInt8, y + begin);
     });

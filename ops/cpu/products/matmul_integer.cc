@@ -12,11 +12,6 @@
 namespace flownpu::cpu {
 namespace {
 
-int value_at(const Tensor& tensor, std::int64_t index) {
-  return tensor.type == DataType::kInt8 ? tensor.as<const std::int8_t>()[index]
-                                        : tensor.as<const std::uint8_t>()[index];
-}
-
 class MatMulInteger final : public Step {
  public:
   MatMulInteger(const Node& node, const Context& context)
@@ -50,19 +45,19 @@ class MatMulInteger final : public Step {
     const std::int64_t k = b.shape[0];
     const std::int64_t m = b.shape[1];
     const std::int64_t rows = outputs[0].shape.elements() / std::max<std::int64_t>(m, 1);
-    const int a_zero = is_given(inputs, 2) ? value_at(inputs[2], 0) : 0;
+    const int a_zero = is_given(inputs, 2) ? byte_at(inputs[2], 0) : 0;
     context_.pool->run((m + kColumns - 1) / kColumns, [&](std::int64_t task) {
       const std::int64_t begin = task * kColumns;
       const std::int64_t count = std::min(kColumns, m - begin);
       std::int32_t zeros[kColumns] = {};
       for (std::int64_t c = 0; is_given(inputs, 3) && c < count; ++c)
-        zeros[c] = value_at(inputs[3], inputs[3].shape.elements() == 1 ? 0 : begin + c);
+        zeros[c] = byte_at(inputs[3], inputs[3].shape.elements() == 1 ? 0 : begin + c);
       for (std::int64_t row = 0; row < rows; ++row) {
         std::int32_t sums[kColumns] = {};
         for (std::int64_t i = 0; i < k; ++i) {
-          const std::int32_t factor = value_at(a, row * k + i) - a_zero;
+          const std::int32_t factor = byte_at(a, row * k + i) - a_zero;
           for (std::int64_t c = 0; c < count; ++c)
-            sums[c] += factor * (value_at(b, i * m + begin + c) - zeros[c]);
+            sums[c] += factor * (byte_at(b, i * m + begin + c) - zeros[c]);
         }
         std::copy_n(sums, count, outputs[0].as<std::int32_t>() + row * m + begin);
       }

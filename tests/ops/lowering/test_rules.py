@@ -330,6 +330,16 @@ def test_dequantized_constants_are_not_computed_in_each_run(ep_devices: list[Any
     assert operators == {"Gather": 1, "DequantizeLinear": 1, "Add": 1}
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_dequantized_constant_with_wrong_number_of_scales_is_refused(
+    ep_devices: list[Any], tmp_path: Path, count: int
+) -> None:
+    text = "g (float[4, 2] x) => (float[4, 2] y) { w = DequantizeLinear <axis = 0> (codes, scales)  y = Add (w, x) }"
+    model = testing.parse(text, codes=np.ones((4, 2), np.int8), scales=np.ones(count, np.float32))
+    with pytest.raises(Exception, match=r"[Ss]cale"):
+        session(ep_devices, ir.to_proto(model), tmp_path).run(None, {"x": activations(4, 2)})
+
+
 NATIVE = """
 gated (float[1, S, {gate_columns}] x) => (float[1, S, 40] y) {{
     gate = ai.flownpu.Q4NXMatMul <K = 96, M = 40> (x, gate_q4nx)

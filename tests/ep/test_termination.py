@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import onnx
@@ -28,9 +29,9 @@ def model() -> onnx.ModelProto:
     return made
 
 
-@pytest.fixture
+@contextmanager
 def terminated() -> Iterator[onnxruntime.RunOptions]:
-    """Options of a run that is told to end DELAY after its start."""
+    """Options of a run that is told to end DELAY from now: the session is made before."""
     options = onnxruntime.RunOptions()
     timer = threading.Timer(DELAY, lambda: setattr(options, "terminate", True))
     timer.start()
@@ -38,28 +39,25 @@ def terminated() -> Iterator[onnxruntime.RunOptions]:
     timer.join()
 
 
-def test_terminate_during_run_ends_it(
-    make_session: MakeSession, model: onnx.ModelProto, terminated: onnxruntime.RunOptions
-) -> None:
+def test_terminate_during_run_ends_it(make_session: MakeSession, model: onnx.ModelProto) -> None:
     session = make_session(model, {"activations": "bf16"}, strict=True)
-    with pytest.raises(Exception, match=ENDED):
-        session.run(None, {"h0": np.ones((ROWS, WIDTH), np.float32)}, terminated)
-    few = np.eye(2, WIDTH, dtype=np.float32)
-    terminated.terminate = False
-    for options in (None, onnxruntime.RunOptions(), terminated):
+    many, few = np.ones((ROWS, WIDTH), np.float32), np.eye(2, WIDTH, dtype=np.float32)
+    with terminated() as ended, pytest.raises(Exception, match=ENDED):
+        session.run(None, {"h0": many}, ended)
+    ended.terminate = False
+    for options in (None, onnxruntime.RunOptions(), ended):
         np.testing.assert_array_equal(session.run(None, {"h0": few}, options)[0], few)
 
 
-def test_terminate_of_another_run_ends_no_other(
-    make_session: MakeSession, model: onnx.ModelProto, terminated: onnxruntime.RunOptions
-) -> None:
+def test_terminate_of_another_run_ends_no_other(make_session: MakeSession, model: onnx.ModelProto) -> None:
     """Two runs of a session at the same time, of which one is told to end."""
     session = make_session(model, {"activations": "bf16"}, strict=True)
     errors = []
 
     def run() -> None:
         try:
-            session.run(None, {"h0": np.ones((ROWS, WIDTH), np.float32)}, terminated)
+            with terminated() as ended:
+                session.run(None, {"h0": np.ones((ROWS, WIDTH), np.float32)}, ended)
         except Exception as error:  # noqa: BLE001  # ORT's exceptions have no common base class
             errors.append(str(error))
 

@@ -129,8 +129,17 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
 // The type in which a dense product multiplies: bf16 or int8 if the instruction set has dot
-// products of that type, else f32 without rounding.
-enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8 };
+// products of that type, else f32 without rounding. kInt7: weights that are int8, which lose no bit,
+// by activations of 7 bits.
+enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8, kInt7 };
+inline bool is_int8(DenseRounding rounding) {
+  return rounding == DenseRounding::kInt8 || rounding == DenseRounding::kInt7;
+}
+
+// The largest integer of an activation that is rounded to int8: 127, not 128, so that -x rounds to
+// minus the integer of x.
+inline constexpr int kLargestInt8 = 127;
+inline constexpr int kLargestInt7 = 63;
 
 // A weight W[k, m] (transposed: [m, k]) as a model's file stores it: f32, bf16, f16 or int8, dense,
 // row by row. `scales`, f32 [m] or null, multiply its columns.
@@ -193,9 +202,10 @@ struct Kernels {
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
   void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                         float* sums);
-  // One row x[k] -> int8 values[padded_k], with the scale max|x| / 127 and the sum of each part.
+  // One row x[k] -> int8 values[padded_k], with the scale max|x| / largest and the sum of each part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
-                        std::int64_t part_columns, void* values, float* scales, float* sums);
+                        std::int64_t part_columns, int largest, void* values, float* scales,
+                        float* sums);
   // The order in which matmul_int8 takes activations of `rows` rows in all. round_to_panels rounds
   // one row x[k] as the row `row`; it is null for an instruction set without panels.
   Int8Order (*int8_order)(std::int64_t rows);

@@ -53,32 +53,30 @@ void quantize(const float* x, std::int64_t n, float scale, int zero, bool is_sig
     v /= scale;
     v = v < least ? least : v;
     v = v > most ? most : v;
-    const Integers integer = __builtin_convertvector((v + whole) - whole, Integers) + zero;
-    return __builtin_convertvector(integer, Bytes);
+    return __builtin_convertvector((v + whole) - whole, Integers) + zero;
   };
   auto* to = static_cast<std::int8_t*>(y);
   std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    const Bytes bytes = codes(load(x + i));
-    std::memcpy(to + i, &bytes, sizeof(bytes));
-  }
+  for (; i + kLanes <= n; i += kLanes) store_bytes(to + i, codes(load(x + i)));
   if (i == n) return;
-  const Bytes bytes = codes(load_some(x + i, n - i));
-  std::memcpy(to + i, &bytes, static_cast<std::size_t>(n - i));
+  std::int8_t padded[kLanes];
+  store_bytes(padded, codes(load_some(x + i, n - i)));
+  std::memcpy(to + i, padded, static_cast<std::size_t>(n - i));
 }
 
 void dequantize(const void* x, std::int64_t n, float scale, int zero, bool is_signed, float* y) {
   const auto* from = static_cast<const std::int8_t*>(x);
   const int kept = is_signed ? -1 : 0xff;
-  const auto numbers = [&](const std::int8_t* codes, std::size_t count) {
-    Bytes bytes{};
-    std::memcpy(&bytes, codes, count);
-    const Integers integer = (__builtin_convertvector(bytes, Integers) & kept) - zero;
+  const auto numbers = [&](const std::int8_t* codes) {
+    const Integers integer = (load_bytes(codes) & kept) - zero;
     return __builtin_convertvector(integer, Vector) * scale;
   };
   std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(y + i, numbers(from + i, kLanes));
-  if (i < n) store_some(y + i, numbers(from + i, static_cast<std::size_t>(n - i)), n - i);
+  for (; i + kLanes <= n; i += kLanes) store(y + i, numbers(from + i));
+  if (i == n) return;
+  std::int8_t padded[kLanes] = {};
+  std::memcpy(padded, from + i, static_cast<std::size_t>(n - i));
+  store_some(y + i, numbers(padded), n - i);
 }
 
 // The sum of term(vector) for each full vector and term(float) for each element after them.

@@ -50,8 +50,7 @@ inline void store_int8_row(const float* x, void* out, std::int64_t n) {
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
     const Vector code = round_to_integer(load(x + i) / broadcast(scale));
-    const Bytes bytes = __builtin_convertvector(__builtin_convertvector(code, Integers), Bytes);
-    std::memcpy(codes + i, &bytes, sizeof(bytes));
+    store_bytes(codes + i, __builtin_convertvector(code, Integers));
   }
   for (; i < n; ++i) codes[i] = static_cast<std::int8_t>(std::nearbyint(x[i] / scale));
 }

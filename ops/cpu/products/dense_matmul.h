@@ -38,6 +38,10 @@ class DenseProduct {
  private:
   struct Work;
 
+  // Up to this many rows are multiplied in f32 by the weight as it lies: packing a column costs as
+  // much as multiplying it by so few.
+  static constexpr std::int64_t kFewRows = 4;
+
   Work take(Scratch& scratch, std::int64_t rows, std::int64_t k, std::int64_t m) const;
   void round(const float* x, std::int64_t rows, std::int64_t k, Work& work) const;
   void pack(const DenseWeight& weight, std::int64_t first_block, std::int64_t blocks,
@@ -50,6 +54,7 @@ class DenseProduct {
   Context context_;
   DenseRounding rounding_;
   std::int64_t cache_bytes_;
+  std::int64_t few_rows_ = kFewRows;
   // The constant weight in blocks of packed columns; null: none.
   std::shared_ptr<std::byte> kept_;
 };

@@ -14,9 +14,6 @@
 namespace flownpu::cpu {
 namespace {
 
-// Up to this many rows are multiplied in f32 by the weight as it lies: packing a column costs as
-// much as multiplying it by so few.
-constexpr std::int64_t kFewRows = 4;
 // The most bytes of columns that are packed at once, unless a block for each thread is more. The
 // widest weight of an encoder's layer, 4304 x 1152 in int8, is 5 MB; all threads find it in a
 // third-level cache.
@@ -86,7 +83,7 @@ DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::
                                       std::int64_t m) const {
   Work work;
   work.rounding = rounding_;
-  if (rows <= kFewRows) return work;
+  if (rows <= few_rows_) return work;
   work.block_bytes = context_.kernels.dense_block_bytes(k, rounding_);
   const std::int64_t blocks = q4nx::ceil_div(m, kDenseColumns);
   const std::int64_t least = context_.pool->threads();
@@ -98,7 +95,7 @@ DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::
     a.padded_k = k;
     return work;
   }
-  const bool int8 = work.rounding == DenseRounding::kInt8;
+  const bool int8 = is_int8(work.rounding);
   a.padded_k = q4nx::ceil_div(k, kDensePart) * kDensePart;
   a.groups = a.padded_k / q4nx::kGroup;
   a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
@@ -128,8 +125,9 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
   const auto round_row = [&](std::int64_t row) {
     std::byte* values = work.values + row * a.padded_k * element_bytes(work.rounding);
     float* sums = work.sums + row * parts;
-    if (work.rounding == DenseRounding::kInt8) {
-      kernels.round_to_int8(x + row * k, k, a.padded_k, a.part_columns, values,
+    if (is_int8(work.rounding)) {
+      const int largest = work.rounding == DenseRounding::kInt8 ? kLargestInt8 : kLargestInt7;
+      kernels.round_to_int8(x + row * k, k, a.padded_k, a.part_columns, largest, values,
                             work.scales + row * parts, sums);
     } else {
       kernels.round_to_bf16(x + row * k, k, a.padded_k, values, sums);
@@ -144,6 +142,8 @@ void DenseProduct::keep(const DenseWeight& weight) {
   if (bytes == 0) return;
   kept_ = allocate(static_cast<std::size_t>(bytes));
   pack(weight, 0, blocks, kept_.get());
+  // Stored int8 is widened to f32, which takes longer than reading what is packed.
+  if (weight.type == DataType::kInt8 && is_int8(rounding_)) few_rows_ = 0;
 }
 
 void DenseProduct::pack(const DenseWeight& weight, std::int64_t first_block, std::int64_t blocks,
@@ -160,7 +160,7 @@ void DenseProduct::pack(const DenseWeight& weight, std::int64_t first_block, std
 void DenseProduct::run(const float* x, std::int64_t rows, const DenseWeight& weight,
                        ProductEpilogue epilogue, std::byte* memory) const {
   if (rows == 0 || weight.m == 0) return;
-  if (rows <= kFewRows) return multiply_few(x, rows, weight, epilogue);
+  if (rows <= few_rows_) return multiply_few(x, rows, weight, epilogue);
   epilogue.streamed =
       rows * weight.m * static_cast<std::int64_t>(sizeof(float)) > kStreamedDenseBytes;
   Scratch scratch(memory);

@@ -85,7 +85,7 @@ void Q4NXProduct::round(const float* x, const RoundedActivations& a, std::int64_
   const std::int64_t parts = padded_k_ / a.part_columns;
   float* sums = const_cast<float*>(a.sums) + row * parts;
   if (a.scales != nullptr) {
-    kernels.round_to_int8(x, k_, padded_k_, a.part_columns, values + row * padded_k_,
+    kernels.round_to_int8(x, k_, padded_k_, a.part_columns, kLargestInt8, values + row * padded_k_,
                           const_cast<float*>(a.scales) + row * parts, sums);
   } else {
     kernels.round_to_bf16(x, k_, padded_k_, values + row * padded_k_ * 2, sums);

@@ -33,9 +33,15 @@ LARGEST_CODE = {"avx512": 255, "avx2": 127}
 
 
 def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
-    """The type that inputs are rounded to: those of more than four rows, where it has dot products."""
-    rounds = isa == "avx512" or (isa == "avx2" and activations == "int8" and weight.dtype != np.int8)
-    return activations if rounds and rows > FEW_ROWS else "none"
+    """The type that inputs are rounded to, where it has dot products. Few rows of other weights than int8 are not."""
+    rounds = isa == "avx512" or (isa == "avx2" and activations == "int8")
+    is_int8 = activations == "int8" and weight.dtype == np.int8
+    return activations if rounds and (rows > FEW_ROWS or is_int8) else "none"
+
+
+def largest_activation(isa: str, weight: np.ndarray) -> int:
+    """The largest integer of int8 activations: AVX2 multiplies 8 bits of the one by 7 bits of the other operand."""
+    return 63 if isa == "avx2" and weight.dtype == np.int8 else 127
 
 
 def rounded_weight(
@@ -82,9 +88,10 @@ def test_product_equals_float64(
     exact_x, exact_w = x.astype(np.float64), dense_matmul.reference(np.eye(k), weight, scale)
     slack = np.zeros((rows, m))
     if rounding(isa, rows, activations, weight) != "none":
-        exact_x = rounded(x, activations, PART)
+        most = largest_activation(isa, weight)
+        exact_x = rounded(x, activations, PART, most)
         exact_w, error = rounded_weight(weight, scale, activations, LARGEST_CODE[isa])
-        slack = tie_error(x, activations, PART) @ np.abs(exact_w) + np.abs(exact_x) @ error
+        slack = tie_error(x, activations, PART, most) @ np.abs(exact_w) + np.abs(exact_x) @ error
     # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sum
     # over a group of 32 and over a block of 128), relative to the sum of magnitudes: an 8-bit weight is the sum of a
     # minimum and steps, whose magnitudes are up to three times the largest weight.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""int8 products of matrices (AMX, i8mm) have the bits of dot products, which test_q4nx_matmul.py holds to float64."""
+"""int8 products of matrices (AMX, i8mm) have the bits of dot products, which test_q4nx_matmul.py and
+test_dense_matmul.py hold to float64."""
 
 import ml_dtypes
 import numpy as np
@@ -53,6 +54,23 @@ def test_matrix_units_have_bits_of_vectors_for_rows_1_to_300(layout: q4nx.Layout
     nodes = both(71, columns, blocks)
     for rows in (*range(1, 70), 95, 96, 97, 256, 257, 300):
         assert_same(nodes, x[:rows], blocks)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+@pytest.mark.parametrize("columns", [640, 200, 27])
+def test_dense_product_has_bits_of_vectors(columns: int, dtype: type) -> None:
+    """Parts of 128 columns: more than fill an L1 cache, one and a half, and one that is not full."""
+    rng = np.random.default_rng(columns)
+    dense = rng.integers(-128, 128, (columns, 71)).astype(dtype)
+    scale = rng.uniform(0.5, 2, 71).astype(np.float32) if dtype == np.int8 else None
+    x = rng.standard_normal((300, columns), dtype=np.float32)
+    nodes = [
+        Node("DenseMatMul", [x, dense, scale], constants=(1, 2), options={"cpu_isa": isa, "activations": "int8"})
+        for isa in PAIR
+    ]
+    for rows in (5, 16, 17, 32, 33, 96, 97, 300):
+        matrices, dots = (node(x[:rows], dense, scale)[0] for node in nodes)
+        np.testing.assert_array_equal(matrices, dots, err_msg=f"{rows} rows")
 
 
 @pytest.mark.parametrize("tokens", [16, 17, 32, 50])

@@ -18,8 +18,6 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-typedef std::int16_t Shorts __attribute__((vector_size(kLanes * 2)));
-
 void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                    float* sums) {
   auto* out = static_cast<std::uint16_t*>(values);
@@ -40,19 +38,15 @@ void round_to_bf16(const float* x, std::int64_t k, std::int64_t padded_k, void* 
 // NaN or an infinity in a part makes the part's scale NaN or infinite, and all products with the
 // part NaN.
 void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::int64_t part_columns,
-                   void* values, float* scales, float* sums) {
+                   int largest, void* values, float* scales, float* sums) {
   auto* out = static_cast<std::int8_t*>(values);
   for (std::int64_t start = 0; start < padded_k; start += part_columns) {
-    const Int8Scale scale = int8_scale(x, start, part_columns, k);
+    const Int8Scale scale = int8_scale(x, start, part_columns, k, largest);
     Vector sum{};
     for (std::int64_t at = start; at < start + part_columns; at += q4nx::kGroup) {
       for (const Vector part : load_group(x, at, k).part) {
         const Vector rounded = round_to_integer(part * scale.inverse);
-        const Integers integers = __builtin_convertvector(rounded, Integers);
-        // Converts by way of 16 bits: without AVX-512, GCC 12 converts 32 bits to 8 lane by lane.
-        const Shorts shorts = __builtin_convertvector(integers, Shorts);
-        const Bytes bytes = __builtin_convertvector(shorts, Bytes);
-        std::memcpy(out, &bytes, sizeof(bytes));
+        store_bytes(out, __builtin_convertvector(rounded, Integers));
         out += kLanes;
         sum += rounded;
       }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/vector.h"
 #include "ops/formats/q4nx.h"
 
@@ -46,20 +47,20 @@ inline float largest_magnitude(const float* x, std::int64_t start, std::int64_t 
 }
 
 // The rounding of a part's `columns` columns from `start` on: x = scale * integer, integer = x *
-// inverse to the nearest. The largest integer is 127, not 128, so that -x rounds to minus the
-// integer of x.
+// inverse to the nearest. `largest_integer`: kLargestInt8 or kLargestInt7.
 struct Int8Scale {
   float scale;
   float inverse;
 };
 
 inline Int8Scale int8_scale(const float* x, std::int64_t start, std::int64_t columns,
-                            std::int64_t k) {
+                            std::int64_t k, int largest_integer = kLargestInt8) {
   // Up to this magnitude, no more than 4e-37, 127 / largest would be infinite. Such columns count
   // as 0.
-  constexpr float kNegligible = 127.0F / std::numeric_limits<float>::max();
+  constexpr float kNegligible = kLargestInt8 / std::numeric_limits<float>::max();
+  const auto steps = static_cast<float>(largest_integer);
   const float largest = largest_magnitude(x, start, columns, k);
-  return {largest / 127.0F, largest > kNegligible ? 127.0F / largest : 0.0F};
+  return {largest / steps, largest > kNegligible ? steps / largest : 0.0F};
 }
 
 }  // namespace

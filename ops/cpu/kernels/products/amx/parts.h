@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many rows, whose weights are rounded to 8 bits, by AMX: the same integers, and so the
-// same bits, as by dot products of vectors (q4nx_matmul_int8_avx512.h, which says what is
-// computed).
+// same bits, as by dot products of vectors (q4nx_matmul_int8_avx512.h and dense/matmul_avx512.h,
+// which say what is computed).
 //
 // Dataflow, for each range of 8-bit codes, each part of columns (whose codes stay in L1) and each
 // 32 rows of activations: four tiles of dots (two tiles of activations times the even and the odd
@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "ops/cpu/kernels/products/amx/tiles.h"
+#include "ops/cpu/kernels/products/dense/matmul_avx512.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -59,34 +60,66 @@ inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const st
   store_tile<kOdd1>(dots.odd + kTileRows, kTileBytes);
 }
 
-inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks,
-                                 const RoundedActivations& a, std::int64_t first,
-                                 std::int64_t count, std::byte* scratch, float* out) {
+// Products of `count` rows from `first` on with a range of parts of PART columns, added to `out` from
+// the second part on. A core does not load from memory what it has just stored from a tile before
+// the caches have it: so dots are scaled while the next ones are made.
+template <std::int64_t PART>
+void multiply_range_tiles(const BytePartRange& range, const RoundedActivations& a,
+                          std::int64_t first, std::int64_t count, RangeFetch& fetch, float* out) {
+  constexpr std::int64_t kGroups = PART / q4nx::kGroup;
   const std::int64_t rows = std::min(count, kPartsRows);
   const std::int64_t tiles = q4nx::ceil_div(count, rows);
-  const Tiles configured(std::min(rows, kTileRows), rows - std::min(rows, kTileRows));
-  const std::int8_t* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
+  const std::int8_t* x =
+      static_cast<const std::int8_t*>(a.values) + first * a.padded_k + range.first_part * PART;
   // The last tiles begin so that they end with the last row; the rows in them that are done already
   // are skipped.
   const auto first_row = [&](std::int64_t tile) { return std::min(tile * rows, count - rows); };
-  for_each_range(
-      weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,
-      [&](const BytePartRange& range, RangeFetch fetch, float* y) {
-        for (std::int64_t p = 0; p < range.parts; ++p) {
-          const std::int64_t part = range.first_part + p;
-          const std::int64_t groups = std::min(kGroupsPerPart, range.groups - p * kGroupsPerPart);
-          const PartResults results(range.parameters[p], a, first, part);
-          for (std::int64_t tile = 0; tile < tiles; ++tile) {
-            const std::int64_t begin = first_row(tile);
-            PartDots dots;
-            dot_part_tiles(range.codes + p * kBytePartBytes, groups,
-                           x + begin * a.padded_k + part * kPartColumns, a.padded_k, rows, fetch,
-                           dots);
-            for (std::int64_t r = tile * rows; r < begin + rows; ++r)
-              results.add({dots.even[r - begin], dots.odd[r - begin]}, r, y + r * q4nx::kBlockRows);
-          }
-        }
-      });
+  PartDots dots[2];
+  const std::int64_t steps = range.parts * tiles;
+  for (std::int64_t step = 0; step <= steps; ++step) {
+    if (step < steps) {
+      const std::int64_t p = step / tiles;
+      dot_part_tiles(range.codes + p * PART * q4nx::kBlockRows,
+                     std::min(kGroups, range.groups - p * kGroups),
+                     x + first_row(step % tiles) * a.padded_k + p * PART, a.padded_k, rows, fetch,
+                     dots[step % 2]);
+    }
+    if (step == 0) continue;
+    const std::int64_t p = (step - 1) / tiles;
+    const std::int64_t tile = (step - 1) % tiles;
+    const PartResults results(range.parameters[p], a, first, range.first_part + p);
+    const PartDots& made = dots[(step - 1) % 2];
+    const std::int64_t begin = first_row(tile);
+    for (std::int64_t r = tile * rows; r < begin + rows; ++r)
+      results.add({made.even[r - begin], made.odd[r - begin]}, r, out + r * q4nx::kBlockRows);
+  }
+}
+
+// Tiles for `count` rows, taken kPartsRows at a time.
+inline Tiles tiles_for(std::int64_t count) {
+  const std::int64_t rows = std::min(count, kPartsRows);
+  return {std::min(rows, kTileRows), rows - std::min(rows, kTileRows)};
+}
+
+inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks,
+                                 const RoundedActivations& a, std::int64_t first,
+                                 std::int64_t count, std::byte* scratch, float* out) {
+  const Tiles configured = tiles_for(count);
+  const std::int64_t tiles = q4nx::ceil_div(count, kPartsRows);
+  for_each_range(weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,
+                 [&](const BytePartRange& range, RangeFetch fetch, float* y) {
+                   multiply_range_tiles<kPartColumns>(range, a, first, count, fetch, y);
+                 });
+}
+
+inline void multiply_dense_tiles(const std::byte* packed, const RoundedActivations& a,
+                                 std::int64_t first, std::int64_t count, float* out) {
+  const Tiles configured = tiles_for(count);
+  const std::int64_t tiles = q4nx::ceil_div(count, kPartsRows);
+  for_each_dense_range(packed, a, tiles * kDenseParts * kDensePart / kTileBytes,
+                       [&](const BytePartRange& range, RangeFetch fetch) {
+                         multiply_range_tiles<kDensePart>(range, a, first, count, fetch, out);
+                       });
 }
 
 }  // namespace

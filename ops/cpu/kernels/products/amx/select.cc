@@ -12,7 +12,7 @@ const Kernels& kernels();
 namespace FLOWNPU_ISA {
 namespace {
 
-// Tiles take as long for fewer rows in panels as for 16; vectors take less time.
+// Tiles take as long for fewer rows as for 16; vectors take less time.
 constexpr std::int64_t kFewestTileRows = 16;
 
 void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
@@ -31,6 +31,13 @@ void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActi
   avx512::kernels().matmul_int8(weight, row_blocks, a, first, count, scratch, out);
 }
 
+void multiply_dense(const std::byte* packed, DenseRounding rounding, const RoundedActivations& a,
+                    std::int64_t first, std::int64_t count, float* out) {
+  if (rounding == DenseRounding::kInt8 && count >= kFewestTileRows)
+    return multiply_dense_tiles(packed, a, first, count, out);
+  avx512::kernels().matmul_dense(packed, rounding, a, first, count, out);
+}
+
 }  // namespace
 
 const Kernels& kernels() {
@@ -38,6 +45,7 @@ const Kernels& kernels() {
     Kernels filled = avx512::kernels();
     filled.isa = "amx";
     filled.matmul_int8 = multiply;
+    filled.matmul_dense = multiply_dense;
     return filled;
   }();
   return table;

@@ -17,8 +17,8 @@ DenseRounding dense_rounding([[maybe_unused]] bool int8, [[maybe_unused]] DataTy
 #if defined(__AVX512BF16__)
   return int8 ? DenseRounding::kInt8 : DenseRounding::kBFloat16;
 #elif defined(__AVX2__)
-  const bool loses_no_bit = weight != DataType::kInt8;
-  return int8 && loses_no_bit ? DenseRounding::kInt8 : DenseRounding::kFloat;
+  if (!int8) return DenseRounding::kFloat;
+  return weight == DataType::kInt8 ? DenseRounding::kInt7 : DenseRounding::kInt8;
 #else
   return DenseRounding::kFloat;
 #endif
@@ -26,7 +26,7 @@ DenseRounding dense_rounding([[maybe_unused]] bool int8, [[maybe_unused]] DataTy
 
 std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] DenseRounding rounding) {
 #if defined(__AVX2__)
-  if (rounding == DenseRounding::kInt8) return int8_block_bytes(k);
+  if (is_int8(rounding)) return int8_block_bytes(k);
 #endif
 #if defined(__AVX512BF16__)
   if (rounding == DenseRounding::kBFloat16) return bf16_block_bytes(k);
@@ -37,7 +37,7 @@ std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] DenseRounding ro
 void pack_dense(const DenseWeight& weight, std::int64_t block,
                 [[maybe_unused]] DenseRounding rounding, std::byte* packed) {
 #if defined(__AVX2__)
-  if (rounding == DenseRounding::kInt8) return pack_int8(weight, block, packed);
+  if (is_int8(rounding)) return pack_int8(weight, block, packed);
 #endif
 #if defined(__AVX512BF16__)
   if (rounding == DenseRounding::kBFloat16) return pack_bf16(weight, block, packed);
@@ -49,7 +49,7 @@ void pack_dense(const DenseWeight& weight, std::int64_t block,
 void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseRounding rounding,
                   const RoundedActivations& a, std::int64_t first, std::int64_t count, float* out) {
 #if defined(__AVX2__)
-  if (rounding == DenseRounding::kInt8) return dense_int8(packed, a, first, count, out);
+  if (is_int8(rounding)) return dense_int8(packed, a, first, count, out);
 #endif
 #if defined(__AVX512BF16__)
   if (rounding == DenseRounding::kBFloat16) return dense_bf16(packed, a, first, count, out);

@@ -5,8 +5,8 @@
 // times 8 are never more than 2 x 127 x 127 < 2^15. So 32 columns x 128 of k get one scale and one
 // minimum a column, w = minimum + scale * u with u in 0 .. 127 and scale = (range of the 128
 // weights) / 127. Three instructions make 32 products, where f32 takes four, and two of the three
-// compete for the units of multiplication: twice as many products a cycle. (Weights that are int8
-// would lose a bit, and are multiplied in f32.)
+// compete for the units of multiplication: twice as many products a cycle. A weight that is int8 is
+// u less 128 with u in 0 .. 255, exactly, and activations have 7 bits: at most 2 x 255 x 63.
 //
 // Packed: for each 128 of k codes [k / 4][32 columns][4 of k] and then scales and minima f32 [32]
 // each. Dataflow: tiles of kByteRows rows of activations by two vectors of columns; the dots of 128
@@ -23,7 +23,6 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-constexpr float kLargestCode = 127;
 // 4 x 2 dots leave 8 of 16 registers for codes, activations, ones and products.
 constexpr int kByteRows = 4;
 constexpr std::int64_t kDenseGroups = kDensePart / q4nx::kGroup;
@@ -40,15 +39,14 @@ inline Integers code_quad(const float* rows, Vector lowest, Vector inverse) {
   Integers codes{};
   for (int i = 3; i >= 0; --i) {
     const Vector code = (load(rows + i * kDenseColumns) - lowest) * inverse;
-    codes = (codes << 8) |
-            (reinterpret_cast<Integers>(_mm256_cvtps_epi32(code)) & static_cast<int>(kLargestCode));
+    codes = (codes << 8) | (reinterpret_cast<Integers>(_mm256_cvtps_epi32(code)) & 0xff);
   }
   return codes;
 }
 
 // Codes, scales and minima of `count` rows columns[128][32], of which those past `count` are zero,
 // as are their activations. A column with NaN or infinity gets the scale NaN.
-inline void pack_part(const float* columns, std::int64_t count, std::byte* packed) {
+inline void pack_part(const float* columns, std::int64_t count, bool is_int8, std::byte* packed) {
   auto* parameters = reinterpret_cast<float*>(packed + kCodeBytes);
   const std::int64_t quads = q4nx::ceil_div(count, q4nx::kGroup) * q4nx::kGroup / 4;
   for (int v = 0; v < kDenseColumns / kLanes; ++v) {
@@ -62,13 +60,18 @@ inline void pack_part(const float* columns, std::int64_t count, std::byte* packe
       highest = _mm256_max_ps(row, highest);
       zero_or_nan += row * 0.0F;
     }
+    if (is_int8) {
+      lowest = broadcast(-128.0F);
+      highest = broadcast(127.0F);
+    }
+    const float largest_code = is_int8 ? 255.0F : 127.0F;
     const Vector range = highest - lowest;
-    const Vector inverse = range > 0.0F ? kLargestCode / range : Vector{};
+    const Vector inverse = range > 0.0F ? largest_code / range : Vector{};
     for (std::int64_t quad = 0; quad < quads; ++quad) {
       const Integers codes = code_quad(from + quad * 4 * kDenseColumns, lowest, inverse);
       std::memcpy(packed + (quad * kDenseColumns + v * kLanes) * 4, &codes, sizeof(codes));
     }
-    store(parameters + v * kLanes, range * (1 / kLargestCode) + zero_or_nan);
+    store(parameters + v * kLanes, range * (1 / largest_code) + zero_or_nan);
     store(parameters + kDenseColumns + v * kLanes, lowest);
   }
 }
@@ -78,14 +81,14 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
   for (std::int64_t k = 0; k < weight.k; k += kDensePart, packed += kBytePart) {
     const std::int64_t count = std::min(kDensePart, weight.k - k);
     widen_columns(weight, k, count, block, columns);
-    scale_columns(weight, count, block, columns);
     std::fill(columns + count * kDenseColumns, std::end(columns), 0.0F);
-    pack_part(columns, count, packed);
+    pack_part(columns, count, weight.type == DataType::kInt8, packed);
+    scale_columns(weight, 2, block, reinterpret_cast<float*>(packed + kCodeBytes));
   }
 }
 
 // The dots of COUNT rows of activations with `quads` times four of k of two vectors of columns: at
-// most 128 x 127 x 127, far from 2^31.
+// most 128 x 255 x 127, far from 2^31.
 template <int COUNT>
 void dot_part(const std::byte* codes, std::int64_t quads, const std::int8_t* x,
               std::int64_t x_stride, __m256i (&dot)[COUNT][kColumnVectors]) {

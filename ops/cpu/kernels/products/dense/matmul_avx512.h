@@ -104,8 +104,11 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
   }
 }
 
-inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
-                       std::int64_t count, float* out) {
+// Calls function(range, fetch) for ranges of packed columns that fill an L1 data cache. `fetch`
+// fetches the next codes in memory in `steps` steps: those of more of k, or of the next columns.
+template <typename Function>
+void for_each_dense_range(const std::byte* packed, const RoundedActivations& a, std::int64_t steps,
+                          const Function& function) {
   constexpr std::int64_t kGroups = kDensePart / q4nx::kGroup;
   const std::int64_t k_blocks = a.padded_k / kDensePart;
   const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kDensePartBytes);
@@ -113,15 +116,21 @@ inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std
     const std::int64_t blocks = std::min(kDenseParts, k_blocks - b);
     const std::int64_t groups = std::min(blocks * kGroups, a.filled_groups - b * kGroups);
     const BytePartRange range{packed + b * kDensePartBytes, parameters + b, b, blocks, groups};
-    // The next codes in memory: those of more of k, or of the next columns.
-    RangeFetch fetch(range.codes + blocks * kDensePartBytes, kDenseParts * kDensePartBytes,
-                     q4nx::ceil_div(count, kTile) * kDenseParts);
+    function(range, RangeFetch(range.codes + blocks * kDensePartBytes,
+                               kDenseParts * kDensePartBytes, steps));
+  }
+}
+
+inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
+                       std::int64_t count, float* out) {
+  const std::int64_t steps = q4nx::ceil_div(count, kTile) * kDenseParts;
+  for_each_dense_range(packed, a, steps, [&](const BytePartRange& range, RangeFetch fetch) {
     for (std::int64_t row = 0; row < count; row += kTile) {
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
         tile_int8<COUNT, kDensePart>(range, a, first + row, fetch, out + row * kDenseColumns);
       });
     }
-  }
+  });
 }
 
 // --- bf16 -------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 //
 //   Mul(Mul(x, s), 0.5), Mul(Mul(x, 0.5), s), Mul(x, Mul(s, 0.5)) with
 //   s = Add(Erf(Div(x, sqrt 2)), 1), or
-//   s = Add(Tanh(Mul(Add(x, Mul(cube, 0.044715)), sqrt(2 / pi))), 1), cube = Mul(Mul(x, x), x) or
-//   Pow(x, 3)
+//   s = Add(Tanh(Mul(Add(x, cube), sqrt(2 / pi))), 1), cube a product of 0.044715 and three x, or
+//   of 0.044715 and Pow(x, 3)
 //
 // in any order of the operands, and with Mul(x, sqrt 1/2) for the Div. ONNX Runtime fuses these for
 // its own provider only.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -33,9 +34,11 @@ WithNumber with_number(const Node* node) {
       continue;
     }
     // Exporters write a scalar. [1] adds an axis only to a scalar x, which Gelu would not.
+    const Value& other = node->inputs[1 - side];
     const bool is_base = side == 0 && node->op_type != "Mul" && node->op_type != "Add";
-    if (value.shape->rank() > 1 || is_base) return {};
-    return {*static_cast<const float*>(value.constant), &node->inputs[1 - side]};
+    if (value.shape->rank() > std::max(1, other.shape.value_or(Shape()).rank()) || is_base)
+      return {};
+    return {*static_cast<const float*>(value.constant), &other};
   }
   return {};
 }
@@ -106,30 +109,39 @@ class Gelu {
     return {cubic == nullptr ? nullptr : of_cubic(*cubic), true};
   }
 
-  // The x of Add(x, Mul(cube of x, 0.044715)).
+  // The x of Add(x, 0.044715 times the cube of x).
   const Value* of_cubic(const Value& value) {
     const Node* added = only(value, "Add");
     for (const std::size_t side : {0, 1}) {
       if (added == nullptr) break;
       const Value& x = added->inputs[1 - side];
-      const Value* cube = beside(only(added->inputs[side], "Mul"), kCubic);
-      if (cube != nullptr && is_cube(*cube, x.name)) return &x;
+      const Monomial cube = monomial(added->inputs[side], x.name);
+      if (cube.power == 3 && std::abs(cube.factor - kCubic) < 1e-5) return &x;
     }
     return nullptr;
   }
 
-  bool is_cube(const Value& value, const std::string& x) {
-    constexpr double kThree = 3;
-    const Value* base = beside(only(value, "Pow"), kThree);
-    if (base != nullptr) return base->name == x;
+  // factor x^power; a power above 3 is of no such product.
+  struct Monomial {
+    double factor = 1;
+    int power = 0;
+  };
+
+  // `depth`: how many products may follow one another; that of three x and a number has three.
+  Monomial monomial(const Value& value, const std::string& x, int depth = 3) {
+    constexpr Monomial kNone{0, 4};
+    if (value.name == x) return {1, 1};
+    if (const Value* base = beside(only(value, "Pow"), 3)) return {1, base->name == x ? 3 : 4};
     const Node* product = only(value, "Mul");
-    for (const std::size_t side : {0, 1}) {
-      if (product == nullptr || product->inputs[1 - side].name != x) continue;
-      const Node* square = only(product->inputs[side], "Mul");
-      if (square != nullptr && square->inputs[0].name == x && square->inputs[1].name == x)
-        return true;
+    if (product == nullptr || depth == 0) return kNone;
+    if (const WithNumber found = with_number(product); found.other != nullptr) {
+      const Monomial other = monomial(*found.other, x, depth - 1);
+      return {found.number * other.factor, other.power};
     }
-    return false;
+    const Monomial a = monomial(product->inputs[0], x, depth - 1);
+    if (a.power > 3) return kNone;
+    const Monomial b = monomial(product->inputs[1], x, depth - 1);
+    return {a.factor * b.factor, a.power + b.power};
   }
 
   Graph& graph_;

@@ -102,6 +102,11 @@ class Cast final : public Step {
                                end - begin);
         return;
       }
+      if (y.type == DataType::kFloat32 && size_of(x.type) == 1) {
+        context_.kernels.dequantize(x.as<const std::byte>() + begin, end - begin, 1, 0,
+                                    x.type == DataType::kInt8, y.as<float>() + begin);
+        return;
+      }
       with_type(x.type, [&]<typename From> {
         with_type(y.type, [&]<typename To> {
           const auto* from = x.as<const From>();

@@ -217,18 +217,40 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
 // NaN needs no test here: e^x and the sum become NaN. A row of minus infinity alone becomes NaN
 // too, because -inf - -inf is NaN.
 float largest_of(const float* x, std::int64_t n) {
-  Vector maxima = broadcast(-std::numeric_limits<float>::infinity());
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Vector maxima[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
   std::int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) maxima = max(maxima, load(x + i));
-  float largest = reduce_max(maxima);
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    maxima[0] = max(maxima[0], load(x + i));
+    maxima[1] = max(maxima[1], load(x + i + kLanes));
+  }
+  float largest = reduce_max(max(maxima[0], maxima[1]));
   for (; i < n; ++i) largest = std::max(largest, x[i]);
   return largest;
 }
 
+// y = e^(x - largest), of at most kSumBlock elements; returns their sum.
+float powers(const float* x, float largest, float* y, std::int64_t n) {
+  Vector sums{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vector power = exp(load(x + i) - largest);
+    store(y + i, power);
+    sums += power;
+  }
+  float sum = reduce_add(sums);
+  if (i == n) return sum;
+  store_some(y + i, exp(load_some(x + i, n - i) - largest), n - i);
+  for (; i < n; ++i) sum += y[i];
+  return sum;
+}
+
 void softmax(const float* x, float* y, std::int64_t n) {
   const float largest = largest_of(x, n);
-  map(x, x, y, n, [largest](Vector v, Vector /*same*/) { return exp(v - largest); });
-  const float inverse = 1.0F / sum_of(y, n, [](auto v) { return v; });
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; i += kSumBlock)
+    sum += powers(x + i, largest, y + i, std::min(kSumBlock, n - i));
+  const float inverse = 1.0F / static_cast<float>(sum);
   map(y, y, y, n, [inverse](Vector v, Vector /*same*/) { return v * inverse; });
 }
 

@@ -16,7 +16,7 @@ namespace {
 class ActivationsMatMul final : public Step {
  public:
   ActivationsMatMul(const Node& node, const Context& context)
-      : pool_(context.pool), name_(to_string(node)), product_(context, DenseRounding::kFloat) {}
+      : pool_(context.pool), name_(to_string(node)), product_(context) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape a = rows_of(inputs[0]);

@@ -30,8 +30,7 @@ class DenseMatMul final : public Step {
       : context_(context),
         name_(to_string(node)),
         operands_(operands),
-        product_(DenseProduct::rounded(
-            context, node.input(1) == nullptr ? DataType::kFloat32 : node.input(1)->type)) {
+        product_(context) {
     const Value* weight = node.input(1);
     if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
         weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {
@@ -41,6 +40,7 @@ class DenseMatMul final : public Step {
     type_ = weight->type;
     k_ = (*weight->shape)[operands.transposed ? 1 : 0];
     m_ = (*weight->shape)[operands.transposed ? 0 : 1];
+    product_.round_as_chosen(type_, m_);
     check_columns(node, operands.scale, "scale");
     check_columns(node, operands.bias, "bias");
     if (weight->constant != nullptr) keep(node, weight->constant);

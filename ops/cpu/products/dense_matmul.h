@@ -18,13 +18,14 @@ namespace flownpu::cpu {
 // memory does not grow with the weight. A few rows are multiplied by the weight as it lies, in f32.
 class DenseProduct {
  public:
-  // `rounding`: what activations and weights are rounded to; products of a few rows round nothing.
-  DenseProduct(const Context& context, DenseRounding rounding)
-      : context_(context), rounding_(rounding), cache_bytes_(second_level_cache_bytes()) {}
+  // A product in f32.
+  explicit DenseProduct(const Context& context)
+      : context_(context), cache_bytes_(second_level_cache_bytes()) {}
 
-  // Rounds as the option `activations` says, if the instruction set has dot products for a weight
-  // of this type.
-  static DenseProduct rounded(const Context& context, DataType weight);
+  // From now on activations and weights of more than a few columns are rounded as the option
+  // `activations` says, if the instruction set has dot products for a weight of this type; products
+  // of a few rows round nothing.
+  void round_as_chosen(DataType weight, std::int64_t m);
 
   // Packs the constant that all runs will have as `weight`.
   void keep(const DenseWeight& weight);
@@ -52,7 +53,7 @@ class DenseProduct {
                     const ProductEpilogue& epilogue) const;
 
   Context context_;
-  DenseRounding rounding_;
+  DenseRounding rounding_ = DenseRounding::kFloat;
   std::int64_t cache_bytes_;
   std::int64_t few_rows_ = kFewRows;
   // The constant weight in blocks of packed columns; null: none.

@@ -20,9 +20,7 @@ class Gemm final : public Step {
   Gemm(const Node& node, const Context& context)
       : context_(context),
         name_(to_string(node)),
-        product_(node.input(1)->constant != nullptr
-                     ? DenseProduct::rounded(context, DataType::kFloat32)
-                     : DenseProduct(context, DenseRounding::kFloat)),
+        product_(context),
         transposed_a_(node.integer("transA", 0) != 0),
         transposed_b_(node.integer("transB", 0) != 0),
         alpha_(node.number("alpha", 1)),
@@ -32,7 +30,9 @@ class Gemm final : public Step {
     multiply_adds_ = b->shape->elements();
     if (b->constant == nullptr) return;
     const std::int64_t k = (*b->shape)[transposed_b_ ? 1 : 0];
-    product_.keep(weight_of(b->constant, k, (*b->shape)[transposed_b_ ? 0 : 1]));
+    const std::int64_t m = (*b->shape)[transposed_b_ ? 0 : 1];
+    product_.round_as_chosen(DataType::kFloat32, m);
+    product_.keep(weight_of(b->constant, k, m));
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {

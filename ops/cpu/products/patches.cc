@@ -49,7 +49,7 @@ class PatchConv final : public Step {
  public:
   // Pixels are not rounded: the product takes a thousandth of an encoder's time.
   PatchConv(const Node& node, const Context& context)
-      : context_(context), name_(to_string(node)), product_(context, DenseRounding::kFloat) {
+      : context_(context), name_(to_string(node)), product_(context) {
     const Value* weight = node.input(1);
     if (!weight->shape) fail("[", name_, "] expected a weight of known shape");
     const Shape& shape = *weight->shape;

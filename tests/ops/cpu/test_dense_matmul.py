@@ -12,10 +12,11 @@ from tests.ops.cpu.test_q4nx_matmul import EPSILON, rounded, tie_error
 from tests.ops.cpu.within_bounds import check
 from tests.ops.device import ISAS, one, run
 
-# (rows, K, M): few rows; columns and K that fill no block of 32 or 128; SigLIP's patch of 588; two stretches of 1024 K.
-SHAPES = [(1, 33, 7), (4, 256, 32), (5, 40, 33), (13, 588, 96), (300, 72, 40), (7, 2080, 64)]
+# (rows, K, M): few rows, few columns, both; columns and K that fill no block of 32 or 128; SigLIP's patch of 588; two
+# stretches of 1024 K.
+SHAPES = [(1, 33, 7), (4, 256, 72), (5, 40, 97), (13, 588, 96), (300, 72, 40), (300, 72, 72), (7, 2080, 80)]
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
-FEW_ROWS = 4
+FEW_ROWS, FEW_COLUMNS = 4, 64
 # Columns of K that share a scale in int8.
 PART = 128
 
@@ -33,10 +34,10 @@ LARGEST_CODE = {"avx512": 255, "avx2": 127}
 
 
 def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
-    """The type that inputs are rounded to, where it has dot products. Few rows of other weights than int8 are not."""
+    """The type that inputs are rounded to, where it has dot products. Few rows or columns are not, unless of an int8 weight."""
     rounds = isa == "avx512" or (isa == "avx2" and activations == "int8")
     is_int8 = activations == "int8" and weight.dtype == np.int8
-    return activations if rounds and (rows > FEW_ROWS or is_int8) else "none"
+    return activations if rounds and ((rows > FEW_ROWS and weight.shape[1] > FEW_COLUMNS) or is_int8) else "none"
 
 
 def largest_activation(isa: str, weight: np.ndarray) -> int:

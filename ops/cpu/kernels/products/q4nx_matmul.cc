@@ -44,12 +44,15 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::i
     const Int8Scale scale = int8_scale(x, start, part_columns, k, largest);
     Vector sum{};
     for (std::int64_t at = start; at < start + part_columns; at += q4nx::kGroup) {
-      for (const Vector part : load_group(x, at, k).part) {
-        const Vector rounded = round_to_integer(part * scale.inverse);
-        store_bytes(out, __builtin_convertvector(rounded, Integers));
-        out += kLanes;
+      const Group group = load_group(x, at, k);
+      Integers integers[Group::kVectors];
+      for (int v = 0; v < Group::kVectors; ++v) {
+        const Vector rounded = round_to_integer(group.part[v] * scale.inverse);
+        integers[v] = __builtin_convertvector(rounded, Integers);
         sum += rounded;
       }
+      store_group(out, integers);
+      out += q4nx::kGroup;
     }
     // A sum of 256 integers up to 127 is exact.
     *scales++ = scale.scale;

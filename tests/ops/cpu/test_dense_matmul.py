@@ -36,8 +36,10 @@ LARGEST_CODE = {"avx512": 255, "avx2": 127}
 def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
     """The type that inputs are rounded to, where it has dot products. Few rows or columns are not, unless of an int8 weight."""
     rounds = isa == "avx512" or (isa == "avx2" and activations == "int8")
-    is_int8 = activations == "int8" and weight.dtype == np.int8
-    return activations if rounds and ((rows > FEW_ROWS and weight.shape[1] > FEW_COLUMNS) or is_int8) else "none"
+    stores_int8 = weight.dtype == np.int8
+    few_rows = rows <= FEW_ROWS and not (stores_int8 and activations == "int8")
+    few_columns = weight.shape[1] <= FEW_COLUMNS and not stores_int8
+    return activations if rounds and not few_rows and not few_columns else "none"
 
 
 def largest_activation(isa: str, weight: np.ndarray) -> int:

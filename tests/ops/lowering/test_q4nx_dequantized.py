@@ -13,6 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.graph_rewrites import testing
+from flownpu.ops import q4nx
 from tests.ops.lowering.test_rules import activations, session
 
 if TYPE_CHECKING:
@@ -147,6 +148,16 @@ def test_third_input_of_gemm_is_added(
     assert np.all(np.abs(result - exact) <= bound)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_16_are_quantised_again(ep_devices: list[Any], tmp_path: Path, dtype: str) -> None:
+    weight = Weight(dtype, 40, 80, 16, 0, zero=True)
+    x, result, operators = product(ep_devices, tmp_path, weight, FORMS["matmul"][1])
+    assert operators == {"Q4NXMatMul": 1}
+    again = q4nx.dequantize_codes(q4nx.quantize(weight.values.astype(np.float32))).astype(np.float64)
+    bound = testing.product_bound(x, np.abs(again) + 8 * np.abs(again).max())
+    assert np.all(np.abs(result - x.astype(np.float64) @ again.T) <= bound)
+
+
 @pytest.mark.parametrize("block", [24, 48])
 def test_blocks_that_q4nx_lacks_are_dequantised_once(ep_devices: list[Any], tmp_path: Path, block: int) -> None:
     weight = Weight("uint4", 40, 96, block, 0, zero=True)
@@ -157,10 +168,10 @@ def test_blocks_that_q4nx_lacks_are_dequantised_once(ep_devices: list[Any], tmp_
 
 
 def test_scale_along_columns_is_dequantised_once(ep_devices: list[Any], tmp_path: Path) -> None:
-    """A scale for each k is no scale of a row's neighbours."""
-    weight = Weight("int4", 96, 40, 0, 0, zero=False)  # as [40, 96] with a scale for each of 96
+    """A scale for each k is no scale of a row's neighbours, and there are as many as rows."""
+    weight = Weight("int4", 96, 96, 0, 0, zero=False)
     x = activations(3, 96)
-    text = f"g (float[N, 96] x) => (float[N, 40] y) {{ {weight.node} y = Gemm <transB = 1> (x, w) }}"
+    text = f"g (float[N, 96] x) => (float[N, 96] y) {{ {weight.node} y = Gemm <transB = 1> (x, w) }}"
     result, operators = run(ep_devices, tmp_path, text, {"x": x}, weight.constants)
     assert operators == {"Gemm": 1}
     bound = testing.product_bound(x, np.abs(weight.values).T)

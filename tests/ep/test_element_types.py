@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 
 from flownpu.graph_rewrites import testing
-
 from tests.ep.conftest import MakeSession, reference
 
 RNG = np.random.default_rng(4)

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizeLinear, y = round(x / scale) + zero_point, saturated, of 8 or 4 bits; DequantizeLinear, y
-// = (x
-// - zero_point) * scale; DynamicQuantizeLinear, whose scale and zero point come from x. Halves are
-// rounded to even. A DequantizeLinear of a product's weight has no step of its own: the product
-// reads x itself (ops/lowering/dense_matmul.cc).
+// QuantizeLinear, y = round(x / scale) + zero_point, saturated; DequantizeLinear, y = (x -
+// zero_point) * scale; both of 8 or 4 bits. DynamicQuantizeLinear, of 8 bits, whose scale and zero
+// point come from x. Halves are rounded to even. A DequantizeLinear of a product's weight has no
+// step of its own: the product reads x itself (ops/lowering/dense_matmul.cc, q4nx_dequantized.cc).
 #include "ops/nodes/quantization.h"
 
 #include <algorithm>

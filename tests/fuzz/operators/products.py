@@ -131,7 +131,7 @@ def _weight(b: Builder, k: int, m: int) -> Value:
         scale = b.source(FLOAT, shape, constant=True)
         zero = b.source(kind, shape, constant=True) if b.choices.chance(30) else ABSENT
         codes = b.source(kind, (k, m), constant=True)
-        attributes = {"axis": 0, "block_size": block} if block else {"axis": 1}
+        attributes: dict[str, Any] = {"axis": 0, "block_size": block} if block else {"axis": 1}
         return b.node("DequantizeLinear", [codes, scale, zero], [(FLOAT, (k, m))], **attributes)[0]
     if how == "transpose":
         weight = b.source(FLOAT, (m, k), constant=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,9 +16,6 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.ops import q4nx
 from tests.ops.lowering.test_rules import activations, session
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DTYPES = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
 # A weight [M, K] as [K, M] or [M, K], and the nodes that read it.
@@ -45,7 +43,7 @@ class Weight:
         self.scales = scales.astype(np.float32)
         codes = rng.integers(lowest, lowest + 16, (rows, columns))
         points = rng.integers(lowest, lowest + 16, shape) if zero else np.zeros(shape, np.int64)
-        wide = [np.repeat(v, -(-columns // blocks) if not block else block, axis=1)[:, :columns]
+        wide = [np.repeat(v, block or -(-columns // blocks), axis=1)[:, :columns]
                 for v in (self.scales.astype(np.float64), points)]  # fmt: skip
         self.values = np.broadcast_to(wide[0] * (codes - wide[1]), (rows, columns))
 
@@ -71,8 +69,8 @@ def run(
     """The first output, and the operators that ran on our provider."""
     ours = session(ep_devices, ir.to_proto(testing.parse(text, **constants)), folder)
     result = ours.run(None, feeds)[0]
-    with open(ours.end_profiling()) as file:
-        run = [event["args"] for event in json.load(file) if event["cat"] == "Kernel"]
+    events = json.loads(Path(ours.end_profiling()).read_text())
+    run = [event["args"] for event in events if event["cat"] == "Kernel"]
     return result, Counter(args["op_name"] for args in run if args.get("provider") == "FlowNPUExecutionProvider")
 
 

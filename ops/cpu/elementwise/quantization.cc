@@ -30,11 +30,7 @@ class Linear : public Step {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& x = inputs[0].shape;
     const Shape& scale = inputs[1].shape;
-    if (!Scales::of(x, scale, axis_, block_size_)) {
-      fail("[", name_, "] expected one scale, or one for each index",
-           block_size_ > 0 ? " or block" : "", " of axis ", axis_, " of ", to_string(x), ", got ",
-           to_string(scale));
-    }
+    scales_of(inputs);
     // A single scale and a single zero point may be scalars or have one axis, each by itself.
     if (is_given(inputs, 2) && inputs[2].shape.elements() != scale.elements())
       fail("[", name_, "] expected zero_point of the scale's shape, ", to_string(scale), ", got ",
@@ -49,7 +45,7 @@ class Linear : public Step {
   template <typename Work>
   void each_run(std::span<const Tensor> inputs, const Work& work) const {
     const std::int64_t elements = inputs[0].shape.elements();
-    const Scales scales = *Scales::of(inputs[0].shape, inputs[1].shape, axis_, block_size_);
+    const Scales scales = scales_of(inputs);
     in_parallel(*context_.pool, (elements + 1) / 2, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin * 2; i < std::min(end * 2, elements);) {
         const std::int64_t stop = std::min({i + kRun, i + scales.shared(i), end * 2, elements});
@@ -67,6 +63,15 @@ class Linear : public Step {
   const Context& context() const { return context_; }
 
  private:
+  Scales scales_of(std::span<const Tensor> inputs) const {
+    const Shape& x = inputs[0].shape;
+    const Shape& scale = inputs[1].shape;
+    if (const auto scales = Scales::of(x, scale, axis_, block_size_)) return *scales;
+    fail("[", name_, "] expected one scale, or one for each index",
+         block_size_ > 0 ? " or block" : "", " of axis ", axis_, " of ", to_string(x), ", got ",
+         to_string(scale));
+  }
+
   Context context_;
   std::string name_;
   std::int64_t axis_;

@@ -28,6 +28,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import typer
+from onnx import version_converter
 from onnxruntime import quantization
 from onnxruntime.quantization import matmul_nbits_quantizer as bits
 from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -182,7 +183,10 @@ def _quantised(path: Path, form: str, sizes: dict[str, int], folder: Path) -> Pa
         config = bits.DefaultWeightOnlyQuantConfig(
             block_size=32, is_symmetric=True, accuracy_level=4, quant_format=layout
         )
-        quantiser = bits.MatMulNBitsQuantizer(onnx.load(path), algo_config=config)
+        model = onnx.load(path)
+        if form == "int4-qdq":  # the quantiser would say 21, the first with int4, of nodes as they are
+            model = version_converter.convert_version(model, 21)
+        quantiser = bits.MatMulNBitsQuantizer(model, algo_config=config)
         quantiser.process()
         quantiser.model.save_model_to_file(str(target))
         return target

@@ -22,6 +22,8 @@ _TYPES = {
     ir.DataType.INT8: "int8",
     ir.DataType.UINT8: "uint8",
     ir.DataType.BOOL: "bool",
+    ir.DataType.INT4: "int4",
+    ir.DataType.UINT4: "uint4",
 }
 _DATA_TYPES = {name: kind for kind, name in _TYPES.items()}
 _ATTRIBUTES = (
@@ -176,6 +178,8 @@ def _data_type(value: ir.Value | ir.TensorProtocol) -> ir.DataType:
 
 
 def _bytes(tensor: ir.TensorProtocol) -> Any:
+    if tensor.dtype.bitwidth < 8:  # NumPy has an element in a byte
+        return np.frombuffer(tensor.tobytes(), np.uint8)
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
 
 

@@ -12,7 +12,6 @@ from flownpu.graph_rewrites.last_token_logits import set_logits
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.sliding_window_cache import set_sliding_window_cache
-from flownpu.graph_rewrites.upgrades.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.upgrades.opset import raise_opset
 from flownpu.ops.definitions import add_functions
 from flownpu.ops.definitions.onnx_function import DOMAIN
@@ -46,7 +45,6 @@ def rewrite(
         del model.functions[identifier]
     report = Report(before=operators(model))
     raise_opset(model)
-    report.misses += bytes_of_tables(model)
     apply_rules(model, report)
     if sliding_window_cache is not None:
         report.applied["sliding_window_cache"] = set_sliding_window_cache(model, sliding_window_cache)

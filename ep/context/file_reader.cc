@@ -102,7 +102,7 @@ Attribute read_attribute(HeadReader& head) {
 // A shape, with -1 for unknown dimensions, whose size in bytes does not overflow.
 Shape read_shape(HeadReader& head, const Value& value) {
   Shape shape;
-  auto bytes = static_cast<std::int64_t>(size_of(value.type));
+  auto bytes = static_cast<std::int64_t>(bytes_of(value.type, 1));
   for (auto left = head.number(Shape::kMaxRank, "a rank"); left > 0; --left) {
     const std::int64_t dim = head.number();
     if (dim < -1 || __builtin_mul_overflow(bytes, std::max<std::int64_t>(dim, 1), &bytes))
@@ -116,8 +116,7 @@ Shape read_shape(HeadReader& head, const Value& value) {
 std::pair<Value, std::int64_t> read_value(HeadReader& head) {
   Value value;
   value.name = head.text();
-  value.type = static_cast<DataType>(
-      head.number(static_cast<std::int64_t>(DataType::kBool), "an element type"));
+  value.type = static_cast<DataType>(head.number(kDataTypes - 1, "an element type"));
   if (head.number(1, "a flag") != 0) value.shape = read_shape(head, value);
   return {std::move(value), head.number()};
 }
@@ -200,7 +199,7 @@ class NodeReader {
     const auto is_unknown = [](std::int64_t dim) { return dim < 0; };
     if (value.name.empty() || !value.shape || std::ranges::any_of(*value.shape, is_unknown))
       damaged("the constant '", value.name, "' has no name, or a shape that is not known");
-    const auto bytes = static_cast<std::size_t>(value.shape->elements()) * size_of(value.type);
+    const std::size_t bytes = value.bytes();
     if (data.size() != bytes)
       damaged("expected ", bytes, " bytes of constant '", value.name, "', got ", data.size());
     value.constant = data.data();

@@ -304,12 +304,16 @@ ort::ONNXTensorElementDataType element_of(DataType type) {
       return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
     case DataType::kBool:
       return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
+    case DataType::kInt4:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4;
+    case DataType::kUInt4:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
   }
   fail("expected a data type of this project, got number ", static_cast<int>(type));
 }
 
 std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type) {
-  for (int ours = 0; ours <= static_cast<int>(DataType::kBool); ++ours) {
+  for (int ours = 0; ours < kDataTypes; ++ours) {
     if (element_of(static_cast<DataType>(ours)) == type) return static_cast<DataType>(ours);
   }
   return std::nullopt;

@@ -12,8 +12,7 @@ namespace flownpu {
 namespace {
 
 void copy(Value& value) {
-  const std::size_t bytes =
-      static_cast<std::size_t>(value.shape.value_or(Shape()).elements()) * size_of(value.type);
+  const std::size_t bytes = bytes_of(value.type, value.shape.value_or(Shape()).elements());
   if (bytes == 0) return;
   auto copied = std::make_shared<std::vector<std::byte>>(bytes);
   std::memcpy(copied->data(), value.constant, bytes);
@@ -25,7 +24,7 @@ void copy(Value& value) {
 // but steps need aligned elements.
 void align(Value& value) {
   const auto place = reinterpret_cast<std::uintptr_t>(value.constant);
-  if (place % size_of(value.type) != 0) copy(value);
+  if (!is_packed(value.type) && place % size_of(value.type) != 0) copy(value);
 }
 
 }  // namespace
@@ -86,9 +85,7 @@ bool Initializers::map(const OrtValueInfo* info, Value& value, std::string& from
   const std::size_t bytes = api_.call(ort::ExternalInitializerInfo_GetByteSize, found);
 
   const std::shared_ptr<const MappedFile> mapped = file(utf8_of(*folder_ / location));
-  const std::size_t expected =
-      static_cast<std::size_t>(value.shape->elements()) * size_of(value.type);
-  if (mapped == nullptr || bytes != expected || offset < 0 || bytes > mapped->bytes().size() ||
+  if (mapped == nullptr || bytes != value.bytes() || offset < 0 || bytes > mapped->bytes().size() ||
       static_cast<std::size_t>(offset) > mapped->bytes().size() - bytes) {
     return false;
   }

@@ -22,7 +22,6 @@ from flownpu.graph_rewrites.plain.weights.parts import part_products
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.signature import unknown_parts
-from flownpu.graph_rewrites.upgrades.four_bit_table import bytes_of_tables
 from flownpu.graph_rewrites.upgrades.opset import raise_opset
 from flownpu.ops.definitions import add_functions
 
@@ -107,7 +106,6 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     _note(report, "projection", quantise_projections(model))
     _note(report, "embedding", quantise_embeddings(model))
     passes.RemoveUnusedNodesPass()(model)
-    report.misses += bytes_of_tables(model)
     apply_rules(model, report)
     passes.RemoveUnusedNodesPass()(model)
     report.after = operators(model)

@@ -11,15 +11,18 @@
 #include <vector>
 
 #include "ops/lowering/lowering.h"
+#include "ops/nodes/quantization.h"
 
 namespace flownpu::lowering {
 namespace {
 
 bool is_constant(const Value& value) { return value.name.empty() || value.constant != nullptr; }
 
-// Whether all of x has one scale and zero point, and all inputs are constants.
+// Whether all of x has one scale and zero point, all inputs are constants, and rows of x can be
+// gathered.
 bool has_one_scale(const Node& node) {
-  if (!std::ranges::all_of(node.inputs, is_constant)) return false;
+  if (!std::ranges::all_of(node.inputs, is_constant) || is_packed(node.inputs[0].type))
+    return false;
   const Value* scale = node.input(1);
   return scale->shape && scale->shape->elements() == 1 && node.integer("block_size", 0) == 0;
 }
@@ -41,17 +44,6 @@ void gather(Graph& graph, Node& node) {
   graph.insert_before(node, std::move(gathered));
 }
 
-std::int64_t integer_of(const Value& value, std::int64_t index) {
-  switch (value.type) {
-    case DataType::kInt8:
-      return static_cast<const std::int8_t*>(value.constant)[index];
-    case DataType::kUInt8:
-      return static_cast<const std::uint8_t*>(value.constant)[index];
-    default:
-      return static_cast<const std::int32_t*>(value.constant)[index];
-  }
-}
-
 // The result of a DequantizeLinear of constants; without a name where the node is another.
 Value computed(Graph& graph, const Node& node) {
   const Value* x = node.input(0);
@@ -59,28 +51,24 @@ Value computed(Graph& graph, const Node& node) {
   const Value* zero = node.input(2);
   // A constant of no elements has no memory, by which constants are known.
   if (!std::ranges::all_of(node.inputs, is_constant) || !x->shape || x->shape->elements() == 0 ||
-      !scale->shape || node.integer("block_size", 0) != 0) {
+      !scale->shape) {
     return {};
   }
-  const std::int64_t groups = scale->shape->elements();
-  const std::int64_t rank = x->shape->rank();
-  const std::int64_t given = node.integer("axis", 1);
-  const std::int64_t axis = given < 0 ? given + rank : given;
   // A node whose numbers do not fit is left to its step, which says so.
-  const bool is_along = axis >= 0 && axis < rank && scale->shape->rank() == 1 &&
-                        groups == (*x->shape)[static_cast<int>(axis)];
-  const bool fits = zero == nullptr || (zero->shape && zero->shape->elements() == groups);
-  if ((groups != 1 && !is_along) || !fits) return {};
-  std::int64_t count = 1;
-  for (std::int64_t i = groups == 1 ? 0 : axis + 1; i < rank; ++i)
-    count *= (*x->shape)[static_cast<int>(i)];
+  const auto scales =
+      Scales::of(*x->shape, *scale->shape, node.integer("axis", 1), node.integer("block_size", 0));
+  if (!scales ||
+      (zero != nullptr && (!zero->shape || zero->shape->elements() != scale->shape->elements()))) {
+    return {};
+  }
   const auto values =
       std::make_shared<std::vector<float>>(static_cast<std::size_t>(x->shape->elements()));
   for (std::int64_t i = 0; i < x->shape->elements(); ++i) {
-    const std::int64_t group = i / count % groups;
-    const std::int64_t from = zero == nullptr ? 0 : integer_of(*zero, group);
-    (*values)[static_cast<std::size_t>(i)] = static_cast<float>(integer_of(*x, i) - from) *
-                                             static_cast<const float*>(scale->constant)[group];
+    const std::int64_t at = scales->index(i);
+    const int from = zero == nullptr ? 0 : code_at(zero->type, zero->constant, at);
+    (*values)[static_cast<std::size_t>(i)] =
+        static_cast<float>(std::int64_t{code_at(x->type, x->constant, i)} - from) *
+        static_cast<const float*>(scale->constant)[at];
   }
   return {graph.unique_name(node.outputs[0].name + "_constant"), DataType::kFloat32, x->shape,
           values->data(), values};

@@ -16,6 +16,8 @@
 //   packed_qkv          three projections of the attention -> one
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
+//   q4nx_dequantized    DequantizeLinear of 4 bits before MatMul, Gemm, Gather -> Q4NXMatMul,
+//                       Q4NXGather
 //   gelu                GELU in simple operators, by Erf or Tanh -> Gelu
 //   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
@@ -82,6 +84,7 @@ std::string epilogue_of(const Node& projection, bool biased);
 extern const Contract kMatMulNBits;
 std::string q4nx_matmul_obstacle(const Node& node);
 void q4nx_matmul(Graph& graph, RepackedWeights& weights);
+void q4nx_dequantized(Graph& graph, RepackedWeights& weights);
 void projection_bias(Graph& graph);
 extern const Contract kGatherBlockQuantized;
 std::string q4nx_gather_obstacle(const Node& node);

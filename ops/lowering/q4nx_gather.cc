@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GatherBlockQuantized(Reshape(codes, [M, K/2]), indices, scales[, zero_points]) -> Q4NXGather(W,
-// indices; M, K)
+// GatherBlockQuantized(codes, indices, scales[, zero_points]) -> Q4NXGather(W, indices; M, K), with
+// codes [M, K] of int4 or uint4, as ORT's quantiser writes them, or two in a byte, [M, K/2],
+// possibly behind a Reshape, as ORT GenAI's builder does
 //
 // The two differ for indices outside 0..M-1, which token ids do not have: Q4NXGather fails, while
 // GatherBlockQuantized counts -M..-1 from the end and gives zeros for indices further out.
@@ -14,8 +15,8 @@ namespace {
 
 enum Input : std::uint8_t { kCodes, kIndices, kScales, kZeroPoints };
 
-// The table; its size is taken from the scales, [M, K / block_size]. 0 rows if their shape is not
-// known.
+// The table; its size is taken from the scales, [M, K / block_size], or from codes [M, K]. 0 rows
+// if their shape is not known.
 QuantizedWeight weight_of(const Node& node, const Value& codes) {
   QuantizedWeight weight{.codes = codes,
                          .scales = input_or_none(node, kScales),
@@ -26,6 +27,8 @@ QuantizedWeight weight_of(const Node& node, const Value& codes) {
   if (weight.scales.shape && weight.scales.shape->rank() == 2) {
     weight.rows = (*weight.scales.shape)[0];
     weight.columns = (*weight.scales.shape)[1] * weight.block_size;
+    if (is_packed(codes.type) && codes.shape && codes.shape->rank() == 2)
+      weight.columns = (*codes.shape)[1];
   }
   return weight;
 }
@@ -40,11 +43,15 @@ Value codes_of(Graph& graph, const Node& node) {
 
 constexpr Port kInputs[] = {
     {.name = "data",
-     .types = {DataType::kUInt8},
+     .types = {DataType::kUInt8, DataType::kInt4, DataType::kUInt4},
+     .type_letter = 'C',
      .advice = "export with 4-bit codes in bytes and float32 scales"},
     {.name = "indices", .types = kIntegers},
     {.name = "scales", .types = kFloat, .constant = true, .advice = "export with float32 inputs"},
-    optional({.name = "zero_points", .types = {DataType::kUInt8}, .constant = true})};
+    optional({.name = "zero_points",
+              .types = {DataType::kUInt8, DataType::kInt4, DataType::kUInt4},
+              .type_letter = 'C',
+              .constant = true})};
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {
     advised(only("bits", 4), "Q4NX stores 4-bit codes; export this table with 4 bits"),
@@ -62,7 +69,7 @@ namespace {
 std::string table_obstacle(const Node& node) {
   const std::int64_t gather_axis = node.integer("gather_axis", 0);
   const std::int64_t quantize_axis = node.integer("quantize_axis", 1);
-  if (gather_axis != 0 || (quantize_axis != 1 && quantize_axis != -1)) {
+  if ((gather_axis != 0 && gather_axis != -2) || (quantize_axis != 1 && quantize_axis != -1)) {
     return "rows are gathered along axis " + std::to_string(gather_axis) +
            " and quantised along axis " + std::to_string(quantize_axis) + ", expected 0 and 1";
   }

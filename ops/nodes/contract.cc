@@ -251,7 +251,7 @@ std::string of_node(const Node& node, const std::string& reason) {
 
 std::string to_string(Types types) {
   std::string text;
-  for (int type = 0; type <= static_cast<int>(DataType::kBool); ++type) {
+  for (int type = 0; type < kDataTypes; ++type) {
     if (types.has(static_cast<DataType>(type)))
       text.append(text.empty() ? "" : " or ").append(name_of(static_cast<DataType>(type)));
   }

@@ -37,6 +37,9 @@ struct Value {
   const void* constant = nullptr;
   // Owns the constant's memory if the graph does not; the constant's address then never changes.
   std::shared_ptr<const void> owner = nullptr;
+
+  // The size of a constant in bytes; 0 for an unknown shape.
+  std::size_t bytes() const { return shape ? bytes_of(type, shape->elements()) : 0; }
 };
 
 using Attribute =

@@ -2,7 +2,6 @@
 #include "ops/nodes/tensor.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "ops/error.h"
 
@@ -22,8 +21,20 @@ std::size_t size_of(DataType type) {
     case DataType::kUInt8:
     case DataType::kBool:
       return 1;
+    case DataType::kInt4:
+    case DataType::kUInt4:
+      fail("expected a type whose elements have addresses, got ", name_of(type));
   }
   fail("expected a data type of this project, got number ", static_cast<int>(type));
+}
+
+std::size_t bytes_of(DataType type, std::int64_t elements) {
+  const std::int64_t addressed = is_packed(type) ? elements / 2 + elements % 2 : elements;
+  const std::size_t size = is_packed(type) ? 1 : size_of(type);
+  std::int64_t bytes = 0;
+  if (elements < 0 || __builtin_mul_overflow(addressed, size, &bytes))
+    fail("expected a tensor that fits memory, got ", elements, " elements");
+  return static_cast<std::size_t>(bytes);
 }
 
 std::string_view name_of(DataType type) {
@@ -44,6 +55,10 @@ std::string_view name_of(DataType type) {
       return "uint8";
     case DataType::kBool:
       return "bool";
+    case DataType::kInt4:
+      return "int4";
+    case DataType::kUInt4:
+      return "uint4";
   }
   fail("expected a data type of this project, got number ", static_cast<int>(type));
 }
@@ -72,15 +87,6 @@ std::int64_t Shape::elements() const {
       fail("expected a tensor that fits memory, got shape ", to_string(*this));
   }
   return product;
-}
-
-std::size_t Tensor::bytes() const {
-  std::size_t bytes = 0;
-  if (__builtin_mul_overflow(shape.elements(), size_of(type), &bytes) ||
-      bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
-    fail("expected a tensor that fits memory, got shape ", to_string(shape));
-  }
-  return bytes;
 }
 
 bool Shape::operator==(const Shape& other) const {

@@ -20,10 +20,22 @@ enum class DataType : std::uint8_t {
   kInt8,
   kUInt8,
   kBool,
+  // Two elements to a byte, the first in the low half; rows are not padded.
+  kInt4,
+  kUInt4,
 };
+// All types are the numbers up to this one.
+inline constexpr int kDataTypes = static_cast<int>(DataType::kUInt4) + 1;
 
-// The size of one element in bytes.
+// The size of one element in bytes. Throws Error for a type of 4 bits.
 std::size_t size_of(DataType type);
+// The size of so many elements in bytes. Throws Error if it exceeds the range of a signed 64-bit
+// integer.
+std::size_t bytes_of(DataType type, std::int64_t elements);
+// Whether two elements share a byte.
+constexpr bool is_packed(DataType type) {
+  return type == DataType::kInt4 || type == DataType::kUInt4;
+}
 // ONNX's name of the type: "float", "bfloat16", ...
 std::string_view name_of(DataType type);
 
@@ -77,7 +89,7 @@ struct Tensor {
 
   bool present() const { return data != nullptr || shape.rank() > 0; }
   // The size of the data in bytes. Throws Error if it exceeds the range of a signed 64-bit integer.
-  std::size_t bytes() const;
+  std::size_t bytes() const { return bytes_of(type, shape.elements()); }
   template <typename T>
   T* as() const {
     return static_cast<T*>(data);

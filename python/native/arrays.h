@@ -29,7 +29,7 @@ using Input = std::optional<std::pair<std::string, ConstArray>>;
 
 // The type with this name ("float"). Throws Error if there is none.
 inline DataType type_of(const std::string& name) {
-  for (int i = 0; i <= static_cast<int>(DataType::kBool); ++i) {
+  for (int i = 0; i < kDataTypes; ++i) {
     const auto type = static_cast<DataType>(i);
     if (name_of(type) == name) return type;
   }

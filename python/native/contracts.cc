@@ -31,7 +31,7 @@ std::vector<Item> listed(std::span<const Item> items) {
 
 std::vector<std::string> names_of_types(flownpu::Types types) {
   std::vector<std::string> names;
-  for (int type = 0; type <= static_cast<int>(flownpu::DataType::kBool); ++type) {
+  for (int type = 0; type < flownpu::kDataTypes; ++type) {
     if (types.has(static_cast<flownpu::DataType>(type)))
       names.emplace_back(name_of(static_cast<flownpu::DataType>(type)));
   }

@@ -73,6 +73,8 @@ void with_type(DataType type, const Work& work) {
       return work.template operator()<std::uint8_t>();
     case DataType::kBool:
       return work.template operator()<bool>();
+    default:
+      fail("expected a type whose elements have addresses, got ", name_of(type));
   }
 }
 

@@ -37,8 +37,7 @@ Element element_of_cache(DataType type) {
 }
 
 Buffer upload(Context& context, const Value& constant) {
-  const auto bytes = static_cast<std::size_t>(constant.shape.value_or(Shape{0}).elements()) *
-                     size_of(constant.type);
+  const std::size_t bytes = constant.bytes();
   check_bytes(bytes, "a weight");
   const std::lock_guard lock(context.mutex());
   Buffer buffer = context.allocate(bytes);

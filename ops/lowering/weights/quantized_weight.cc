@@ -10,17 +10,21 @@
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
 #include "ops/formats/q4nx.h"
+#include "ops/nodes/quantization.h"
 
 namespace flownpu::lowering {
 namespace {
 
-// 2^(bits - 1): what MatMulNBits and GatherBlockQuantized use without zero points.
-constexpr float kDefaultZeroPoint = 8;
+// 2^(bits - 1): the zero point of symmetric codes. MatMulNBits and GatherBlockQuantized have it for
+// codes in bytes without zero points; int4's 0 becomes it.
+constexpr float kSymmetricPoint = 8;
 // The largest weight that is quantised again: for larger ones a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
-int nibble(const void* packed, std::int64_t index) {
-  const auto byte = static_cast<const std::uint8_t*>(packed)[index / 2];
-  return index % 2 == 0 ? byte & 15 : byte >> 4;
+
+// The element as a code from 0 to 15.
+int nibble(const Value& value, std::int64_t index) {
+  // int4 plus 8 is the nibble with its highest bit flipped.
+  return nibble_at(value.constant, index) ^ (value.type == DataType::kInt4 ? 8 : 0);
 }
 
 std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
@@ -43,23 +47,28 @@ std::string QuantizedWeight::obstacle() const {
          << " columns; export with a block_size that is a multiple of " << q4nx::kGroup;
     return text.str();
   }
-  if (codes.type != DataType::kUInt8 || scales.type != DataType::kFloat32) {
+  const bool is_typed = is_packed(codes.type);
+  if ((codes.type != DataType::kUInt8 && !is_typed) || scales.type != DataType::kFloat32) {
     text << "codes and scales are " << name_of(codes.type) << " and " << name_of(scales.type)
          << ", expected uint8 and float; export with float32 inputs and outputs";
     return text.str();
   }
   const bool packed_points = zero_points.type == DataType::kUInt8;
-  if (!zero_points.name.empty() && !packed_points && zero_points.type != DataType::kFloat32) {
-    text << "zero points are " << name_of(zero_points.type) << ", expected uint8 or float";
+  if (!zero_points.name.empty() && zero_points.type != codes.type &&
+      (is_typed || zero_points.type != DataType::kFloat32)) {
+    text << "zero points are " << name_of(zero_points.type) << ", expected " << name_of(codes.type)
+         << (is_typed ? "" : " or float");
     return text.str();
   }
+  const bool has_one_scale = is_typed && elements_of(scales) == 1;
   const auto wrong = [&](const Value& value, std::int64_t expected) {
     if (value.name.empty() || elements_of(value) == rows * expected) return false;
+    if (has_one_scale && elements_of(value) == 1) return false;
     text << value.name << " has " << elements_of(value) << " elements, expected " << rows * expected
          << " for " << rows << " rows of " << columns << " columns in blocks of " << block_size;
     return true;
   };
-  if (wrong(codes, blocks() * block_size / 2) || wrong(scales, blocks()) ||
+  if (wrong(codes, is_typed ? columns : blocks() * block_size / 2) || wrong(scales, blocks()) ||
       wrong(zero_points, packed_points ? q4nx::ceil_div(blocks(), 2) : blocks())) {
     return text.str();
   }
@@ -68,7 +77,7 @@ std::string QuantizedWeight::obstacle() const {
 
 std::string QuantizedWeight::damage() const {
   const auto* values = static_cast<const float*>(scales.constant);
-  const bool fit = std::all_of(values, values + rows * blocks(), [](float scale) {
+  const bool fit = std::all_of(values, values + elements_of(scales), [](float scale) {
     return std::isfinite(from_bfloat16(to_bfloat16(scale)));
   });
   if (!fit) return scales.name + " holds a scale that is not finite, or too large for bf16";
@@ -77,7 +86,7 @@ std::string QuantizedWeight::damage() const {
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
       const float largest =
-          values[row * blocks() + block] * (std::abs(zero_point(row, block)) + q4nx::kLargestCode);
+          scale(row, block) * (std::abs(zero_point(row, block)) + q4nx::kLargestCode);
       if (!(std::abs(largest) <= kLargestWeight))
         return scales.name + " makes a weight that is not finite, or too large for bf16";
     }
@@ -85,23 +94,41 @@ std::string QuantizedWeight::damage() const {
   return "";
 }
 
+std::int64_t QuantizedWeight::scale_index(std::int64_t row, std::int64_t block) const {
+  if (elements_of(scales) == 1) return 0;
+  return transposed ? block * rows + row : at(row) * blocks() + block;
+}
+
+float QuantizedWeight::scale(std::int64_t row, std::int64_t block) const {
+  return static_cast<const float*>(scales.constant)[scale_index(row, block)];
+}
+
+int QuantizedWeight::code(std::int64_t row, std::int64_t column) const {
+  if (transposed) return nibble(codes, column * rows + row);
+  const std::int64_t row_codes = is_packed(codes.type) ? columns : blocks() * block_size;
+  return nibble(codes, at(row) * row_codes + column);
+}
+
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
-  if (zero_points.name.empty()) return kDefaultZeroPoint;
+  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? 0 : kSymmetricPoint;
   if (zero_points.type == DataType::kFloat32)
-    return static_cast<const float*>(zero_points.constant)[at(row) * blocks() + block];
-  // Each row's packed zero points begin at a whole byte.
-  return static_cast<float>(
-      nibble(zero_points.constant, at(row) * q4nx::ceil_div(blocks(), 2) * 2 + block));
+    return static_cast<const float*>(zero_points.constant)[scale_index(row, block)];
+  // Each row's zero points in bytes begin at a whole byte.
+  const std::int64_t index = is_packed(zero_points.type)
+                                 ? scale_index(row, block)
+                                 : at(row) * q4nx::ceil_div(blocks(), 2) * 2 + block;
+  return static_cast<float>(nibble(zero_points, index));
 }
 
 bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
 
 q4nx::Layout QuantizedWeight::layout() const {
   if (!keeps_codes()) return q4nx::kNarrow;
-  if (zero_points.name.empty()) return q4nx::kSymmetric;
+  if (zero_points.name.empty())
+    return codes.type == DataType::kUInt4 ? q4nx::kNarrow : q4nx::kSymmetric;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
-      if (zero_point(row, block) != kDefaultZeroPoint) return q4nx::kNarrow;
+      if (zero_point(row, block) != kSymmetricPoint) return q4nx::kNarrow;
     }
   }
   return q4nx::kSymmetric;
@@ -135,21 +162,17 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
 
 float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
   const std::int64_t block = column / block_size;
-  const int code = nibble(codes.constant, at(row) * blocks() * block_size + column);
-  return static_cast<const float*>(scales.constant)[at(row) * blocks() + block] *
-         (static_cast<float>(code) - zero_point(row, block));
+  return scale(row, block) * (static_cast<float>(code(row, column)) - zero_point(row, block));
 }
 
 // The Q4NX group of the columns from `first` on, with codes unchanged.
 Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   const std::int64_t block = first / block_size;
   Q4NXGroup group;
-  group.scale = to_bfloat16(static_cast<const float*>(scales.constant)[at(row) * blocks() + block]);
+  group.scale = to_bfloat16(scale(row, block));
   group.minimum = to_bfloat16(-from_bfloat16(group.scale) * zero_point(row, block));
-  const std::int64_t row_codes = at(row) * blocks() * block_size;
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
-    group.codes[static_cast<std::size_t>(k - first)] =
-        static_cast<std::uint8_t>(nibble(codes.constant, row_codes + k));
+    group.codes[static_cast<std::size_t>(k - first)] = static_cast<std::uint8_t>(code(row, k));
   }
   return group;
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The 4-bit weights of `com.microsoft` operators, and their conversion to Q4NX.
+// Constant 4-bit weights, and their conversion to Q4NX.
 //
-// MatMulNBits and GatherBlockQuantized hold W[M,K] as codes of 4 bits (low nibble first along K), a
-// scale for each `block_size` columns of a row, and a zero point, 8 where it is not given:
+// MatMulNBits, GatherBlockQuantized and DequantizeLinear hold W[M,K] as codes of 4 bits, a scale
+// for each `block_size` columns of a row, and a zero point:
 //
 //   W[m, k] = scale[m, k / block_size] * (code[m, k] - zero_point[m, k / block_size])
+//
+// Codes and zero points are nibbles, the low one of a byte first along K; absent, a zero point
+// is 8. Those of ONNX's types follow each other without padding, and an absent zero point is 0;
+// here codes and zero points of int4 count 8 more, so that codes are 0 to 15.
 //
 // Q4NX has a minimum instead of the zero point. Codes stay as they are; the scale is rounded to
 // bf16, and the minimum is -zero_point times the rounded scale, rounded as well. Weights are
@@ -41,12 +45,15 @@ void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
                const q4nx::Layout& layout, std::byte* row_of_blocks);
 
 struct QuantizedWeight {
-  Value codes;        // uint8, rows x blocks x block_size / 2
-  Value scales;       // float32, rows x blocks
-  Value zero_points;  // absent (no name); uint8 like codes, a row in whole bytes; or like scales
+  Value codes;   // uint8, rows x blocks x block_size / 2; or int4 or uint4, rows x columns
+  Value scales;  // float32, rows x blocks; beside codes of int4 or uint4 also one for all
+  // Absent (no name); uint8, a row in whole bytes; or float32, int4 or uint4 like scales.
+  Value zero_points;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t block_size = 32;
+  // Whether codes, scales and zero points of ONNX's types are [columns, rows], [blocks, rows].
+  bool transposed = false;
   // The weight may be some of the tensors' rows: its row r is their row first_row + r * row_step.
   std::int64_t first_row = 0;
   std::int64_t row_step = 1;
@@ -71,6 +78,9 @@ struct QuantizedWeight {
   std::int64_t blocks() const;
   // The tensors' row that is `row` of the weight.
   std::int64_t at(std::int64_t row) const { return first_row + row * row_step; }
+  std::int64_t scale_index(std::int64_t row, std::int64_t block) const;
+  float scale(std::int64_t row, std::int64_t block) const;
+  int code(std::int64_t row, std::int64_t column) const;
   float zero_point(std::int64_t row, std::int64_t block) const;
   Q4NXGroup group(std::int64_t row, std::int64_t first) const;
   Q4NXGroup new_group(std::int64_t row, std::int64_t first) const;

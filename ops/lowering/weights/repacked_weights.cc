@@ -103,23 +103,19 @@ Difference pack_floats(const FloatWeight& weight, const float* floats, const q4n
   return difference;
 }
 
-std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
-
 bool same_bytes(const Value& a, const Value& b) {
   if (a.name.empty() || b.name.empty()) return a.name.empty() && b.name.empty();
-  const std::int64_t elements = elements_of(a);
-  return a.type == b.type && elements == elements_of(b) &&
-         (a.constant == b.constant ||
-          std::memcmp(a.constant, b.constant,
-                      static_cast<std::size_t>(elements) * size_of(a.type)) == 0);
+  return a.type == b.type && a.bytes() == b.bytes() &&
+         (a.constant == b.constant || std::memcmp(a.constant, b.constant, a.bytes()) == 0);
 }
 
 // Whether both are the same weight, possibly in two copies: ORT copies a constant when it folds its
 // Reshape.
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
-         a.first_row == b.first_row && a.row_step == b.row_step && same_bytes(a.scales, b.scales) &&
-         same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
+         a.transposed == b.transposed && a.first_row == b.first_row && a.row_step == b.row_step &&
+         same_bytes(a.scales, b.scales) && same_bytes(a.zero_points, b.zero_points) &&
+         same_bytes(a.codes, b.codes);
 }
 
 // The common first words (each up to a '.') of the names of all products' weights, followed by
@@ -299,7 +295,7 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
     for (Value& value : node.inputs) {
       if (value.constant != &kToBeMade) continue;
       const auto [entry, is_new] = offsets.try_emplace(value.name, end);
-      if (is_new) end += round_up(static_cast<std::size_t>(elements_of(value)), kAlignment);
+      if (is_new) end += round_up(value.bytes(), kAlignment);
       readers.emplace_back(&value, entry->second);
     }
   }

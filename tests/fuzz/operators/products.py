@@ -114,7 +114,7 @@ def _gelu(b: Builder, y: Value) -> Value:
 
 def _weight(b: Builder, k: int, m: int) -> Value:
     """A float weight [k, m]: a constant, or the Cast, DequantizeLinear or Transpose of one."""
-    how = b.choices.pick(("plain", "cast", "dequantise", "plain", "transpose"))
+    how = b.choices.pick(("plain", "cast", "dequantise", "plain", "transpose", "four bits"))
     if how == "cast":
         half = b.source(b.choices.pick((TensorProto.FLOAT16, TensorProto.BFLOAT16)), (k, m), constant=True)
         return b.node("Cast", [half], [(FLOAT, (k, m))], to=FLOAT)[0]
@@ -124,6 +124,15 @@ def _weight(b: Builder, k: int, m: int) -> Value:
         scale = b.source(FLOAT, ((k, m)[axis],), constant=True)
         zero = b.source(TensorProto.INT8, scale.shape, constant=True) if b.choices.chance(30) else ABSENT
         return b.node("DequantizeLinear", [codes, scale, zero], [(FLOAT, (k, m))], axis=axis)[0]
+    if how == "four bits" and b.opset >= 21:
+        kind = b.choices.pick((TensorProto.INT4, TensorProto.UINT4))
+        block = b.choices.pick((32, 16, 24, 64, None))
+        shape = (-(-k // block), m) if block else (m,)
+        scale = b.source(FLOAT, shape, constant=True)
+        zero = b.source(kind, shape, constant=True) if b.choices.chance(30) else ABSENT
+        codes = b.source(kind, (k, m), constant=True)
+        attributes: dict[str, Any] = {"axis": 0, "block_size": block} if block else {"axis": 1}
+        return b.node("DequantizeLinear", [codes, scale, zero], [(FLOAT, (k, m))], **attributes)[0]
     if how == "transpose":
         weight = b.source(FLOAT, (m, k), constant=True)
         return b.node("Transpose", [weight], [(FLOAT, (k, m))], perm=[1, 0])[0]

@@ -85,12 +85,18 @@ class Node:
         """Whether an input is an initializer that no run can replace, or computed from constants only."""
         return self.has(index) and self.names[index] in self.constants
 
-    def scale_behind(self, index: int) -> Samples | None:
-        """The scale of an input that a DequantizeLinear made, perhaps transposed or reshaped since; else None."""
+    def dequantized(self, index: int) -> list[Samples | None]:
+        """The inputs of the DequantizeLinear that made an input, perhaps transposed or reshaped since; else none."""
         maker = self.makers.get(self.names[index])
         while maker is not None and maker.op_type in {"Transpose", "Reshape", "Identity"}:
             maker = self.makers.get(maker.input[0])
-        return self.known.get(maker.input[1]) if maker is not None and maker.op_type == "DequantizeLinear" else None
+        if maker is None or maker.op_type != "DequantizeLinear":
+            return []
+        return [self.known.get(name) for name in maker.input]
+
+    def scale_behind(self, index: int) -> Samples | None:
+        """The scale of an input that a DequantizeLinear made, as above; else None."""
+        return (self.dequantized(index) or [None, None])[1]
 
 
 @cache

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 
 from flownpu.ops import q4nx
@@ -22,6 +23,7 @@ NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 ENORMOUS = 1e37
 # The largest sum of a row of activations that does not overflow: it is multiplied by 8-bit codes before their scale.
 MOST_ACTIVATIONS = float(np.finfo(np.float32).max) / 256
+FOUR_BITS = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
 
 
 def product(
@@ -93,10 +95,12 @@ def matmul(node: Node) -> Samples:
     if x.shape[-1:] == (0,) and node.provider.get("on_unsupported") == "cpu":
         raise Unknown  # ONNX Runtime's kernel leaves a sum of nothing uninitialised
     rounding = _dense_rounding(node) if node.is_constant(1) and len(w.shape) == 2 else "none"
+    span = _four_bit_span(node, 1)
+    rounding = rounding if span is None else "int8"
     if len(w.shape) == 1:
         made = product(x, w.map(lambda column: column[:, None]), rounding)
         return made.map(lambda columns: columns[..., 0])
-    return product(x, w, rounding, scale=node.scale_behind(1))
+    return product(x, w, rounding, span, scale=node.scale_behind(1))
 
 
 def gemm(node: Node) -> Samples:
@@ -105,7 +109,9 @@ def gemm(node: Node) -> Samples:
         raise Unknown  # ONNX Runtime takes a vector as a row
     a = a.map(np.transpose) if node.attributes.get("transA", 0) else a
     w = w.map(np.transpose) if node.attributes.get("transB", 0) else w
-    made = product(a, w, _dense_rounding(node) if node.is_constant(1) else "none", scale=node.scale_behind(1))
+    span = _four_bit_span(node, 1)
+    rounding = "int8" if span is not None else _dense_rounding(node) if node.is_constant(1) else "none"
+    made = product(a, w, rounding, span, scale=node.scale_behind(1))
     alpha, beta = (np.float64(np.float32(node.attributes.get(name, 1.0))) for name in ("alpha", "beta"))
     if not a.is_float:
         if (alpha, beta) != (1.0, 1.0):
@@ -158,6 +164,19 @@ def _code_span(scale: Array, minimum: Array) -> Array:
     ends = np.stack([minimum, minimum + 15 * scale])
     span: Array = np.ptp(np.where(np.isfinite(ends), ends, 0), axis=(0, 2))
     return span
+
+
+def _four_bit_span(node: Node, index: int) -> Array | None:
+    """The range that 4-bit codes of a dequantised weight can stand for; None if it is no such weight.
+
+    Its product is one of Q4NX, or ONNX Runtime's MatMulNBits, which rounds activations to int8.
+    """
+    codes, scale, zero = (*node.dequantized(index), None, None, None)[:3]
+    if codes is None or scale is None or codes.dtype not in FOUR_BITS:
+        return None
+    lowest, points = int(limits(codes.dtype).min), 0.0 if zero is None else zero.exact().astype(np.float64)
+    ends = np.stack([scale.exact() * (lowest - points), scale.exact() * (lowest + 15 - points)])
+    return np.asarray(np.ptp(np.where(np.isfinite(ends), ends, 0)) if ends.size else 0.0)
 
 
 def matmul_n_bits(node: Node) -> Samples:
@@ -292,23 +311,34 @@ def dequantize(node: Node) -> Samples:
     x, scale = node.input(0), node.float(1)
     output = node.attributes.get("output_dtype", 0)
     result = numpy_type(output) if output else scale.dtype
-    if node.attributes.get("block_size", 0) or x.is_float or x.dtype.itemsize < 1 or result != np.float32:
+    if x.is_float or x.dtype.itemsize < 1 or result != np.float32:
         raise Unknown
     numbers = x.exact().astype(np.float64)
+    place = _along_axis(node, numbers.shape)
+    zero = place(node.input(2).exact().astype(np.float64)) if node.has(2) else 0.0
+    placed = scale.map(place)
+    made = elementwise(np.multiply, of(numbers - zero)._replace(dtype=result), placed)
+    if x.dtype not in FOUR_BITS:
+        return made
+    # Q4NX rounds scale and minimum, as in _block_weight, with codes and zero points of at most 15; blocks of 16 are
+    # quantised again, where a group of 32 may span 30 steps of either block's scale.
+    steps = 45 * BFLOAT16 * 1.01 + (30 * 0.8 / 15 if node.attributes.get("block_size", 0) == 16 else 0)
+    sizes = np.abs(placed.numbers[0]) if steps < 1 else np.abs(placed.numbers[0]).max(initial=0)
+    return made.shaken(absolute=np.broadcast_to(np.where(np.isfinite(sizes), sizes, 0) * steps, numbers.shape))
 
-    zero = _along_axis(node, numbers.ndim)(node.input(2).exact().astype(np.float64)) if node.has(2) else 0.0
-    placed = scale.map(_along_axis(node, numbers.ndim))
-    return elementwise(np.multiply, of(numbers - zero)._replace(dtype=result), placed)
 
-
-def _along_axis(node: Node, rank: int) -> Callable[[Array], Array]:
-    """Gives one number, or one for each index of the node's axis, a shape that broadcasts to its input."""
+def _along_axis(node: Node, sizes: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Gives one number, or one for each index or block of the node's axis, a shape that broadcasts to its input."""
+    rank, axis = len(sizes), node.attributes.get("axis", 1)
+    block = node.attributes.get("block_size", 0)
 
     def place(array: Array) -> Array:
+        if block:
+            return np.repeat(array, block, axis).take(np.arange(sizes[axis]), axis)
         if array.size == 1 and array.ndim <= 1:
             return array.reshape(())
         shape = [1] * rank
-        shape[node.attributes.get("axis", 1)] = -1
+        shape[axis] = -1
         return array.reshape(shape)
 
     return place
@@ -316,10 +346,10 @@ def _along_axis(node: Node, rank: int) -> Callable[[Array], Array]:
 
 def quantize(node: Node) -> Samples:
     x, scale = node.float(0), node.float(1)
-    if node.attributes.get("block_size", 0) or node.attributes.get("output_dtype", 0):
+    if node.attributes.get("output_dtype", 0):
         raise Unknown
     dtype = node.input(2).dtype if node.has(2) else np.dtype(np.uint8)
-    place = _along_axis(node, len(x.shape))
+    place = _along_axis(node, x.shape)
     zero = place(node.input(2).exact().astype(np.float64)) if node.has(2) else 0.0
     quotient = elementwise(np.divide, x, scale.map(place))
     codes = np.rint(quotient.numbers) + zero

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -19,7 +20,7 @@ tied (int64[B, S] ids) => (float[B, S, 50] logits) {
 }
 """
 ALONE = """
-alone (int64[B, S] ids) => (float[B, S, 96] embedded) {{
+alone (int64[B, S] ids) => (float[B, S, K] embedded) {{
     embedded = com.microsoft.GatherBlockQuantized <{attributes}> (codes, ids, scales, {zero_points})
 }}
 """
@@ -86,6 +87,29 @@ def test_rows_with_zero_points_equal_onnxruntime() -> None:
     assert np.all(np.abs(result - expected) <= bound)
 
 
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("columns", [96, 81])
+def test_table_of_four_bit_type_equals_onnxruntime(dtype: str, zero_points: bool, columns: int) -> None:
+    """Three blocks a row do not fill whole bytes, nor do 81 codes."""
+    generator = np.random.default_rng(5)
+    kind, lowest = getattr(ml_dtypes, dtype), -8 if dtype == "int4" else 0
+    given = {
+        "codes": generator.integers(lowest, lowest + 16, (ROWS, columns)).astype(kind),
+        "scales": testing.bfloat16_values(generator, ROWS, 3),
+    }
+    if zero_points:
+        given["zero_points"] = generator.integers(lowest, lowest + 16, (ROWS, 3)).astype(kind)
+    original = _alone(given)
+    model, misses = testing.rewritten(original, "q4nx_gather")
+    assert (testing.operator_names(model), misses) == (["Q4NXGather"], [])
+    (expected,), (result,) = (testing.run(m, {"ids": IDS}) for m in (original, model))
+    # The scale is a value of bf16; the minimum, -zero point times scale, has up to four bits more and is rounded.
+    np.testing.assert_allclose(
+        result, expected, rtol=0, atol=15 * float(given["scales"].max()) * testing.BFLOAT16_ROUNDING * zero_points
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -101,7 +125,7 @@ def test_rows_with_zero_points_equal_onnxruntime() -> None:
         ),
         (
             _alone({"codes": np.zeros((ROWS, 48), np.int8)}),
-            "input 0 (data): expected uint8, got int8",
+            "input 0 (data): expected uint8 or int4 or uint4, got int8",
         ),
         (
             testing.parse(

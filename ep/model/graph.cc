@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/model/graph.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -241,6 +242,16 @@ std::string read_branches(const Api& api, Initializers& initializers, const OrtN
   return reason.empty() ? read_branch(api, initializers, graphs[1], names[1], node) : reason;
 }
 
+std::size_t count_bodies(const Api& api, const OrtNode* handle, std::size_t subgraphs) {
+  std::vector<const OrtGraph*> graphs(subgraphs);
+  api.call(ort::Node_GetSubgraphs, handle, graphs.data(), subgraphs, nullptr);
+  return static_cast<std::size_t>(std::ranges::count_if(graphs, [&](const OrtGraph* graph) {
+    std::size_t nodes = 0;
+    api.call(ort::Graph_GetNumNodes, graph, &nodes);
+    return nodes > 0;
+  }));
+}
+
 // The node's name in the model, or, if it has none, that of its first output.
 std::string name_of_node(const Api& api, const OrtNode* handle, const std::vector<Value>& outputs) {
   std::string name = text(api, handle, ort::Node_GetName);
@@ -271,15 +282,21 @@ GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* h
 
   std::size_t subgraphs = 0;
   api.call(ort::Node_GetNumSubgraphs, handle, &subgraphs);
+  api.call(ort::Node_GetId, handle, &result.number);
+  if (is_control_flow(api, handle)) result.bodies = count_bodies(api, handle, subgraphs);
   if (node.op_type == kIf && node.domain.empty() && subgraphs == 2) {
     const std::string reason = read_branches(api, initializers, handle, node);
     if (result.unsupported.empty()) result.unsupported = reason;
   }
   if (subgraphs > 0) {
     result.has_subgraphs = true;
-    result.implicit_inputs =
-        names_of_values(api, list<OrtValueInfo>(api, handle, ort::Node_GetNumImplicitInputs,
-                                                ort::Node_GetImplicitInputs));
+    for (const OrtValueInfo* info : list<OrtValueInfo>(api, handle, ort::Node_GetNumImplicitInputs,
+                                                       ort::Node_GetImplicitInputs)) {
+      result.implicit_inputs.push_back(name_of_value(api, info));
+      bool is_constant = false;
+      api.call(ort::ValueInfo_IsConstantInitializer, info, &is_constant);
+      if (is_constant) result.implicit_constants.push_back(result.implicit_inputs.back());
+    }
   }
   return result;
 }
@@ -324,6 +341,13 @@ OperatorSets operator_sets(const Api& api, const OrtGraph* graph) {
   OperatorSets sets;
   for (std::size_t i = 0; i < count; ++i) sets.emplace_back(domains[i], versions[i]);
   return sets;
+}
+
+bool is_control_flow(const Api& api, const OrtNode* node) {
+  const std::string domain = text(api, node, ort::Node_GetDomain);
+  const std::string op_type = text(api, node, ort::Node_GetOperatorType);
+  return (domain.empty() || domain == "ai.onnx") &&
+         (op_type == kIf || op_type == "Loop" || op_type == "Scan");
 }
 
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bodies of If, Loop and Scan: their nodes are taken, those operators stay with ONNX Runtime around them."""
 
+import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+from flownpu.explain.placement import place_nodes
 from tests.ep.conftest import MakeSession, Placed, reference
+from tests.fuzz.graphs.strategy import HEAD_BYTES, NODE_BYTES, build
 
 # w is of the model's graph, and longer than the 127 bytes to which ONNX Runtime copies constants for each question.
 W = numpy_helper.from_array(np.random.default_rng(0).integers(-4, 5, (2, 32)).astype(np.float32), "w")
@@ -94,6 +99,57 @@ def test_bodies_are_taken_and_counted_once(placed: Placed, name: str, optimised:
     if optimised or "folded" not in name:
         assert (placement["nodes"], placement["partitions"]) == (nodes, partitions)
     check(session, model, feeds)
+
+
+def in_branches(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model's graph as both branches of an If, with the constants and inputs in the graph around it."""
+    whole, graph = onnx.ModelProto(), model.graph
+    whole.CopyFrom(model)
+    branch = helper.make_graph(graph.node, "branch", [], graph.output)
+    outputs = [onnx.ValueInfoProto() for _ in graph.output]
+    for renamed, output in zip(outputs, graph.output, strict=True):
+        renamed.CopyFrom(output)
+        renamed.name = f"{output.name} of If"
+    choice = helper.make_node(
+        "If", ["condition"], [output.name for output in outputs], then_branch=branch, else_branch=branch
+    )
+    inputs = [*graph.input, helper.make_tensor_value_info("condition", onnx.TensorProto.BOOL, [])]
+    whole.graph.CopyFrom(helper.make_graph([choice], "whole", inputs, outputs, graph.initializer))
+    return whole
+
+
+def test_random_graphs_in_branches_equal_graphs_by_themselves(make_session: MakeSession) -> None:
+    """Bit for bit, where FlowNPU takes the graph by itself; these numbers are held against others in tests/fuzz."""
+    random, compared = Random(3), 0
+    none = {"graph_optimization_level": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL, "log_severity_level": 4}
+    for _ in range(60):
+        case = build(random.randbytes(HEAD_BYTES), [random.randbytes(NODE_BYTES) for _ in range(4)])
+        model = onnx.load_from_string(case.model)
+        options = case.options | {"on_unsupported": "cpu"}
+        feeds = case.feeds[0] | {"condition": np.array(random.random() < 0.5)}
+        try:
+            expected = make_session(model, options, configure=none).run(None, case.feeds[0])
+            reference(in_branches(model), feeds)
+        except Exception:  # noqa: BLE001, S112  (some random graphs are mistakes)
+            continue
+        found = make_session(in_branches(model), options, configure=none).run(None, feeds)
+        compared += 1
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert compared > 30
+
+
+def test_explanation_has_nodes_of_bodies(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    text = re.sub(r"\b([abdkpqz]) = ", r"[\1] \1 = ", CHOICE.replace("Sub(w, a)", "Tan(a)"))  # with names
+    onnx.save(model_of(text), path)
+    placement = place_nodes(path, onnx_ir.load(path).graph, {"device": "cpu", "claim": "all"})
+    assert placement.count() == {"flownpu": 5, "cpu": 2}
+    reasons = {node.operator: node.reason for node in placement.nodes if node.place == "cpu"}
+    assert reasons == {
+        "If": "ONNX Runtime runs it around the nodes of its bodies",
+        "Tan": "the cpu device has no ai.onnx::Tan",
+    }
 
 
 def test_placement_names_control_flow(placed: Placed) -> None:

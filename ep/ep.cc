@@ -12,6 +12,7 @@
 
 #include "ep/compile/capability.h"
 #include "ep/compile/compiler.h"
+#include "ep/compile/count.h"
 #include "ep/compile/worth.h"
 #include "ep/model/graph.h"
 #include "ep/model/initializers.h"
@@ -72,9 +73,8 @@ std::string lost_constant(const std::vector<GraphNode>& nodes, const Partitions&
       if (kept.contains(constant)) continue;
       return "[FlowNPU] ep.context_enable: a body of " + to_string(nodes[index].node) +
              " reads the constant '" + constant +
-             "' of the graph around it, which ONNX Runtime leaves out of a compiled model; load "
-             "the "
-             "model itself instead";
+             "' of the graph around it, which ONNX Runtime leaves out of a compiled "
+             "model; load the model itself instead";
     }
   }
   return "";
@@ -157,11 +157,14 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   const OrtNode* parent = nullptr;
   api_.call(ort::Graph_GetParentNode, graph, &parent);
   const bool is_body = parent != nullptr;
-  // Other operators with subgraphs, such as BeamSearch, are left to ORT with these.
-  if (is_body && !is_control_flow(api_, parent)) return;
-
-  if (!is_body) model_name_ = utf8_of(path_of(model_path(api_, graph)).stem());
   const std::vector<GraphNode> nodes = read_graph(api_, graph);
+  if (is_body && !is_control_flow(api_, parent)) {
+    // Other operators with subgraphs, such as BeamSearch, are left to ORT with these.
+    Placement ignored;
+    add_bodies(nodes, ignored);
+    return;
+  }
+  if (!is_body) model_name_ = utf8_of(path_of(model_path(api_, graph)).stem());
   if (!setup_error_.empty()) {
     claim_to_fail(nodes, support);
     return;
@@ -199,46 +202,29 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
 // Counts what is taken of a graph, and adds what was counted for its bodies.
 Placement& Ep::place(const std::vector<GraphNode>& nodes, const Partitions& partitions,
                      bool is_body) {
-  Placement placed;
+  Placement placed = count_nodes(nodes, partitions);
   placed.device = placement_.device;
   placed.why = placement_.why;
-  placed.nodes = nodes.size() - partitions.elsewhere;
-  placed.elsewhere = partitions.elsewhere;
-  placed.partitions = partitions.taken.size();
-  placed.multiply_adds_known = std::ranges::all_of(
-      nodes, [](const GraphNode& node) { return product_of(node.node).is_known; });
+  add_bodies(nodes, placed);
   for (const auto& [index, reason] : partitions.rejected) {
     const Node& node = nodes[index].node;
-    if (is_control_flow(api_, nodes[index].handle)) {
-      --placed.nodes;
-      placed.control_flow.push_back(
-          {to_string(node), node.op_type, "ONNX Runtime runs it around the nodes of its bodies"});
-      continue;
-    }
-    placed.left.push_back({to_string(node), node.op_type, reason});
-    if (node.domain == kDomain) rejected_operators_.push_back(placed.left.back());
-    count_left(node, placed);
+    if (node.domain == kDomain)
+      rejected_operators_.push_back({to_string(node), node.op_type, reason});
   }
-
-  std::vector<const GraphNode*> owners;
-  std::size_t count = 0;
-  for (const GraphNode& node : nodes) {
-    if (node.bodies > 0) owners.push_back(&node);
-    count += node.bodies;
-  }
-  std::ranges::sort(owners, {}, &GraphNode::number);
-  // Before it inlines functions, ORT asks only for the graphs that call some.
-  auto body = bodies_.end() - static_cast<std::ptrdiff_t>(std::min(count, bodies_.size()));
-  const auto first = body;
-  for (const GraphNode* owner : owners) {
-    for (std::size_t i = 0; i < owner->bodies && body != bodies_.end(); ++i)
-      placed.add_body(*body++, iterations(owner->node));
-  }
-  bodies_.erase(first, bodies_.end());
   if (is_body) return bodies_.emplace_back(std::move(placed));
   bodies_.clear();
   if (!first_left_) first_left_ = LeftNodes{placed.nodes, placed.left};
   return placement_ = std::move(placed);
+}
+
+// Adds what was counted for the graph's bodies, the last that ORT asked for, and forgets it.
+void Ep::add_bodies(const std::vector<GraphNode>& nodes, Placement& placed) {
+  const std::vector<std::int64_t> runs = runs_of_bodies(nodes);
+  // Before it inlines functions, ORT asks only for the graphs that call some.
+  const auto asked = static_cast<std::ptrdiff_t>(std::min(runs.size(), bodies_.size()));
+  const auto first = bodies_.end() - asked;
+  for (std::ptrdiff_t i = 0; i < asked; ++i) placed.add_body(first[i], runs.end()[i - asked]);
+  bodies_.erase(first, bodies_.end());
 }
 
 // ORT's graph for Compile does not say which of its inputs are constants of an outer graph.
@@ -467,11 +453,6 @@ std::vector<Placement::Left> Ep::inlined_nodes() const {
 std::string Ep::placement_path() const {
   if (!options_.placement.ends_with('/')) return options_.placement;
   return options_.placement + (model_name_.empty() ? "model" : model_name_) + ".json";
-}
-
-void Ep::count_left(const Node& node, Placement& placed) {
-  const Product product = product_of(node);
-  placed.left_multiply_adds += product.multiply_adds * product.rows;
 }
 
 void Ep::report_placement() {

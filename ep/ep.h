@@ -50,6 +50,7 @@ class Ep final : public ort::OrtEp {
   std::string obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
                        const Partitions& partitions) const;
   Placement& place(const std::vector<GraphNode>& nodes, const Partitions& partitions, bool is_body);
+  void add_bodies(const std::vector<GraphNode>& nodes, Placement& placed);
   void keep_outer_constants(const std::vector<GraphNode>& nodes, bool is_body);
   void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;
   void claim_rejected(const std::vector<GraphNode>& nodes, const Partitions& partitions,
@@ -64,8 +65,6 @@ class Ep final : public ort::OrtEp {
   };
   LeftNodes left_in_model() const;
   std::vector<Placement::Left> inlined_nodes() const;
-  // Adds the multiply-adds of a node that is left to ORT.
-  static void count_left(const Node& node, Placement& placed);
   // Whether ORT calls OnSessionInitializationEnd.
   bool reports_when_ready() const { return api_.version() >= ort::kInitializationEndVersion; }
   void report_placement();

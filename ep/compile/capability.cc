@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -162,28 +161,6 @@ Product product_of(const Node& node) {
     return {};  // the node was rejected for its attributes
   }
   return {};
-}
-
-std::int64_t iterations(const Node& node) {
-  // Exporters write the largest int64 for a loop that its condition alone ends.
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (node.op_type == "Loop") {
-    const Value* count = node.input(0);
-    if (count == nullptr || count->constant == nullptr) return 1;
-    const auto times = *static_cast<const std::int64_t*>(count->constant);
-    return times >= 0 && times <= kMost ? times : 1;
-  }
-  constexpr int kWithoutBatches = 9;  // the opset from which on Scan has no axis of batches
-  if (node.op_type == "Scan" && node.since_version >= kWithoutBatches && !node.inputs.empty()) {
-    // The last inputs are scanned, all over as many slices.
-    const Value& scanned = node.inputs.back();
-    const std::vector<std::int64_t> axes = node.integers("scan_input_axes");
-    const int rank = scanned.shape ? scanned.shape->rank() : 0;
-    const int axis = axes.empty() ? 0 : static_cast<int>(axes.back());
-    if (axis < rank && axis >= -rank)
-      return std::max<std::int64_t>(1, (*scanned.shape)[axis < 0 ? axis + rank : axis]);
-  }
-  return 1;
 }
 
 }  // namespace flownpu

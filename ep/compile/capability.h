@@ -42,7 +42,4 @@ struct Product {
 };
 Product product_of(const Node& node);
 
-// How often a run of an If, Loop or Scan runs its body, as far as the graph says; else 1.
-std::int64_t iterations(const Node& node);
-
 }  // namespace flownpu

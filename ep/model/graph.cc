@@ -139,9 +139,8 @@ Value read_tensor(const Api& api, const OrtOpAttr* attribute, std::string name) 
   return value;
 }
 
-std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribute) {
-  ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
-  api.call(ort::OpAttr_GetType, attribute, &type);
+std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribute,
+                                        ort::OrtOpAttrType type) {
   switch (type) {
     case ort::ORT_OP_ATTR_INT:
       return read_element<std::int64_t>(api, attribute, type);
@@ -174,6 +173,17 @@ std::string read_values(const Api& api, Initializers& initializers,
   return unsupported;
 }
 
+// The attribute's type; undefined for the kinds that ORT's API does not know, such as types.
+ort::OrtOpAttrType type_of(const Api& api, const OrtOpAttr* attribute) {
+  ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
+  try {
+    api.call(ort::OpAttr_GetType, attribute, &type);
+  } catch (const Error&) {
+    return ort::ORT_OP_ATTR_UNDEFINED;
+  }
+  return type;
+}
+
 // Reads the attributes; tensors among them are appended to the node's inputs, as constants. Returns
 // the reason why no device can take one of the attributes; empty if it can.
 std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
@@ -181,8 +191,7 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
   for (const OrtOpAttr* attribute :
        list<OrtOpAttr>(api, handle, ort::Node_GetNumAttributes, ort::Node_GetAttributes)) {
     const std::string name = text(api, attribute, ort::OpAttr_GetName);
-    ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
-    api.call(ort::OpAttr_GetType, attribute, &type);
+    const ort::OrtOpAttrType type = type_of(api, attribute);
     if (type == ort::ORT_OP_ATTR_TENSOR) {
       // The name of an output makes the constant's name unique.
       const std::string unique = node.outputs.empty() ? name : node.outputs[0].name + "." + name;
@@ -192,13 +201,13 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
       } catch (const Error& error) {
         unsupported = "attribute " + std::string(error.what());
       }
-    } else if (std::optional<Attribute> value = read_attribute(api, attribute)) {
+    } else if (std::optional<Attribute> value = read_attribute(api, attribute, type)) {
       node.attributes.emplace(name, std::move(*value));
     } else if (node.op_type == kIf && node.domain.empty()) {
       // read_branches() reads the graphs.
     } else {
       unsupported =
-          "attribute '" + name + "' is a graph or a list of strings, which no device takes";
+          "attribute '" + name + "' is a graph, a type or a list of strings, which no device takes";
     }
   }
   return unsupported;
@@ -283,7 +292,8 @@ GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* h
   std::size_t subgraphs = 0;
   api.call(ort::Node_GetNumSubgraphs, handle, &subgraphs);
   api.call(ort::Node_GetId, handle, &result.number);
-  if (is_control_flow(api, handle)) result.bodies = count_bodies(api, handle, subgraphs);
+  result.is_control_flow = is_control_flow(api, handle);
+  if (result.is_control_flow) result.bodies = count_bodies(api, handle, subgraphs);
   if (node.op_type == kIf && node.domain.empty() && subgraphs == 2) {
     const std::string reason = read_branches(api, initializers, handle, node);
     if (result.unsupported.empty()) result.unsupported = reason;

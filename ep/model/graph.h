@@ -21,8 +21,10 @@ struct GraphNode {
   std::vector<std::string> implicit_inputs;
   // Those of the implicit inputs that are constants.
   std::vector<std::string> implicit_constants;
-  // The subgraphs of a node of control flow that have nodes: ONNX Runtime asks for each of them
-  // what is taken, before it asks for this graph, and in the order of the owners' numbers.
+  // Whether it runs its subgraphs, its bodies, and computes nothing else: If, Loop or Scan.
+  // `bodies`: those that have nodes. ONNX Runtime asks for each of them what is taken, before it
+  // asks for this graph, and in the order of the owners' numbers.
+  bool is_control_flow = false;
   std::size_t bodies = 0;
   std::size_t number = 0;
   // Whether a provider that the user listed before this one has taken the node.
@@ -37,7 +39,6 @@ std::optional<DataType> data_type_of(ort::ONNXTensorElementDataType type);
 // Converts to ORT's element type, whose values are also ONNX's.
 ort::ONNXTensorElementDataType element_of(DataType type);
 
-// Whether the node runs its subgraphs and computes nothing else: If, Loop or Scan.
 bool is_control_flow(const Api& api, const OrtNode* node);
 
 // The nodes of the graph, in topological order, with constants as initializers.h reads them.

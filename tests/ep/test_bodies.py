@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bodies of If, Loop and Scan: their nodes are taken, those operators stay with ONNX Runtime around them."""
+"""The bodies of If, Loop and Scan: their nodes are taken, those operators stay with ONNX Runtime around them.
+
+An If between constants is a node that the device takes.
+"""
 
 import re
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from flownpu.explain.placement import place_nodes
-from tests.ep.conftest import MakeSession, Placed, reference
+from tests.ep.conftest import MakeSession, Placed, parse, reference
 from tests.fuzz.graphs.strategy import HEAD_BYTES, NODE_BYTES, build
 
 # w is of the model's graph, and longer than the 127 bytes to which ONNX Runtime copies constants for each question.
@@ -73,7 +76,7 @@ GRAPHS = {
 
 def model_of(text: str) -> onnx.ModelProto:
     """The model, with w and the axes of a reduction as constants."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "anyones": 1]> {text}')
     model.graph.initializer.extend([W, numpy_helper.from_array(np.array([0]), "axes")])
     onnx.checker.check_model(model)
     return model
@@ -152,6 +155,16 @@ def test_explanation_has_nodes_of_bodies(tmp_path: Path) -> None:
     }
 
 
+def test_functions_in_bodies_are_counted_as_their_bodies(placed: Placed) -> None:
+    """ONNX Runtime first asks for the graphs that call functions, then again for all."""
+    model = model_of(CHOICE.replace("k = Mul(a, w)", "k = anyones.Twice(a, w)"))
+    nodes = [helper.make_node("Mul", ["l", "m"], ["n"]), helper.make_node("Add", ["n", "n"], ["o"])]
+    model.functions.append(helper.make_function("anyones", "Twice", ["l", "m"], ["o"], nodes, model.opset_import[:1]))
+    session, placement = placed(model)
+    assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (7, 7, 4)
+    check(session, model, {"x": X, "c": np.array(True)})
+
+
 def test_placement_names_control_flow(placed: Placed) -> None:
     _, placement = placed(model_of(NESTED))
     assert sorted(node["op_type"] for node in placement["control_flow"]) == ["If", "Loop"]
@@ -228,13 +241,13 @@ def test_multiply_adds_of_loops_are_counted_for_each_iteration(placed: Placed, t
 
 def test_multiply_adds_of_scans_are_counted_for_each_slice(placed: Placed) -> None:
     graph = """g (float[1,256] x, float[7,1,256] s) => (float[1,256] z, float[7,1,256] y) {
-        l = Loop (two, yes, x) <body = b (int64 i, bool go, float[1,256] v) => (bool on, float[1,256] o) {
+        l, y = Scan <num_scan_inputs = 1, body = d (float[1,256] h, float[1,256] r)
+            => (float[1,256] n, float[1,256] m) { t = MatMul(r, w)  n = Add(h, t)  m = Tan(n) }> (x, s)
+        z = Loop (two, yes, l) <body = b (int64 i, bool go, float[1,256] v) => (bool on, float[1,256] o) {
             on = Identity(go)
             o, unused = Scan <num_scan_inputs = 1, body = c (float[1,256] h, float[1,256] r)
                 => (float[1,256] n, float[1,256] m) { t = Add(h, r)  n = MatMul(t, w)  m = Identity(n) }> (v, s)
         }>
-        z, y = Scan <num_scan_inputs = 1, body = d (float[1,256] h, float[1,256] r)
-            => (float[1,256] n, float[1,256] m) { t = MatMul(r, w)  n = Add(h, t)  m = Tan(n) }> (l, s)
     }"""
     model = product(graph, "1")
     model.graph.initializer.extend(
@@ -252,6 +265,7 @@ def compile_model(ep_devices: list[Any], model: onnx.ModelProto, folder: Path) -
     options.add_session_config_entry("ep.context_file_path", str(folder / "compiled.onnx"))
     options.add_provider_for_devices(ep_devices, {})
     onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
+    (folder / "model.onnx").unlink()
     return folder / "compiled.onnx"
 
 
@@ -260,6 +274,7 @@ def test_compiled_model_keeps_bodies_as_they_are(ep_devices: list[Any], placed: 
     model = model_of(CHOICE.replace("w)", "x)").replace("(w", "(x").replace("d, x", "d, w"))
     compiled = compile_model(ep_devices, model, tmp_path)
     assert [node.op_type for node in onnx.load(compiled).graph.node] == ["EPContext", "If", "EPContext"]
+    assert len(list(tmp_path.glob("*.flownpu"))) == 2
     session, placement = placed(compiled)
     assert (placement["nodes"], placement["partitions"]) == (5, 4)
     check(session, model, {"x": X, "c": np.array(True)})
@@ -289,3 +304,50 @@ def test_run_that_a_body_does_not_take_falls_back(make_session: MakeSession) -> 
     session = make_session(model, {"on_unsupported": "cpu"})
     check(session, model, {"x": X.reshape((1,) * 7 + (2, 32)), "c": np.array(True)})
     check(session, model, {"x": X, "c": np.array(True)})
+
+
+# --- An If between constants, which the device takes as one node ------------------------------------------------------
+
+# The branches differ in length, as the two LongRoPE tables that GenAI's builder writes. b is an output of the graph.
+TABLES = """<
+    then_branch = long () => (float[3,2] p, float[2] q) {
+        p = Constant <value = float[3,2] {1, 2, 3, 4, 5, 6}> ()  q = Constant <value = float[2] {7, 8}> ()
+    },
+    else_branch = short () => (float[1,2] p, float[2] r) {
+        p = Constant <value = float[1,2] {9, 10}> ()  r = Constant <value = float[2] {11, 12}> ()
+    }
+>"""
+BETWEEN_CONSTANTS = f"""g (float[N] x, int64 n) => (float[M,2] y, float[2] b) <int64 border = {{2}}> {{
+    c = Greater (n, border)  a, b = If (c) {TABLES}  s = ReduceSum <keepdims = 0> (x)  y = Mul (a, s)
+}}"""
+
+
+def both(x: Any) -> list[dict[str, Any]]:
+    """Feeds that choose the first branch, the second, and the first again."""
+    return [{"x": x, "n": np.array(n)} for n in (3, 2, 4)]
+
+
+def test_run_takes_branch_of_its_condition(placed: Placed) -> None:
+    model = parse(BETWEEN_CONSTANTS)
+    session, placement = placed(model)
+    assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (4, 4, 1)
+    for feeds in both(np.array([0.5, 1], np.float32)):
+        check(session, model, feeds)
+
+
+def test_constant_branch_falls_back_to_onnxruntime(make_session: MakeSession) -> None:
+    """ONNX Runtime's CPU provider computes runs whose shapes the device does not take (rank 9)."""
+    model = parse(BETWEEN_CONSTANTS)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    session = make_session(model, {"on_unsupported": "cpu"})
+    for feeds in both(np.ones((1, 1, 2, 1, 1, 1, 1, 1, 3), np.float32)):
+        check(session, model, feeds)
+
+
+def test_compiled_model_has_both_constant_branches(
+    ep_devices: list[Any], make_session: MakeSession, tmp_path: Path
+) -> None:
+    model = parse(BETWEEN_CONSTANTS)
+    session = make_session(compile_model(ep_devices, model, tmp_path), strict=True)
+    for feeds in both(np.array([0.5, 1], np.float32)):
+        check(session, model, feeds)

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from flownpu.explain.placement import place_nodes
@@ -74,10 +75,13 @@ GRAPHS = {
 }
 
 
-def model_of(text: str) -> onnx.ModelProto:
-    """The model, with w and the axes of a reduction as constants."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21, "anyones": 1]> {text}')
-    model.graph.initializer.extend([W, numpy_helper.from_array(np.array([0]), "axes")])
+def model_of(text: str, **constants: NDArray[Any]) -> onnx.ModelProto:
+    """The model, with w, the axes of a reduction and others as constants."""
+    header = '<ir_version: 10, opset_import: ["": 21, "anyones": 1, "com.microsoft": 1]>'
+    model = onnx.parser.parse_model(f"{header} {text}")
+    model.graph.initializer.append(W)
+    for name, value in {"axes": np.array([0]), **constants}.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
     onnx.checker.check_model(model)
     return model
 
@@ -102,6 +106,21 @@ def test_bodies_are_taken_and_counted_once(placed: Placed, name: str, optimised:
     if optimised or "folded" not in name:
         assert (placement["nodes"], placement["partitions"]) == (nodes, partitions)
     check(session, model, feeds)
+
+
+def test_weight_of_outer_graph_is_a_constant_of_a_body(make_session: MakeSession) -> None:
+    """MatMulNBits is only taken with a constant weight."""
+    random = np.random.default_rng(2)
+    x = random.integers(-127, 128, (1, 64)).astype(np.float32)
+    x[:, ::32] = 127  # each 32 elements then have 8 bits with a scale of 1: all is exact
+    text = """g (float[1,64] x, bool c) => (float[1,16] z) {
+        z = If (c) <then_branch = t () => (float[1,16] p) {
+            p = com.microsoft.MatMulNBits <K = 64, N = 16, bits = 4, block_size = 32> (x, codes, scales)
+        }, else_branch = e () => (float[1,16] q) { q = Identity(none) }>
+    }"""
+    codes = random.integers(0, 256, (16, 2, 16), np.uint8)
+    model = model_of(text, codes=codes, scales=np.full(32, 0.5, np.float32), none=np.zeros((1, 16), np.float32))
+    check(make_session(model), model, {"x": x, "c": np.array(True)})
 
 
 def in_branches(model: onnx.ModelProto) -> onnx.ModelProto:

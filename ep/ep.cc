@@ -15,7 +15,6 @@
 #include "ep/compile/count.h"
 #include "ep/compile/worth.h"
 #include "ep/model/graph.h"
-#include "ep/model/initializers.h"
 #include "ep/run/compute.h"
 #include "ep/run/profiling.h"
 #include "ops/formats/utf8.h"
@@ -184,7 +183,6 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   if (is_body && context_.enable) partitions.taken.clear();
   Placement& placed = place(nodes, partitions, is_body);
   obstacle_ = obstacle(graph, nodes, partitions);
-  keep_outer_constants(nodes, is_body);
   for (const std::vector<std::size_t>& taken : partitions.taken) {
     std::vector<const OrtNode*> handles;
     handles.reserve(taken.size());
@@ -225,22 +223,6 @@ void Ep::add_bodies(const std::vector<GraphNode>& nodes, Placement& placed) {
   const auto first = bodies_.end() - asked;
   for (std::ptrdiff_t i = 0; i < asked; ++i) placed.add_body(first[i], runs.end()[i - asked]);
   bodies_.erase(first, bodies_.end());
-}
-
-// ORT's graph for Compile does not say which of its inputs are constants of an outer graph.
-void Ep::keep_outer_constants(const std::vector<GraphNode>& nodes, bool is_body) {
-  // ORT's graph for GetCapability owns the constants of up to 127 bytes, and is freed before.
-  constexpr std::size_t kOwnedByGraph = 1024;
-  outer_constants_.clear();
-  if (!is_body) return;
-  for (const GraphNode& node : nodes) {
-    for (const Value& input : node.node.inputs) {
-      if (input.constant == nullptr) continue;
-      Value& kept = outer_constants_[input.name] = input;
-      const auto elements = static_cast<std::size_t>(kept.shape.value_or(Shape()).elements());
-      if (elements * size_of(kept.type) <= kOwnedByGraph) own(kept);
-    }
-  }
 }
 
 // With on_unsupported=error: claims nodes so that the session fails if nodes are left.
@@ -327,13 +309,7 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
 std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* fused,
                                          OrtNode** context_node) {
   std::vector<Node> nodes;
-  for (GraphNode& node : read_graph(api_, graph)) {
-    for (Value& input : node.node.inputs) {
-      const auto outer = outer_constants_.find(input.name);
-      if (input.constant == nullptr && outer != outer_constants_.end()) input = outer->second;
-    }
-    nodes.push_back(std::move(node.node));
-  }
+  for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
   Placement& placed = bodies_.empty() ? placement_ : bodies_.back();
   std::unique_ptr<CpuProvider> elsewhere = this->elsewhere(nodes, graph, fused);
   try {

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "ep/api.h"
@@ -51,7 +50,6 @@ class Ep final : public ort::OrtEp {
                        const Partitions& partitions) const;
   Placement& place(const std::vector<GraphNode>& nodes, const Partitions& partitions, bool is_body);
   void add_bodies(const std::vector<GraphNode>& nodes, Placement& placed);
-  void keep_outer_constants(const std::vector<GraphNode>& nodes, bool is_body);
   void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;
   void claim_rejected(const std::vector<GraphNode>& nodes, const Partitions& partitions,
                       const Placement& placed, OrtEpGraphSupportInfo* support) const;
@@ -87,8 +85,6 @@ class Ep final : public ort::OrtEp {
   // Of the bodies of If, Loop and Scan whose outer graph ORT has not asked for yet. ORT partitions
   // and compiles bodies before the graph around them, so the last is being worked on, if any.
   std::vector<Placement> bodies_;
-  // By name: the constants that nodes of that body read.
-  std::unordered_map<std::string, Value> outer_constants_;
   std::string model_name_;  // the model file's name without suffix; empty for a model from memory
   // Device::obstacle() of the graph that ORT last passed to GetCapability.
   std::string obstacle_;

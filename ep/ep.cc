@@ -284,9 +284,10 @@ void Ep::claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* 
 void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
                  ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes) {
   const bool is_body = !bodies_.empty();
-  // Of bodies, all that is left is listed in one error, once the model's graph has been asked for.
+  // One error lists what all bodies leave, once the model's graph has been asked for.
   if (is_body && !reports_when_ready()) {
-    placement_ = Placement();
+    placement_.nodes = 0;
+    placement_.left.clear();
     for (const Placement& body : bodies_) placement_.add_body(body, 1);
   }
   if (!is_body || !reports_when_ready() || !setup_error_.empty()) check();

@@ -82,8 +82,9 @@ class Ep final : public ort::OrtEp {
   // The placement of the model as ORT last passed its graph to GetCapability, which it calls more
   // than once, before and after it inlines functions.
   Placement placement_;
-  // Of the bodies of If, Loop and Scan whose outer graph ORT has not asked for yet. ORT partitions
-  // and compiles bodies before the graph around them, so the last is being worked on, if any.
+  // The placements of those bodies of If, Loop and Scan whose outer graph ORT has not asked for
+  // yet. ORT partitions and compiles bodies before the graph around them: the last is being
+  // compiled.
   std::vector<Placement> bodies_;
   std::string model_name_;  // the model file's name without suffix; empty for a model from memory
   // Device::obstacle() of the graph that ORT last passed to GetCapability.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace flownpu {
 namespace {
@@ -20,12 +21,12 @@ std::int64_t iterations(const Node& node) {
   constexpr int kWithoutBatches = 9;  // the opset from which on Scan has no axis of batches
   if (node.op_type == "Scan" && node.since_version >= kWithoutBatches && !node.inputs.empty()) {
     // The last inputs are scanned, all over as many slices.
-    const Value& scanned = node.inputs.back();
+    const std::optional<Shape>& scanned = node.inputs.back().shape;
+    if (!scanned) return 1;
     const std::vector<std::int64_t> axes = node.integers("scan_input_axes");
-    const int rank = scanned.shape ? scanned.shape->rank() : 0;
     const int axis = axes.empty() ? 0 : static_cast<int>(axes.back());
-    if (axis < rank && axis >= -rank)
-      return std::max<std::int64_t>(1, (*scanned.shape)[axis < 0 ? axis + rank : axis]);
+    if (axis >= -scanned->rank() && axis < scanned->rank())
+      return std::max<std::int64_t>(1, (*scanned)[axis < 0 ? axis + scanned->rank() : axis]);
   }
   return 1;
 }

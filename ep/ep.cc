@@ -284,7 +284,8 @@ void Ep::claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* 
 void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
                  ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes) {
   const bool is_body = !bodies_.empty();
-  // One error lists what all bodies leave, once the model's graph has been asked for.
+  // One error lists what all bodies leave, once the model's graph has been asked for: until then
+  // they get nodes that never run.
   if (is_body && !reports_when_ready()) {
     placement_.nodes = 0;
     placement_.left.clear();
@@ -300,10 +301,7 @@ void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size
         fails ? std::make_unique<ComputeInfo>(api_, nullptr, nullptr, termination_, true)
               : compile(graphs[i], fused_nodes[i], &context_nodes[i]));
   }
-  if (!is_body) {
-    placement_.device = device_->description();  // compiling may have changed it
-    report_placement();
-  }
+  if (!is_body) report_placement();
   for (std::size_t i = 0; i < count; ++i) compute_infos[i] = compiled[i].release();
 }
 
@@ -434,6 +432,7 @@ std::string Ep::placement_path() const {
 
 void Ep::report_placement() {
   reported_ = true;
+  placement_.device = device_->description();  // compiling may have changed it
   placement_.inlined = inlined_nodes();
   const std::string line = summary(placement_);
   std::vector<Placement::Left> not_taken = placement_.left;

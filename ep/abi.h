@@ -302,6 +302,7 @@ inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, std::size_t* coun
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** nodes, std::size_t count)> Graph_GetNodes{345};
 inline constexpr ApiFunction<OrtStatus*(const OrtGraph* graph, const OrtNode** node)> Graph_GetParentNode{346};
 
+inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, std::size_t* number)> Node_GetId{348};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const char** name)> Node_GetName{349};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const char** type)> Node_GetOperatorType{350};
 inline constexpr ApiFunction<OrtStatus*(const OrtNode* node, const char** domain)> Node_GetDomain{351};

@@ -5,11 +5,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ep/compile/capability.h"
 #include "ep/compile/compiler.h"
+#include "ep/compile/count.h"
 #include "ep/compile/worth.h"
 #include "ep/model/graph.h"
 #include "ep/run/compute.h"
@@ -56,6 +59,24 @@ ChosenDevice choose_device(const Options& options, bool has_npu) {
 // asks again.
 bool is_known_domain(const std::string& domain) {
   return domain.empty() || domain == "com.microsoft" || domain == kDomain;
+}
+
+// ORT writes into a compiled model the constants that nodes of its graph read, but not those that
+// only the bodies of If, Loop and Scan read. Returns the error for such a constant, or "".
+std::string lost_constant(const std::vector<GraphNode>& nodes, const Partitions& partitions) {
+  std::set<std::string_view> kept;
+  for (const auto& [index, reason] : partitions.rejected)
+    for (const Value& input : nodes[index].node.inputs) kept.insert(input.name);
+  for (const auto& [index, reason] : partitions.rejected) {
+    for (const std::string& constant : nodes[index].implicit_constants) {
+      if (kept.contains(constant)) continue;
+      return "[FlowNPU] ep.context_enable: a body of " + to_string(nodes[index].node) +
+             " reads the constant '" + constant +
+             "' of the graph around it, which ONNX Runtime leaves out of a compiled "
+             "model; load the model itself instead";
+    }
+  }
+  return "";
 }
 
 void write_report(const std::string& path, const std::string& report) {
@@ -132,13 +153,17 @@ void Ep::fill_slots() {
 }
 
 void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
-  // The graph is the body of an If, Loop or Scan, which is left to ORT together with that node.
   const OrtNode* parent = nullptr;
   api_.call(ort::Graph_GetParentNode, graph, &parent);
-  if (parent != nullptr) return;
-
-  model_name_ = utf8_of(path_of(model_path(api_, graph)).stem());
+  const bool is_body = parent != nullptr;
   const std::vector<GraphNode> nodes = read_graph(api_, graph);
+  if (is_body && !is_control_flow(api_, parent)) {
+    // Other operators with subgraphs, such as BeamSearch, are left to ORT with these.
+    Placement ignored;
+    add_bodies(nodes, ignored);
+    return;
+  }
+  if (!is_body) model_name_ = utf8_of(path_of(model_path(api_, graph)).stem());
   if (!setup_error_.empty()) {
     claim_to_fail(nodes, support);
     return;
@@ -147,23 +172,16 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
                          options_.on_unsupported != OnUnsupported::kError;
   Partitions partitions = partition(
       *device_, nodes, is_priced ? left_patterns(*device_, nodes) : std::vector<std::string>());
-  if (is_priced && !partitions.rejected.empty()) leave_small(nodes, partitions);
-  placement_.nodes = nodes.size() - partitions.elsewhere;
-  placement_.elsewhere = partitions.elsewhere;
-  placement_.partitions = partitions.taken.size();
-  placement_.left.clear();
-  placement_.left_multiply_adds = 0;
-  for (const auto& [index, reason] : partitions.rejected) {
-    const Node& node = nodes[index].node;
-    const Placement::Left& left =
-        placement_.left.emplace_back(Placement::Left{to_string(node), node.op_type, reason});
-    if (node.domain == kDomain) rejected_operators_.push_back(left);
-    count_left(node);
+  if (is_priced && (is_body || !partitions.rejected.empty()))
+    leave_small(nodes, partitions, is_body);
+  if (!is_body && context_.enable) setup_error_ = lost_constant(nodes, partitions);
+  if (!setup_error_.empty()) {
+    claim_to_fail(nodes, support);
+    return;
   }
-  if (!first_left_) first_left_ = LeftNodes{placement_.nodes, placement_.left};
-  placement_.multiply_adds_known = std::ranges::all_of(
-      nodes, [](const GraphNode& node) { return product_of(node.node).is_known; });
-
+  // ORT writes compiled models with the bodies as they were, and asks again when it loads them.
+  if (is_body && context_.enable) partitions.taken.clear();
+  Placement& placed = place(nodes, partitions, is_body);
   obstacle_ = obstacle(graph, nodes, partitions);
   for (const std::vector<std::size_t>& taken : partitions.taken) {
     std::vector<const OrtNode*> handles;
@@ -171,8 +189,45 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     for (const std::size_t index : taken) handles.push_back(nodes[index].handle);
     claim(handles, support);
   }
-  if (options_.on_unsupported != OnUnsupported::kError) return;
+  if (options_.on_unsupported == OnUnsupported::kError) {
+    claim_rejected(nodes, partitions, placed, support);
+  } else if (!is_body && !reports_when_ready() && partitions.taken.empty() &&
+             placed.partitions > 0) {
+    report_placement();  // ORT calls Compile for bodies alone.
+  }
+}
 
+// Counts what is taken of a graph, and adds what was counted for its bodies.
+Placement& Ep::place(const std::vector<GraphNode>& nodes, const Partitions& partitions,
+                     bool is_body) {
+  Placement placed = count_nodes(nodes, partitions);
+  placed.device = placement_.device;
+  placed.why = placement_.why;
+  add_bodies(nodes, placed);
+  for (const auto& [index, reason] : partitions.rejected) {
+    const Node& node = nodes[index].node;
+    if (node.domain == kDomain)
+      rejected_operators_.push_back({to_string(node), node.op_type, reason});
+  }
+  if (is_body) return bodies_.emplace_back(std::move(placed));
+  bodies_.clear();
+  if (!first_left_) first_left_ = LeftNodes{placed.nodes, placed.left};
+  return placement_ = std::move(placed);
+}
+
+// Adds what was counted for the graph's bodies, the last that ORT asked for, and forgets it.
+void Ep::add_bodies(const std::vector<GraphNode>& nodes, Placement& placed) {
+  const std::vector<std::int64_t> runs = runs_of_bodies(nodes);
+  // Before it inlines functions, ORT asks only for the graphs that call some.
+  const auto asked = static_cast<std::ptrdiff_t>(std::min(runs.size(), bodies_.size()));
+  const auto first = bodies_.end() - asked;
+  for (std::ptrdiff_t i = 0; i < asked; ++i) placed.add_body(first[i], runs.end()[i - asked]);
+  bodies_.erase(first, bodies_.end());
+}
+
+// With on_unsupported=error: claims nodes so that the session fails if nodes are left.
+void Ep::claim_rejected(const std::vector<GraphNode>& nodes, const Partitions& partitions,
+                        const Placement& placed, OrtEpGraphSupportInfo* support) const {
   // FlowNPU's own operators are claimed nevertheless. Otherwise ORT would replace them by their
   // definitions, and the error would be about nodes that the user's model does not have.
   bool claimed = !partitions.taken.empty();
@@ -182,15 +237,15 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
     claimed = true;
   }
   // ORT may still replace an operator that the device does not know by the function that defines
-  // it. Newer versions call OnSessionInitializationEnd, where the session fails if it is left then.
+  // it. Newer versions call OnSessionInitializationEnd, where the session fails if it is left then,
+  // and bodies wait for the model's graph, so that the error lists all nodes.
   const std::vector<Contract> contracts = device_->contracts();
   const bool may_change =
-      api_.version() >= ort::kInitializationEndVersion &&
-      std::ranges::any_of(partitions.rejected, [&](const Partitions::Rejected& rejected) {
-        const std::string& op_type = nodes[rejected.node].node.op_type;
-        return std::ranges::find(contracts, op_type, &Contract::op_type) == contracts.end();
-      });
-  if (!claimed && !partitions.rejected.empty() && !may_change) claim_to_fail(nodes, support);
+      reports_when_ready() &&
+      (!bodies_.empty() || std::ranges::any_of(placed.left, [&](const Placement::Left& left) {
+        return std::ranges::find(contracts, left.op_type, &Contract::op_type) == contracts.end();
+      }));
+  if (!claimed && !placed.left.empty() && !may_change) claim_to_fail(nodes, support);
 }
 
 // The result of Device::obstacle for the whole graph, if some nodes are not taken and the session
@@ -228,14 +283,25 @@ void Ep::claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* 
 
 void Ep::compile(const OrtGraph** graphs, const OrtNode** fused_nodes, std::size_t count,
                  ort::OrtNodeComputeInfo** compute_infos, OrtNode** context_nodes) {
-  check();
+  const bool is_body = !bodies_.empty();
+  // One error lists what all bodies leave, once the model's graph has been asked for: until then
+  // they get nodes that never run.
+  if (is_body && !reports_when_ready()) {
+    placement_.nodes = 0;
+    placement_.left.clear();
+    for (const Placement& body : bodies_) placement_.add_body(body, 1);
+  }
+  if (!is_body || !reports_when_ready() || !setup_error_.empty()) check();
+  const bool fails =
+      is_body && options_.on_unsupported == OnUnsupported::kError && !bodies_.back().left.empty();
   std::vector<std::unique_ptr<ComputeInfo>> compiled;
   compiled.reserve(count);
-  placement_.our_multiply_adds = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    compiled.push_back(compile(graphs[i], fused_nodes[i], &context_nodes[i]));
-  placement_.device = device_->description();  // compiling may have changed it
-  report_placement();
+  for (std::size_t i = 0; i < count; ++i) {
+    compiled.push_back(
+        fails ? std::make_unique<ComputeInfo>(api_, nullptr, nullptr, termination_, true)
+              : compile(graphs[i], fused_nodes[i], &context_nodes[i]));
+  }
+  if (!is_body) report_placement();
   for (std::size_t i = 0; i < count; ++i) compute_infos[i] = compiled[i].release();
 }
 
@@ -243,6 +309,7 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
                                          OrtNode** context_node) {
   std::vector<Node> nodes;
   for (GraphNode& node : read_graph(api_, graph)) nodes.push_back(std::move(node.node));
+  Placement& placed = bodies_.empty() ? placement_ : bodies_.back();
   std::unique_ptr<CpuProvider> elsewhere = this->elsewhere(nodes, graph, fused);
   try {
     std::vector<Product> products;  // compiling changes the nodes
@@ -250,14 +317,15 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
     for (const Node& node : nodes) products.push_back(product_of(node));
     CompiledPartition partition = compile_nodes(nodes, graph, fused, context_node);
     // The plan's are for one row.
-    placement_.our_multiply_adds += partition.multiply_adds;
+    placed.our_multiply_adds += partition.multiply_adds;
     for (const Product& product : products)
-      placement_.our_multiply_adds += product.multiply_adds * (product.rows - 1);
+      placed.our_multiply_adds += product.multiply_adds * (product.rows - 1);
     for (const Lowered::OnHost& item : partition.on_host)
-      placement_.on_host.push_back({item.node, item.op_type, item.reason});
-    if (!partition.summary.empty()) placement_.lowered.push_back(partition.summary);
-    if (!partition.why_whole.empty()) placement_.whole_prompts.push_back(partition.why_whole);
-    const bool is_whole = placement_.left.empty() && placement_.elsewhere == 0;
+      placed.on_host.push_back({item.node, item.op_type, item.reason});
+    if (!partition.summary.empty()) placed.lowered.push_back(partition.summary);
+    if (!partition.why_whole.empty()) placed.whole_prompts.push_back(partition.why_whole);
+    const bool is_whole = bodies_.empty() && placed.left.empty() && placed.elsewhere == 0 &&
+                          placed.control_flow.empty();
     return std::make_unique<ComputeInfo>(api_, std::move(partition.plan), std::move(elsewhere),
                                          termination_, !is_whole);
   } catch (const Error& error) {
@@ -265,8 +333,8 @@ std::unique_ptr<ComputeInfo> Ep::compile(const OrtGraph* graph, const OrtNode* f
     // Failures of other devices are not hidden like this.
     if (elsewhere == nullptr || device_->name() != "cpu") throw;
     for (const Node& node : nodes) {
-      placement_.left.push_back({to_string(node), node.op_type, error.what()});
-      count_left(node);
+      placed.left.push_back({to_string(node), node.op_type, error.what()});
+      count_left(node, placed);
     }
     return std::make_unique<ComputeInfo>(api_, nullptr, std::move(elsewhere), termination_, true);
   }
@@ -362,13 +430,9 @@ std::string Ep::placement_path() const {
   return options_.placement + (model_name_.empty() ? "model" : model_name_) + ".json";
 }
 
-void Ep::count_left(const Node& node) {
-  const Product product = product_of(node);
-  placement_.left_multiply_adds += product.multiply_adds * product.rows;
-}
-
 void Ep::report_placement() {
   reported_ = true;
+  placement_.device = device_->description();  // compiling may have changed it
   placement_.inlined = inlined_nodes();
   const std::string line = summary(placement_);
   std::vector<Placement::Left> not_taken = placement_.left;

@@ -48,7 +48,11 @@ class Ep final : public ort::OrtEp {
 
   std::string obstacle(const OrtGraph* graph, const std::vector<GraphNode>& nodes,
                        const Partitions& partitions) const;
+  Placement& place(const std::vector<GraphNode>& nodes, const Partitions& partitions, bool is_body);
+  void add_bodies(const std::vector<GraphNode>& nodes, Placement& placed);
   void claim(const std::vector<const OrtNode*>& nodes, OrtEpGraphSupportInfo* support) const;
+  void claim_rejected(const std::vector<GraphNode>& nodes, const Partitions& partitions,
+                      const Placement& placed, OrtEpGraphSupportInfo* support) const;
   void claim_to_fail(const std::vector<GraphNode>& nodes, OrtEpGraphSupportInfo* support) const;
   // Throws Error if the session must fail.
   void check() const;
@@ -59,8 +63,8 @@ class Ep final : public ort::OrtEp {
   };
   LeftNodes left_in_model() const;
   std::vector<Placement::Left> inlined_nodes() const;
-  // Adds to placement_ the multiply-adds of a node that is left to ORT.
-  void count_left(const Node& node);
+  // Whether ORT calls OnSessionInitializationEnd.
+  bool reports_when_ready() const { return api_.version() >= ort::kInitializationEndVersion; }
   void report_placement();
   // The path of the file that the option `placement` asks for.
   std::string placement_path() const;
@@ -75,11 +79,15 @@ class Ep final : public ort::OrtEp {
   // Null if the device could not be made; `setup_error_` then says why.
   std::shared_ptr<const Device> device_;
   std::string setup_error_;
-  // The placement for the last graph that ORT passed to GetCapability, which it calls more than
-  // once, before and after it inlines functions.
+  // The placement of the model as ORT last passed its graph to GetCapability, which it calls more
+  // than once, before and after it inlines functions.
   Placement placement_;
+  // The placements of those bodies of If, Loop and Scan whose outer graph ORT has not asked for
+  // yet. ORT partitions and compiles bodies before the graph around them: the last is being
+  // compiled.
+  std::vector<Placement> bodies_;
   std::string model_name_;  // the model file's name without suffix; empty for a model from memory
-  // Device::obstacle() of that graph.
+  // Device::obstacle() of the graph that ORT last passed to GetCapability.
   std::string obstacle_;
   std::vector<Placement::Left> rejected_operators_;
   // The first graph has functions as nodes.

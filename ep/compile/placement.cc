@@ -62,7 +62,26 @@ std::string counted(std::string_view title, const std::vector<Placement::Left>& 
   return text.str();
 }
 
+template <typename Item>
+void append(std::vector<Item>& to, const std::vector<Item>& items) {
+  to.insert(to.end(), items.begin(), items.end());
+}
+
 }  // namespace
+
+void Placement::add_body(const Placement& body, std::int64_t times) {
+  nodes += body.nodes;
+  elsewhere += body.elsewhere;
+  partitions += body.partitions;
+  append(left, body.left);
+  append(control_flow, body.control_flow);
+  append(whole_prompts, body.whole_prompts);
+  append(on_host, body.on_host);
+  append(lowered, body.lowered);
+  our_multiply_adds += body.our_multiply_adds * times;
+  left_multiply_adds += body.left_multiply_adds * times;
+  multiply_adds_known = multiply_adds_known && body.multiply_adds_known;
+}
 
 std::string summary(const Placement& placement) {
   std::ostringstream line;
@@ -83,7 +102,8 @@ std::string summary(const Placement& placement) {
   }
   line << counted("; on the device's host: ", placement.on_host)
        << counted("; left to ONNX Runtime's CPU provider: ", placement.left)
-       << counted("; replaced by their definitions: ", placement.inlined);
+       << counted("; replaced by their definitions: ", placement.inlined)
+       << counted("; control flow around its nodes: ", placement.control_flow);
   return line.str();
 }
 
@@ -114,7 +134,8 @@ std::string to_json(const Placement& placement) {
        << ", \"lowered\": " << json_list(placement.lowered)
        << ", \"on_host\": " << json_list(placement.on_host)
        << ", \"left\": " << json_list(placement.left)
-       << ", \"inlined\": " << json_list(placement.inlined) << "}\n";
+       << ", \"inlined\": " << json_list(placement.inlined)
+       << ", \"control_flow\": " << json_list(placement.control_flow) << "}\n";
   return json.str();
 }
 

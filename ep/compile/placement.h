@@ -26,6 +26,9 @@ struct Placement {
   // FlowNPU's operators that the device does not take, so that ORT replaced them by their
   // definitions. `nodes` counts the nodes of these.
   std::vector<Left> inlined;
+  // If, Loop and Scan: ONNX Runtime runs them, and asks for the nodes of their bodies, which are
+  // counted here once, like those of the model's graph.
+  std::vector<Left> control_flow;
   // For each partition that does not compute long prompts slice by slice (ep/partition/schedule.h):
   // the reason.
   std::vector<std::string> whole_prompts;
@@ -43,6 +46,10 @@ struct Placement {
   // NPU".
   std::string device;
   std::string why;
+
+  // Adds the placement of the body of an If, Loop or Scan; `times`: how often each run of this
+  // graph runs it, which its multiply-adds are counted.
+  void add_body(const Placement& body, std::int64_t times);
 };
 
 // "FlowNPU: 212 of 212 nodes and 100.0 % of multiply-adds in 1 partition on cpu (avx512, 2 threads,
@@ -57,7 +64,8 @@ std::string list(const std::vector<Placement::Left>& nodes, std::size_t lines);
 // The same facts as a JSON object: {"nodes", "claimed", "elsewhere", "partitions", "multiply_adds",
 // "claimed_multiply_adds", "device", "why", "summary", "whole_prompts": [reason],
 // "lowered": [text], "on_host": [{"node", "op_type", "reason"}],
-// "left": [{"node", "op_type", "reason"}], "inlined": [the same]}.
+// "left": [{"node", "op_type", "reason"}], "inlined": [the same],
+// "control_flow": [the same]}.
 std::string to_json(const Placement& placement);
 
 }  // namespace flownpu

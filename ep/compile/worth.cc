@@ -18,8 +18,10 @@ namespace {
 // device computes faster: a million multiply-adds in about 10 us less than ONNX Runtime in f32 on
 // two cores with AVX-512. Element-wise nodes, norms and moves take as long as there.
 constexpr std::int64_t kLeastMultiplyAdds = 1'000'000;
-// Rows that a product is taken to have where the graph does not say: a short text.
+// Rows that a product is taken to have where the graph does not say: a short text, or one step in a
+// body, whose run an If may skip and a Loop repeats.
 constexpr std::int64_t kUnknownRows = 16;
+constexpr std::int64_t kUnknownRowsOfBody = 1;
 
 // Operators whose time is not in their constant weights: attention, mixtures of experts.
 bool is_large(const Node& node) {
@@ -29,12 +31,12 @@ bool is_large(const Node& node) {
   return node.domain == kDomain || std::ranges::find(kLarge, node.op_type) != kLarge.end();
 }
 
-std::int64_t work_of(const Node& node) {
+std::int64_t work_of(const Node& node, std::int64_t unknown_rows) {
   // Convolutions are computed in f32, no faster than in ONNX Runtime.
   if (node.op_type == "Conv") return 0;
   const Product product = product_of(node);
   const bool has_rows = product.rows > 1;
-  return product.multiply_adds * (has_rows ? product.rows : kUnknownRows);
+  return product.multiply_adds * (has_rows ? product.rows : unknown_rows);
 }
 
 constexpr std::string_view kDequantize = "DequantizeLinear";
@@ -153,12 +155,13 @@ std::vector<std::string> left_patterns(const Device& device, const std::vector<G
   return QuantizedPatterns(device, nodes).take();
 }
 
-void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions) {
+void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body) {
+  const std::int64_t unknown_rows = is_body ? kUnknownRowsOfBody : kUnknownRows;
   std::erase_if(partitions.taken, [&](const std::vector<std::size_t>& partition) {
     std::int64_t work = 0;
     for (const std::size_t index : partition) {
       if (is_large(nodes[index].node)) return false;
-      work += work_of(nodes[index].node);
+      work += work_of(nodes[index].node, unknown_rows);
     }
     if (work >= kLeastMultiplyAdds) return false;
     for (const std::size_t index : partition)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ep/model/graph.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -138,9 +139,8 @@ Value read_tensor(const Api& api, const OrtOpAttr* attribute, std::string name) 
   return value;
 }
 
-std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribute) {
-  ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
-  api.call(ort::OpAttr_GetType, attribute, &type);
+std::optional<Attribute> read_attribute(const Api& api, const OrtOpAttr* attribute,
+                                        ort::OrtOpAttrType type) {
   switch (type) {
     case ort::ORT_OP_ATTR_INT:
       return read_element<std::int64_t>(api, attribute, type);
@@ -173,6 +173,17 @@ std::string read_values(const Api& api, Initializers& initializers,
   return unsupported;
 }
 
+// The attribute's type; undefined for the kinds that ORT's API does not know, such as types.
+ort::OrtOpAttrType type_of(const Api& api, const OrtOpAttr* attribute) {
+  ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
+  try {
+    api.call(ort::OpAttr_GetType, attribute, &type);
+  } catch (const Error&) {
+    return ort::ORT_OP_ATTR_UNDEFINED;
+  }
+  return type;
+}
+
 // Reads the attributes; tensors among them are appended to the node's inputs, as constants. Returns
 // the reason why no device can take one of the attributes; empty if it can.
 std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
@@ -180,8 +191,7 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
   for (const OrtOpAttr* attribute :
        list<OrtOpAttr>(api, handle, ort::Node_GetNumAttributes, ort::Node_GetAttributes)) {
     const std::string name = text(api, attribute, ort::OpAttr_GetName);
-    ort::OrtOpAttrType type = ort::ORT_OP_ATTR_UNDEFINED;
-    api.call(ort::OpAttr_GetType, attribute, &type);
+    const ort::OrtOpAttrType type = type_of(api, attribute);
     if (type == ort::ORT_OP_ATTR_TENSOR) {
       // The name of an output makes the constant's name unique.
       const std::string unique = node.outputs.empty() ? name : node.outputs[0].name + "." + name;
@@ -191,13 +201,13 @@ std::string read_attributes(const Api& api, const OrtNode* handle, Node& node) {
       } catch (const Error& error) {
         unsupported = "attribute " + std::string(error.what());
       }
-    } else if (std::optional<Attribute> value = read_attribute(api, attribute)) {
+    } else if (std::optional<Attribute> value = read_attribute(api, attribute, type)) {
       node.attributes.emplace(name, std::move(*value));
     } else if (node.op_type == kIf && node.domain.empty()) {
       // read_branches() reads the graphs.
     } else {
       unsupported =
-          "attribute '" + name + "' is a graph or a list of strings, which no device takes";
+          "attribute '" + name + "' is a graph, a type or a list of strings, which no device takes";
     }
   }
   return unsupported;
@@ -241,6 +251,16 @@ std::string read_branches(const Api& api, Initializers& initializers, const OrtN
   return reason.empty() ? read_branch(api, initializers, graphs[1], names[1], node) : reason;
 }
 
+std::size_t count_bodies(const Api& api, const OrtNode* handle, std::size_t subgraphs) {
+  std::vector<const OrtGraph*> graphs(subgraphs);
+  api.call(ort::Node_GetSubgraphs, handle, graphs.data(), subgraphs, nullptr);
+  return static_cast<std::size_t>(std::ranges::count_if(graphs, [&](const OrtGraph* graph) {
+    std::size_t nodes = 0;
+    api.call(ort::Graph_GetNumNodes, graph, &nodes);
+    return nodes > 0;
+  }));
+}
+
 // The node's name in the model, or, if it has none, that of its first output.
 std::string name_of_node(const Api& api, const OrtNode* handle, const std::vector<Value>& outputs) {
   std::string name = text(api, handle, ort::Node_GetName);
@@ -271,15 +291,22 @@ GraphNode read_node(const Api& api, Initializers& initializers, const OrtNode* h
 
   std::size_t subgraphs = 0;
   api.call(ort::Node_GetNumSubgraphs, handle, &subgraphs);
+  api.call(ort::Node_GetId, handle, &result.number);
+  result.is_control_flow = is_control_flow(api, handle);
+  if (result.is_control_flow) result.bodies = count_bodies(api, handle, subgraphs);
   if (node.op_type == kIf && node.domain.empty() && subgraphs == 2) {
     const std::string reason = read_branches(api, initializers, handle, node);
     if (result.unsupported.empty()) result.unsupported = reason;
   }
   if (subgraphs > 0) {
     result.has_subgraphs = true;
-    result.implicit_inputs =
-        names_of_values(api, list<OrtValueInfo>(api, handle, ort::Node_GetNumImplicitInputs,
-                                                ort::Node_GetImplicitInputs));
+    for (const OrtValueInfo* info : list<OrtValueInfo>(api, handle, ort::Node_GetNumImplicitInputs,
+                                                       ort::Node_GetImplicitInputs)) {
+      result.implicit_inputs.push_back(name_of_value(api, info));
+      bool is_constant = false;
+      api.call(ort::ValueInfo_IsConstantInitializer, info, &is_constant);
+      if (is_constant) result.implicit_constants.push_back(result.implicit_inputs.back());
+    }
   }
   return result;
 }
@@ -328,6 +355,13 @@ OperatorSets operator_sets(const Api& api, const OrtGraph* graph) {
   OperatorSets sets;
   for (std::size_t i = 0; i < count; ++i) sets.emplace_back(domains[i], versions[i]);
   return sets;
+}
+
+bool is_control_flow(const Api& api, const OrtNode* node) {
+  const std::string domain = text(api, node, ort::Node_GetDomain);
+  const std::string op_type = text(api, node, ort::Node_GetOperatorType);
+  return (domain.empty() || domain == "ai.onnx") &&
+         (op_type == kIf || op_type == "Loop" || op_type == "Scan");
 }
 
 std::vector<GraphNode> read_graph(const Api& api, const OrtGraph* graph) {

@@ -89,7 +89,7 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
 
 class Placed(Protocol):
     def __call__(
-        self, model: str | onnx.ModelProto, options: dict[str, str] | None = None, **arguments: Any
+        self, model: str | onnx.ModelProto | Path, options: dict[str, str] | None = None, **arguments: Any
     ) -> tuple[onnxruntime.InferenceSession, dict[str, Any]]: ...
 
 
@@ -98,7 +98,7 @@ def placed(make_session: MakeSession, tmp_path: Path) -> Placed:
     """Makes a session, and returns it with its placement report."""
 
     def make(
-        model: str | onnx.ModelProto, options: dict[str, str] | None = None, **arguments: Any
+        model: str | onnx.ModelProto | Path, options: dict[str, str] | None = None, **arguments: Any
     ) -> tuple[onnxruntime.InferenceSession, dict[str, Any]]:
         path = tmp_path / "placement.json"
         path.unlink(missing_ok=True)

@@ -113,7 +113,7 @@ def test_placement_is_written_to_file(make_session: MakeSession, tmp_path: Path)
     assert placement["summary"].startswith("FlowNPU: 1 of 2 nodes")
     assert placement["left"][0]["node"] == f"Det '{name}'"
     facts = "nodes claimed elsewhere partitions multiply_adds claimed_multiply_adds device why summary whole_prompts"
-    assert " ".join(placement) == f"{facts} lowered on_host left inlined"
+    assert " ".join(placement) == f"{facts} lowered on_host left inlined control_flow"
 
 
 @pytest.mark.parametrize(("size", "share"), [("4, 4", " and 14.3 % of multiply-adds"), ("H, W", "")])

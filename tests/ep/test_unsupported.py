@@ -101,35 +101,6 @@ def test_tensor_attribute_of_unsupported_type_is_named(make_session: MakeSession
     assert "ConstantOfShape 'c': value 'c' has type double, which no device takes" in str(raised.value)
 
 
-# Only the branches read `a`: an edge of the graph that no input list shows.
-CONTROL_FLOW = """g (float[2] x, bool c) => (float[2] z) {
-    a = Add(x, x)
-    b = If (c) <then_branch = t () => (float[2] p) { p = Mul(a, x) },
-                else_branch = e () => (float[2] q) { q = Identity(a) }>
-    d = Add(b, a)
-    z = Mul(d, x)
-}"""
-
-
-def test_control_flow_is_left_whole(make_session: MakeSession, placed: Placed) -> None:
-    with pytest.raises(Exception, match=r"take 1 of the model's 4 nodes.*\n.*If 'b': its then_branch computes 'p'"):
-        make_session(CONTROL_FLOW)
-    session, placement = placed(CONTROL_FLOW, {"on_unsupported": "cpu"})
-    assert (placement["nodes"], placement["claimed"], placement["partitions"]) == (4, 3, 2)
-    for condition in (True, False):
-        inputs = {"x": np.array([2, 3], np.float32), "c": np.array(condition)}
-        np.testing.assert_array_equal(session.run(None, inputs)[0], reference(CONTROL_FLOW, inputs)[0])
-
-
-def test_graph_of_control_flow_alone_is_refused(make_session: MakeSession) -> None:
-    graph = """g (float[2] x, bool c) => (float[2] z) {
-        z = If (c) <then_branch = t () => (float[2] p) { p = Mul(x, x) },
-                    else_branch = e () => (float[2] q) { q = Add(x, x) }>
-    }"""
-    with pytest.raises(Exception, match="does not take 1 of the model's 1 nodes"):
-        make_session(graph)
-
-
 FUNCTIONS = """<ir_version: 10, opset_import: ["": 21, "%(domain)s": 1]>
 g (float[3] x, float[3] y) => (float[3] z) { a = Add(x, y)  [call] z = %(domain)s.Twice:%(overload)s(a, x) }
 <domain: "%(domain)s", overload: "%(overload)s", opset_import: ["": 21]>

@@ -58,7 +58,8 @@ class Placement:
     Attributes:
         summary: the provider's own line: nodes, share of multiply-adds, the device and why it was chosen.
         device: the device's description.
-        nodes: the file's nodes in their order, then those that ONNX Runtime made when it optimised the graph.
+        nodes: the file's nodes in their order, those of bodies after their If, Loop or Scan; then those that ONNX
+            Runtime made when it optimised the graph.
         whole_prompts: for each partition that computes long prompts at once, the reason.
     """
 
@@ -135,8 +136,9 @@ def by_layer(nodes: tuple[Place, ...]) -> list[tuple[str, list[Place]]]:
 
 def _places(graph: Any, assigned: dict[str, tuple[str, str]], report: dict[str, Any]) -> list[Place]:
     reasons, on_host, inlined = (_reasons(report[kind]) for kind in ("left", "on_host", "inlined"))
+    reasons |= _reasons(report["control_flow"])
     places, seen = [], set()
-    for node in graph:
+    for node in graph.all_nodes():
         if node.op_type == "Constant":  # a value, which is not computed
             continue
         name = node.name or ""

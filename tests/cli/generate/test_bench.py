@@ -262,7 +262,7 @@ def test_ctrl_c_ends_command_and_its_processes(start, model, tmp_path):
     deadline = time.monotonic() + 60
     while not (children := child_processes(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(2)  # some runs
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert children

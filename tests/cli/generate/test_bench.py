@@ -18,7 +18,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.machine import Machine
 from flownpu.model.summary import summarize
 
-CPU = ("--provider", "cpu")
+CPU = ("--device", "cpu")
 SMALL = ("--prompt", 40, "--generate", 5, "--repeats", 1)
 
 # An engine that reads a token in 1 ms and generates one in 4 ms; `mood` comes with the options.

@@ -58,7 +58,7 @@ def untrained(shape):
 
 MODELS = {
     "gemma3-topics": trained,
-    "llama with biases": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu", output_bias=True)),
+    "qwen3 with biases": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu", qk_norm=True, output_bias=True)),
     "gemma2": untrained(LayerShape(288, 8, 4, 32, 640, "geglu", post_norms=True, softcap=2.0)),
     "olmo2": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **OLMO)),
 }
@@ -114,7 +114,7 @@ def in_place(place):
     ("name", "kind", "turns"),
     [
         ("gemma3-topics", "bfp16", (64, 37)),
-        ("llama with biases", "bf16", (50, 64)),
+        ("qwen3 with biases", "bf16", (50, 64)),
         ("gemma2", "bf16", (64, 37)),
         ("olmo2", "bfp16", (50, 64)),
     ],

@@ -23,6 +23,7 @@ OPTIONS = {
     "qwen3": ("accuracy_level=0", "disable_qkv_fusion=true"),
     "topics": ("accuracy_level=0",),
     "topics in blocks of 16": ("accuracy_level=0", "block_size=16"),
+    **dict.fromkeys(OTHER_CONFIGS, ("accuracy_level=0",)),
 }
 
 
@@ -42,15 +43,6 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def other_exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """GenAI model folders of the families in OTHER_CONFIGS: tiny random ones."""
-    folder = tmp_path_factory.mktemp("other exports")
-    checkpoints = {name: make_checkpoint(name, folder / f"{name}-checkpoint") for name in OTHER_CONFIGS}
-    export(*(Export(str(path), str(folder / name), ("accuracy_level=0",)) for name, path in checkpoints.items()))
-    return {name: folder / name for name in OTHER_CONFIGS}
-
-
-@pytest.fixture(scope="session")
 def optimum_python() -> Path:
     """The interpreter of optimum's environment; tests that need it are skipped where it cannot be installed."""
     try:
@@ -62,9 +54,9 @@ def optimum_python() -> Path:
 @pytest.fixture(scope="session")
 def optimum_exports(optimum_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """optimum's exports of tiny random models, by name."""
-    folder = tmp_path_factory.mktemp("optimum")
-    optimum_export.call(optimum_python, "export", output=folder, names=list(optimum_export.TASKS))
-    return {name: folder / name for name in optimum_export.TASKS}
+    folder, names = tmp_path_factory.mktemp("optimum"), [*optimum_export.TASKS, optimum_export.WIDE]
+    optimum_export.call(optimum_python, "export", output=folder, names=names)
+    return {name: folder / name for name in names}
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 """Folded exports of optimum compute what the exports themselves compute with the same weights."""
 
 import json
+import re
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,15 @@ from flownpu.convert import ConversionError, convert
 from flownpu.convert.sources.optimum_cache import unlike_the_graph
 from flownpu.embed import EmbeddingModel
 from flownpu.graph_rewrites.testing import Array
-from tests.convert.conftest import write_tiny
-from tests.families.checkpoints import for_transformers_4
 from tests.rewrites.optimum_export import (
     DECODER,
     DECODERS,
     ENCODER,
     NEW_TOKENS,
     TASKS,
+    WIDE,
+    WIDE_SIZE,
     WINDOW,
-    ExporterError,
     call,
     family,
 )
@@ -115,15 +116,16 @@ def generated(
         mask[0, slice(None, 4) if pad == "left" else slice(-4, None)] = 0
         inputs = folder / f"{pad}.npz"
         np.savez(inputs, input_ids=np.where(mask == 1, ids, DECODER["pad_token_id"]), attention_mask=mask)
-        for name in DECODERS:
-            for engine, (models, provider, options) in engines.items():
-                runs[name, pad, engine] = {
-                    "model": str(models[name]),
-                    "provider": provider,
-                    "options": options,
-                    "inputs": str(inputs),
-                    "output": str(folder / f"{name}-{pad}-{engine}.npz"),
-                }
+        for name, engine in [*product(DECODERS, engines), *product([WIDE], [*engines, "not told"])]:
+            models, provider, options = engines["reference" if engine == "not told" else engine]
+            runs[name, pad, engine] = {
+                "model": str(models[name]),
+                "provider": provider,
+                "options": options,
+                "inputs": str(inputs),
+                "output": str(folder / f"{name}-{pad}-{engine}.npz"),
+                "head_size": WIDE_SIZE if name == WIDE and engine != "not told" else 0,
+            }
     call(optimum_python, "generate", library=str(library), runs=list(runs.values()))
     return {key: dict(np.load(run["output"])) for key, run in runs.items()}
 
@@ -166,24 +168,14 @@ def test_inputs_unlike_graph_are_named_with_remedy(family: str, size: int, mend:
 
 
 def test_optimum_feeds_no_heads_of_their_own_size(
-    optimum_python: Path, library: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    generated: Any, optimum_exports: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Heads of 64 where hidden size / heads is 32: the error and the setting of docs/use/bring-your-model.md."""
-    tiny = write_tiny("qwen3", tmp_path / "checkpoint", hidden_size=128, num_attention_heads=4, head_dim=64)
-    ids = np.random.default_rng(9).integers(4, 260, (1, 10))
-    expected = tiny.logits(ids)[0, -1]
-    for_transformers_4(tiny.folder)
-    call(optimum_python, "export_checkpoint", checkpoint=tiny.folder, output=tmp_path / "export")
-    convert(tmp_path / "export", tmp_path / "model")
+    convert(optimum_exports[WIDE], tmp_path / "model")
     assert "feeds 2 heads of 32 where this graph takes 2 of 64" in caplog.text
-    np.savez(tmp_path / "inputs.npz", input_ids=ids, attention_mask=np.ones_like(ids))
-    run = {"inputs": tmp_path / "inputs.npz", "output": tmp_path / "output.npz"}
-    ours = {**run, "model": tmp_path / "model", "provider": EP, "options": OPTIONS, "head_size": 64}
-    stock = {**run, "model": tmp_path / "export", "provider": "CPUExecutionProvider", "options": {}}
-    with pytest.raises(ExporterError, match=r"past_key_values.*\n.*Got: 32 Expected: 64"):
-        call(optimum_python, "generate", library=library, runs=[ours, stock])
-    logits = np.load(tmp_path / "output.npz")["logits"][0, 0]
-    assert np.linalg.norm(logits - expected) <= BFLOAT16_TOLERANCE * np.linalg.norm(expected)
+    assert re.search(r"past_key_values.*\n.*Got: 32 Expected: 64", str(generated[WIDE, "left", "not told"]["error"]))
+    expected, found = (generated[WIDE, "left", engine]["logits"][:, 0] for engine in ("reference", "flownpu"))
+    assert np.linalg.norm(found - expected) <= BFLOAT16_TOLERANCE * np.linalg.norm(expected)
 
 
 def _changed(source: Path, folder: Path, change: Any) -> Path:

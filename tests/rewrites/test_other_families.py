@@ -14,9 +14,9 @@ from tests.rewrites.test_sources import OPTIONS, check_placement, check_tokens, 
 
 @pytest.mark.parametrize("name", OTHER_CONFIGS)
 def test_exports_give_logits_of_transformers(
-    name: str, other_exports: dict[str, Path], tmp_path: Path, ep_devices: list[Any]
+    name: str, exports: dict[str, Path], tmp_path: Path, ep_devices: list[Any]
 ) -> None:
-    export, layers = other_exports[name], SIZES["num_hidden_layers"]
+    export, layers = exports[name], SIZES["num_hidden_layers"]
     convert(export, tmp_path / "model", kv_dtype="fp32")
     reports = {tmp_path / f"{i}.json": folder for i, folder in enumerate((export, tmp_path / "model"))}
     decoders = [

@@ -13,7 +13,7 @@ import pytest
 from flownpu.generate.conversation import Conversation
 from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 
-CPU = ("--provider", "cpu")
+CPU = ("--device", "cpu")
 GREEDY = Sampling(temperature=0)
 
 

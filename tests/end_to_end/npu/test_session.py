@@ -25,7 +25,7 @@ from tests.npu.xdna_driver_artifacts import build_for_xdna_driver, write_for_xdn
 CONTEXT = 128
 STEPS = 1 + 6  # the prompt's and six tokens'
 TURNS = 512  # tokens of a conversation
-SESSIONS = 20
+SESSIONS = 10
 DRIVER_LOG_HERE = "the driver's message is in `sudo dmesg`"
 
 
@@ -105,8 +105,8 @@ def conversations(
 
 @pytest.mark.parametrize("name", DRIVERS)
 def test_conversation_over_xrt_equals_emulator(name: str, conversations: dict[str, Any]) -> None:
-    """A prompt beyond the window, 32 tokens, a second turn, a rewind: the same logits, bit by bit."""
-    assert [len(tokens) for tokens in conversations[name]["tokens"]] == [32, 8, 8]
+    """A prompt beyond the window, 8 tokens, a second turn, a rewind: the same logits, bit by bit."""
+    assert [len(tokens) for tokens in conversations[name]["tokens"]] == [8, 4, 4]
     assert conversations[name] == conversations["emulate"]
 
 
@@ -149,13 +149,8 @@ def test_array_logits_are_near_cpu(sessions: dict[str, Any]) -> None:
 
 REASONS = {
     "error": ["the array ended with an error", DRIVER_LOG_HERE],
-    "watchdog": ["the driver's watchdog ended it (timeout)", DRIVER_LOG_HERE],
     "hang": ["the array did not answer within 5000 ms (timeout)", DRIVER_LOG_HERE],
     "lost": ["the NPU is gone: ", "`flownpu doctor` tells"],
-    "submit": ["EXEC_CMD", DRIVER_LOG_HERE],
-    "permission": ["EXEC_CMD", "Permission denied", JOIN_THE_GROUP],
-    "no memory": ["EXEC_CMD", "Cannot allocate memory", FULL],
-    "locked memory": ["EXEC_CMD", MORE_LOCKED_MEMORY, MORE_LOCKED_MEMORY_OF_ROOT],
     "firmware": ["firmware 1.0.0.63, XRT 2.25: ", "EXEC_CMD", TOO_OLD, "`flownpu doctor MODEL`"],
 }
 

@@ -320,38 +320,34 @@ def cum_sum(node: Node) -> Samples:
 
 
 def softmax(node: Node) -> Samples:
+    """Softmax and LogSoftmax; before opset 13 over all axes from one on."""
     x = node.float(0)
     axis = node.attributes.get("axis", 1 if node.opset < 13 else -1)
-    rows = x.shape if node.opset >= 13 else (int(np.prod(x.shape[:axis], dtype=np.int64)), -1)
     if not x.numbers.size:
         return x
+    size = x.shape[axis] if node.opset >= 13 else int(np.prod(x.shape[axis:], dtype=np.int64))
 
-    def once(array: Array) -> Array:
-        flat, along = array.reshape(rows), axis if node.opset >= 13 else -1
-        powers = np.exp(flat - flat.max(axis=along, keepdims=True))
-        return (powers / powers.sum(axis=along, keepdims=True)).reshape(x.shape)
+    def less_the_largest(array: Array) -> Array:
+        rows = np.moveaxis(array, axis, -1) if node.opset >= 13 else array.reshape(-1, size)
+        return rows - rows.max(axis=-1, keepdims=True)
 
-    # The exponents are rounded differences; a sum of n and a quotient follow. Far below the others, one may be 0.
-    terms = x.shape[axis] if node.opset >= 13 else int(np.prod(x.shape[axis:], dtype=np.int64))
-    return x.shaken(2 * unit(x.dtype)).map(once).rounded(FUNCTION_UNITS + terms, least=1e-36)
+    def as_before(rows: Array) -> Array:
+        return np.moveaxis(rows, -1, axis) if node.opset >= 13 else rows.reshape(x.shape)
 
+    def quotient(array: Array) -> Array:
+        powers = np.exp(less_the_largest(array))
+        return as_before(powers / powers.sum(axis=-1, keepdims=True))
 
-def log_softmax(node: Node) -> Samples:
-    x = node.float(0)
-    axis = node.attributes.get("axis", 1 if node.opset < 13 else -1)
-    rows = x.shape if node.opset >= 13 else (int(np.prod(x.shape[:axis], dtype=np.int64)), -1)
-    if not x.numbers.size:
-        return x
+    def logarithm(array: Array) -> Array:
+        rows = less_the_largest(array)
+        return as_before(rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True)))
 
-    def once(array: Array) -> Array:
-        flat, along = array.reshape(rows), axis if node.opset >= 13 else -1
-        less = flat - flat.max(axis=along, keepdims=True)
-        return (less - np.log(np.exp(less).sum(axis=along, keepdims=True))).reshape(x.shape)
-
+    if node.op_type == "Softmax":
+        # The exponents are rounded differences; a sum and a quotient follow. Far below the others, one may be 0.
+        return x.shaken(2 * unit(x.dtype)).map(quotient).rounded(FUNCTION_UNITS + size, least=1e-36)
     # The logarithm's argument, from 1 to n on, is a sum of n; differences are of the size of the largest number.
-    terms = x.shape[axis] if node.opset >= 13 else int(np.prod(x.shape[axis:], dtype=np.int64))
-    size = np.nan_to_num(np.abs(x.numbers).max(), nan=0, posinf=0)
-    return x.map(once).shaken(absolute=unit(x.dtype) * (4 * size + FUNCTION_UNITS + 2 * terms)).rounded(2.0)
+    most = np.nan_to_num(np.abs(x.numbers).max(), nan=0, posinf=0)
+    return x.map(logarithm).shaken(absolute=unit(x.dtype) * (4 * most + FUNCTION_UNITS + 2 * size)).rounded(2.0)
 
 
 def norm(node: Node, x: Samples, scale: Samples, *, centred: bool = False, epsilon: float = 1e-5) -> Samples:
@@ -406,7 +402,6 @@ TABLE: Table = {
     ("", "Swish"): swish,
     ("com.microsoft", "QuickGelu"): swish,
     ("com.microsoft", "BiasGelu"): bias_gelu,
-    ("", "LogSoftmax"): log_softmax,
     ("", "Erf"): partial(simple, units=FUNCTION_UNITS),
     ("", "Sigmoid"): sigmoid,
     ("", "Reciprocal"): lambda node: quotient_of(of(np.ones(node.float(0).shape, node.float(0).dtype)), node.float(0)),
@@ -422,6 +417,7 @@ TABLE: Table = {
     ("", "ArgMax"): arg_max,
     ("", "CumSum"): cum_sum,
     ("", "Softmax"): softmax,
+    ("", "LogSoftmax"): softmax,
     ("", "LayerNormalization"): layer_norm,
     **{
         ("", name): lambda node: [norm(node, node.float(0), node.float(1)), None]

@@ -30,7 +30,7 @@ def test_campaign_short_form_finds_nothing(tmp_path: Path) -> None:
     async def attack() -> Campaign:
         known = await Neighbours.alone(server.port, questions(), SECONDS)
         campaign = Campaign(server, known, 8, 1, bounds=Bounds(in_time=SECONDS, late=2 * SECONDS))
-        await campaign.run(8)
+        await campaign.run(4)
         return campaign
 
     with served(command_of(tmp_path / "models", embedding=False, request_seconds=20)) as server:
@@ -38,7 +38,7 @@ def test_campaign_short_form_finds_nothing(tmp_path: Path) -> None:
     report.write(found, tmp_path)
     assert [(finding.request and finding.request.kind, finding.fault) for finding in found.findings] == []
     assert found.statuses["neighbour"].keys() == {"200"}
-    assert len(found.statuses) > len(KINDS) / 2
+    assert len(found.statuses) > len(KINDS) / 3
     assert f"{found.requests} requests, 0 findings" in report.text_of(found)
 
 

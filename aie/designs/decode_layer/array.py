@@ -229,8 +229,8 @@ def projecting_words(phases: Sequence[Phase | None], column: int, layers: int) -
     word 13: layers.
 
     The three of a phase: blocks in a row; rows of a stream; rows that the span shares. Rows are plain ones + 1024 x
-    gated ones; the word of shared rows has 65536 x the tile that sharing starts with in addition. A phase None is passed
-    over.
+    gated ones; the word of shared rows has 65536 x the tile that sharing starts with in addition. A phase that is None
+    has no blocks.
     """
     words: list[int | None] = [len(phases)]
     for phase in phases:

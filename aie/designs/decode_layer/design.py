@@ -243,7 +243,7 @@ class DecodeLayer:
         return self._program(types, steps)
 
     def _program(self, buffers: Mapping[str, Any], steps: Callable[..., LayerSequence]) -> Program:
-        """The array with a sequence; `buffers`: its host buffers' types, by name, which `steps` gets after the array."""
+        """The array with a sequence. `buffers`: its host buffers' types, by name; `steps` gets them after the array."""
         array = build(self.attention).of_a_sequence()
 
         def sequence(ends: list[Any], *given: Any) -> None:

@@ -189,10 +189,10 @@ class LayerSequence:
         """Write attention's words. A layer with the previous layer's sweep needs no new ones, at any position."""
         moving = 0 if part is not None and part == self._told else MOVING
         self._told = part
-        for number, words in enumerate(self._way.words(self.token, part)):
-            if not self.layers:  # a core reads the first word, where there is one, also if it attends to nothing
-                words = [words[0] or 0, *words[1:]]
-            self._array.attending.write(1 + number, words, moving=moving)
+        for number, (first, *others) in enumerate(self._way.words(self.token, part)):
+            # A core reads the first word also if it attends to nothing.
+            known = first if self.layers else 0
+            self._array.attending.write(1 + number, [known, *others], moving=moving)
 
     def _start_projecting(self, phases: Sequence[Phase | None], lines: list[int], layers: int) -> None:
         projecting, columns = self._array.projecting, self._way.columns

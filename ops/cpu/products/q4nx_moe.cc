@@ -16,6 +16,7 @@
 #include "ops/cpu/products/expert_rows.h"
 #include "ops/cpu/products/q4nx_matmul.h"
 #include "ops/cpu/products/q4nx_product.h"
+#include "ops/cpu/products/router.h"
 #include "ops/error.h"
 #include "ops/nodes/q4nx_moe.h"
 
@@ -38,7 +39,7 @@ class Q4NXMoE final : public Step {
         per_row_(node.required_integer("experts_per_token")),
         hidden_(node.required_integer("hidden_size")),
         inner_(node.required_integer("expert_size")),
-        normalize_(node.integer("normalize_routing_weights", 1) != 0),
+        router_{experts_, per_row_, hidden_, node.integer("normalize_routing_weights", 1) != 0},
         gate_up_(context, hidden_, gating_of(node, "swiglu")),
         down_(context, inner_, Gating::kNone) {
     if (per_row_ > experts_) {
@@ -92,13 +93,15 @@ class Q4NXMoE final : public Step {
     Work work(*this, scratch, rows);
     const float* x = inputs[kMoeX].as<const float>();
     if (has_router_) {
-      rank(x, DenseWeight{inputs[kMoeRouter].data, router_type_, hidden_, experts_, true}, rows,
-           work);
+      router_.rank(context_.kernels, *context_.pool,
+                   DenseWeight{inputs[kMoeRouter].data, router_type_, hidden_, experts_, true}, x,
+                   rows, work.logits);
     } else {
       std::memcpy(work.logits, inputs[kMoeLogits].data,
                   static_cast<std::size_t>(rows * experts_) * sizeof(float));
     }
-    route(rows, work);
+    router_.choose(context_.kernels, *context_.pool, rows, work.logits, work.by_expert.chosen(),
+                   work.by_expert.weights());
     work.by_expert.sort();
     if (elsewhere_ != nullptr && elsewhere_->takes(work.by_expert)) {
       elsewhere_->answer(x, work.by_expert, work.answers);
@@ -157,32 +160,6 @@ class Q4NXMoE final : public Step {
     // The rows that experts compute, in the same order; null if they are not kept.
     float* answers;
   };
-
-  // The router's logits for each row.
-  void rank(const float* x, const DenseWeight& router, std::int64_t rows, const Work& work) const {
-    const std::int64_t threads = context_.pool->threads();
-    const std::int64_t parts = rows < threads ? std::min(threads, experts_) : 1;
-    context_.pool->run(rows * parts, [&](std::int64_t task) {
-      const std::int64_t row = task / parts;
-      const auto [begin, end] = part(experts_, parts, task % parts);
-      context_.kernels.dense_rows(router, x + row * hidden_, 1, begin, end,
-                                  work.logits + row * experts_ + begin);
-    });
-  }
-
-  // The experts of each row, and their weights.
-  void route(std::int64_t rows, Work& work) const {
-    context_.pool->run_rows(rows, [&](std::int64_t row) {
-      float* logits = work.logits + row * experts_;
-      std::int32_t* chosen = work.by_expert.chosen() + row * per_row_;
-      float* weights = work.by_expert.weights() + row * per_row_;
-      choose_experts({logits, static_cast<std::size_t>(experts_)},
-                     {chosen, static_cast<std::size_t>(per_row_)});
-      if (!normalize_) context_.kernels.softmax(logits, logits, experts_);
-      for (std::int64_t i = 0; i < per_row_; ++i) weights[i] = logits[chosen[i]];
-      if (normalize_) context_.kernels.softmax(weights, weights, per_row_);
-    });
-  }
 
   // Rounds the row of each place for a product of as many rows as its group has.
   template <typename Source>
@@ -284,7 +261,7 @@ class Q4NXMoE final : public Step {
   std::int64_t per_row_;
   std::int64_t hidden_;
   std::int64_t inner_;
-  bool normalize_;
+  Router router_;
   Q4NXProduct gate_up_;
   Q4NXProduct down_;
   bool has_router_ = false;

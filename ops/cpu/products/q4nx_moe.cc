@@ -31,7 +31,8 @@ constexpr std::int64_t kKeptBytes = 2 << 20;
 class Q4NXMoE final : public Step {
  public:
   Q4NXMoE(const Node& node, const Context& context,
-          std::unique_ptr<ExpertProducts> elsewhere = nullptr)
+          std::unique_ptr<ExpertProducts> elsewhere = nullptr,
+          const std::optional<ExpertPlaces>& places = std::nullopt)
       : context_(context),
         elsewhere_(std::move(elsewhere)),
         name_(to_string(node)),
@@ -62,6 +63,9 @@ class Q4NXMoE final : public Step {
     outer_blocks_ = q4nx::row_blocks(hidden_);
     gate_up_layout_ = q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_);
     down_layout_ = q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_);
+    places_ = places.value_or(
+        ExpertPlaces{.gate_up = 2 * inner_blocks_ * gate_up_layout_.row_bytes(hidden_),
+                     .down = outer_blocks_ * down_layout_.row_bytes(inner_)});
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -178,8 +182,11 @@ class Q4NXMoE final : public Step {
     context_.pool->run(tasks, [&](std::int64_t number) {
       const auto [group, index, parts] = work.by_expert.task(number);
       const auto [begin, end] = part(inner_blocks_, parts, index);
-      multiply_group(gate_up_, weight.from(2 * inner_blocks_ * group.expert), inner_blocks_,
-                     work.taken, group, begin, end, work.products, inner_);
+      Q4NXRows gate = weight;
+      gate.bytes += group.expert * places_.gate_up;
+      const std::int64_t to_up = (places_.in_turns ? 1 : inner_blocks_) * weight.row_bytes;
+      if (places_.in_turns) gate.row_bytes *= 2;
+      multiply_group(gate_up_, gate, to_up, work.taken, group, begin, end, work.products, inner_);
     });
   }
 
@@ -188,9 +195,14 @@ class Q4NXMoE final : public Step {
     context_.pool->run(tasks, [&](std::int64_t number) {
       const auto [group, index, parts] = work.by_expert.task(number);
       const auto [begin, end] = part(outer_blocks_, parts, index);
-      multiply_group(down_, weight.from(group.expert * outer_blocks_), 0, work.inside, group, begin,
-                     end, work.answers, hidden_);
+      multiply_group(down_, down_of(weight, group), 0, work.inside, group, begin, end, work.answers,
+                     hidden_);
     });
+  }
+
+  Q4NXRows down_of(Q4NXRows weight, const ExpertRows& group) const {
+    weight.bytes += group.expert * places_.down;
+    return weight;
   }
 
   // y[place][m] of a group's rows and some rows of blocks.
@@ -230,7 +242,7 @@ class Q4NXMoE final : public Step {
       for (std::int64_t row = 0; row < rows; ++row)
         std::fill_n(y + row * hidden_ + column, columns, 0.0F);
       for (const ExpertRows& group : work.by_expert.groups()) {
-        down_.multiply(weight.from(group.expert * outer_blocks_), 0,
+        down_.multiply(down_of(weight, group), 0,
                        down_.rows_of(work.inside, group.first, group.count), 0, group.count, begin,
                        end, [&](const float* made, std::int64_t block, std::int64_t blocks) {
                          add_group(made, block, blocks, group, work, y);
@@ -270,6 +282,7 @@ class Q4NXMoE final : public Step {
   std::int64_t outer_blocks_ = 0;
   q4nx::Layout gate_up_layout_;
   q4nx::Layout down_layout_;
+  ExpertPlaces places_;
 };
 
 std::unique_ptr<Step> make_alone(const Node& node, const Context& context) {
@@ -283,10 +296,11 @@ constexpr Operator kOperators[] = {{kQ4nxMoe, make_alone}};
 std::span<const Operator> q4nx_moe_operators() { return kOperators; }
 
 std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context,
-                                    std::unique_ptr<ExpertProducts> elsewhere) {
+                                    std::unique_ptr<ExpertProducts> elsewhere,
+                                    const std::optional<ExpertPlaces>& places) {
   return std::make_unique<CheckedStep>(
       kOperators[0].contract, to_string(node),
-      std::make_unique<Q4NXMoE>(node, context, std::move(elsewhere)));
+      std::make_unique<Q4NXMoE>(node, context, std::move(elsewhere), places));
 }
 
 }  // namespace flownpu::cpu

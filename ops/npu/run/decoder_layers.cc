@@ -79,9 +79,12 @@ DecoderShape read_shape(const Node& node) {
 
 // The experts of the decoder, which become the host's, too; null if there are none.
 std::shared_ptr<LayerExperts> experts_of(const Node& node, const DecoderShape& shape,
-                                         HostCompute& host, const Device& host_device) {
+                                         const ProgramBuffers& buffers, HostCompute& host,
+                                         const cpu::Context& context) {
   if (LayerExperts::inputs(shape) == 0) return nullptr;
-  auto experts = std::make_shared<LayerExperts>(node, shape, host, host_device);
+  Buffer* packed = buffers.find("experts");
+  auto experts = std::make_shared<LayerExperts>(
+      node, shape, context, packed == nullptr ? std::span<std::byte>() : packed->bytes());
   host.experts = experts;
   return experts;
 }
@@ -134,7 +137,8 @@ std::vector<const ProgramRecord*> DecoderPrograms::all() const {
 }
 
 DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
-                             HostCompute host, const Device& host_device)
+                             HostCompute host, const cpu::Context& context,
+                             const Device& host_device)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
       programs_(DecoderPrograms::find(designs_->artifacts(), node)),
@@ -144,7 +148,7 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
                    return upload_rotary(designs_->runtime(), rotary_of(node, shape_), shape_,
                                         bytes);
                  }}}),
-      experts_(experts_of(node, shape_, host, host_device)),
+      experts_(experts_of(node, shape_, buffers_, host, context)),
       decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
     prefill_.emplace_back(designs_, *program, buffers_, host);

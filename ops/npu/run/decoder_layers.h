@@ -43,10 +43,10 @@ struct DecoderPrograms {
 class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
-  // folder has no programs for this decoder, kMemory. `host`: what computes the host's steps;
-  // `host_device`: the LM head of chunks, and experts.
+  // folder has no programs for this decoder, kMemory. `host`: what computes the host's steps, with
+  // experts in `context`; `host_device`: the LM head of chunks.
   DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs, HostCompute host,
-                const Device& host_device);
+                const cpu::Context& context, const Device& host_device);
 
   // Throws Unsupported for more than one sequence, more tokens than the artifacts were built for,
   // or a block for whose size there is no program.

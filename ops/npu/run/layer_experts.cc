@@ -6,7 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "ops/cpu/products/q4nx_moe.h"
 #include "ops/error.h"
+#include "ops/formats/q4nx.h"
+#include "ops/nodes/q4nx_moe.h"
 
 namespace flownpu::npu {
 namespace {
@@ -41,14 +44,42 @@ std::size_t LayerExperts::inputs(const transformer::Decoder& decoder) {
   return decoder.feed_forward().experts > 0 ? kConstants * decoder.layers.size() : 0;
 }
 
-LayerExperts::LayerExperts(const Node& node, const transformer::Decoder& decoder,
-                           const HostCompute& compute, const Device& host)
-    : router_{decoder.feed_forward().experts, decoder.feed_forward().experts_per_token,
-              decoder.hidden, decoder.feed_forward().normalized_experts},
-      kernels_(compute.kernels),
-      pool_(compute.pool) {
-  for (std::size_t layer = 0; layer < decoder.layers.size(); ++layer)
-    steps_.push_back(host.prepare(mixture_of(node, decoder, layer)));
+LayerExperts::LayerExperts(const Node& node, const DecoderShape& shape, const cpu::Context& context,
+                           std::span<const std::byte> packed)
+    : router_{shape.feed_forward().experts, shape.feed_forward().experts_per_token, shape.hidden,
+              shape.feed_forward().normalized_experts},
+      context_(context) {
+  const auto [qkv, output, gate_up, down] = shape.projections();
+  const std::size_t expert = gate_up.bytes() + down.bytes();
+  const auto stride = static_cast<std::int64_t>(expert);
+  const cpu::ExpertPlaces places{.gate_up = stride, .down = stride, .in_turns = true};
+  for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
+    Node mixture = mixture_of(node, shape, layer);
+    if (packed.empty()) {
+      steps_.push_back(cpu::make_q4nx_moe(mixture, context, nullptr));
+      continue;
+    }
+    const std::byte* first =
+        packed.data() + layer * static_cast<std::size_t>(router_.experts) * expert;
+    std::array<Tensor, 2>& weights = packed_.emplace_back();
+    weights[0].data = const_cast<std::byte*>(first);
+    weights[1].data = const_cast<std::byte*>(first + gate_up.bytes());
+    // Shapes as of weights that follow one another, which tell the layout of blocks.
+    const std::int64_t inner = q4nx::row_blocks(shape.feed_forward().size) * q4nx::kBlockRows;
+    weights[0].shape = q4nx::blocks_shape(router_.experts * 2 * inner, shape.hidden, q4nx::kWide);
+    const std::int64_t outer = q4nx::row_blocks(shape.hidden) * q4nx::kBlockRows;
+    weights[1].shape =
+        q4nx::blocks_shape(router_.experts * outer, shape.feed_forward().size, q4nx::kWide);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      weights[i].type = DataType::kUInt8;
+      Value& value = mixture.inputs[kMoeGateUp + i];
+      value = {.name = value.name,
+               .type = DataType::kUInt8,
+               .shape = weights[i].shape,
+               .constant = weights[i].data};
+    }
+    steps_.push_back(cpu::make_q4nx_moe(mixture, context, nullptr, places));
+  }
 }
 
 std::span<const Tensor> LayerExperts::constants_of(std::size_t layer, std::size_t elements) const {
@@ -62,8 +93,10 @@ std::span<const Tensor> LayerExperts::constants_of(std::size_t layer, std::size_
 void LayerExperts::answer(std::size_t layer, std::span<float> x, std::span<float> answers) const {
   const Shape shape{static_cast<std::int64_t>(x.size()) / router_.hidden, router_.hidden};
   const std::span<const Tensor> constants = constants_of(layer, x.size());
-  const std::array inputs{Tensor{.data = x.data(), .shape = shape}, constants[0], constants[1],
-                          constants[2]};
+  const bool own = packed_.empty();
+  const std::array inputs{Tensor{.data = x.data(), .shape = shape}, constants[0],
+                          own ? constants[1] : packed_[layer][0],
+                          own ? constants[2] : packed_[layer][1]};
   const Tensor output{.data = answers.data(), .shape = shape};
   const std::size_t bytes = steps_[layer]->scratch_bytes(inputs);
   // Steps want their working memory aligned to 64 bytes.
@@ -80,9 +113,10 @@ void LayerExperts::route(std::size_t layer, std::span<const float> x,
   if (static_cast<std::int64_t>(chosen.size()) != router_.per_row)
     fail("[FlowNPU] expected ", router_.per_row, " experts of a token, got ", chosen.size());
   logits_.resize(static_cast<std::size_t>(router_.experts));
-  router_.rank(*kernels_, *pool_, {weight.data, weight.type, router_.hidden, router_.experts, true},
-               x.data(), 1, logits_.data());
-  router_.choose(*kernels_, *pool_, 1, logits_.data(), chosen.data(), shares.data());
+  router_.rank(context_.kernels, *context_.pool,
+               {weight.data, weight.type, router_.hidden, router_.experts, true}, x.data(), 1,
+               logits_.data());
+  router_.choose(context_.kernels, *context_.pool, 1, logits_.data(), chosen.data(), shares.data());
 }
 
 }  // namespace flownpu::npu

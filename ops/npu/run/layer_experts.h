@@ -3,6 +3,7 @@
 // between dispatches (host_operators.h).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,9 +11,9 @@
 #include <vector>
 
 #include "ops/cpu/products/router.h"
-#include "ops/device.h"
+#include "ops/cpu/step.h"
+#include "ops/npu/nodes/decoder_shape.h"
 #include "ops/npu/run/host_operators.h"
-#include "ops/transformer/decoder.h"
 
 namespace flownpu::npu {
 
@@ -23,10 +24,11 @@ class LayerExperts {
   // experts.
   static std::size_t inputs(const transformer::Decoder& decoder);
 
-  // `node`: DecoderLayers. `host`: prepares the layers' Q4NXMoE. Throws Error for constants that
-  // do not fit the decoder.
-  LayerExperts(const Node& node, const transformer::Decoder& decoder, const HostCompute& compute,
-               const Device& host);
+  // `node`: DecoderLayers. `packed`: all experts as the array reads them, if it does; the host then
+  // reads the same memory, else the graph's. Throws Error for constants that do not fit the
+  // decoder.
+  LayerExperts(const Node& node, const DecoderShape& shape, const cpu::Context& context,
+               std::span<const std::byte> packed);
 
   // To be called when a run begins: the last inputs of a node's run, whose data must outlive the
   // run.
@@ -44,10 +46,10 @@ class LayerExperts {
   std::span<const Tensor> constants_of(std::size_t layer, std::size_t elements) const;
 
   cpu::Router router_;
-  const cpu::Kernels* kernels_;
-  std::shared_ptr<cpu::ThreadPool> pool_;
+  cpu::Context context_;
   std::vector<std::unique_ptr<Step>> steps_;
   std::span<const Tensor> constants_;
+  std::vector<std::array<Tensor, 2>> packed_;  // of each layer; none: the graph's are read
   // Memory of a run, whose steps follow one another.
   mutable std::vector<std::byte> memory_;
   mutable std::vector<float> logits_;

@@ -132,6 +132,16 @@ float Matcher::update_factor(std::string_view& update) {
   return *static_cast<const float*>(other.constant);
 }
 
+// The value after a Reshape that gives rows of tokens the stream's shape again, as exporters write
+// it after experts; without one, the value itself. What is added to the stream has all of its
+// elements, so that a shape with which it can be added leaves their order.
+std::string_view Matcher::reshaped(std::string_view value) {
+  const Node& reader = graph_.only_reader(value, "a norm with the residual");
+  if (!is(reader, "", "Reshape") || reader.inputs[0].name != value) return value;
+  take(reader);
+  return reader.outputs[0].name;
+}
+
 // The norm that is applied to a projection's output before it is added; null if there is none.
 const Node* Matcher::post_norm(std::string_view update) {
   const Node& reader = graph_.only_reader(update, "a norm with the residual");
@@ -266,6 +276,7 @@ Entry Matcher::layer(const Entry& entry) {
     layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   std::string_view update = last.outputs[0].name;
+  if (decoder.feed_forward().experts > 0) update = reshaped(update);
   const float factor = update_factor(update);
   if (factor != 1 && decoder.feed_forward().experts > 0)
     fail(to_string(last), ": expected no factor of what experts make");

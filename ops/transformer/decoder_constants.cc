@@ -37,7 +37,8 @@ Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight
 
 Q4NXWeight read_q4nx_weight(const Node& product) {
   return read_blocks(product, 1,
-                     {.layout = {}, .rows = product.required_integer("M"),
+                     {.layout = {},
+                      .rows = product.required_integer("M"),
                       .columns = product.required_integer("K"),
                       .gated = product.text("gating", "none") != "none"},
                      1);
@@ -47,9 +48,9 @@ std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture) {
   const std::int64_t hidden = mixture.required_integer("hidden_size");
   const std::int64_t inner = mixture.required_integer("expert_size");
   const std::int64_t count = mixture.required_integer("num_experts");
-  return {
-      read_blocks(mixture, kMoeGateUp, {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count),
-      read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count)};
+  return {read_blocks(mixture, kMoeGateUp,
+                      {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count),
+          read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count)};
 }
 
 const float* read_vector(const Node& node, std::size_t input, std::int64_t size) {

@@ -95,6 +95,10 @@ def _program(reader):
     def numbers(count):
         return tuple(reader.integer() for _ in range(count))
 
+    def step():
+        call, label, offset, _choices = reader.integer(), reader.text(), *numbers(2)
+        return call, label, offset, reader.items(lambda: numbers(2))
+
     return {
         "kind": reader.text(),
         "attributes": dict(reader.items(lambda: (reader.text(), tuple(reader.list())))),
@@ -103,12 +107,5 @@ def _program(reader):
         "buffers": reader.items(lambda: (reader.text(), *numbers(4))),
         "given": numbers(5),
         "made": numbers(5),
-        "dispatches": reader.items(
-            lambda: (
-                reader.integer(),
-                reader.items(
-                    lambda: (reader.integer(), reader.text(), reader.integer(), reader.items(lambda: numbers(2)))
-                ),
-            )
-        ),
+        "dispatches": reader.items(lambda: (reader.integer(), reader.items(step))),
     }

@@ -159,11 +159,15 @@ class HostCall:
         operator: stem of the operator.
         parameters: the operator's, each a name and a size or an f32.
         arguments: its buffers, in order.
+        constants: bytes that it reads of the graph's constants, which are no arguments.
+        multiply_adds: those of its products with constants.
     """
 
     operator: str
     parameters: tuple[tuple[str, int | float], ...]
     arguments: tuple[HostArgument, ...]
+    constants: int = 0
+    multiply_adds: int = 0
 
     @property
     def array(self) -> str:

@@ -16,13 +16,15 @@ Nothing is known here of what a word means. The sample positions of a class are 
 differ in it are proportional to one another on the samples, so a word that follows one of them follows only that one;
 further positions are compared in full. Words that follow none are an error.
 
+Words of a call of experts follow the experts' numbers instead, which the host knows when a token comes (`Choices`).
+
 A compiler omits the stride of a dimension of size one. So where a sweep's last task has a *lone chunk*, some words
 differ that do not matter there, and they follow no feature. In compiled words (`lone_chunks=False`) these are derived
 from the positions without a lone chunk; at positions with one, they then hold a stride that is not used.
 
 The file (kind FAMILY of words/writer.py), which ops/npu/artifacts/call_family.h reads:
 
-    text name; identity of the array; positions; keys; chunks_of_a_task
+    text name; identity of the array; positions; keys; chunks_of_a_task; choices
     sweeps: offset, queries, tokens, window (0: all keys)
     classes: list of tasks, list of words; patches: word, feature, coefficient
 """
@@ -91,7 +93,52 @@ class Positions:
 
     def tasks(self, features: Integers) -> Integers:
         """For the features of positions [..., 1 + 2 sweeps]: the tasks of each sweep [..., sweeps]."""
-        return -(-features[..., 2::2] // self.chunks_of_a_task)
+        return -(-features[..., self.lengths] // self.chunks_of_a_task)
+
+    @property
+    def lengths(self) -> slice:
+        """The features that are sweeps' numbers of chunks."""
+        return slice(2, 2 + 2 * len(self.sweeps), 2)
+
+    @property
+    def choices(self) -> int:
+        """How many features follow those of the position, which the host gives with each call."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Choices(Positions):
+    """Samples of the experts that a token may choose, in place of positions, on which the words do not depend.
+
+    The first sample chooses expert 0 only, each of the next ones expert 1 in one place; the last has chosen at random.
+
+    Attributes:
+        experts: experts to choose from, two or more.
+        places: experts of a choice.
+    """
+
+    experts: int = 2
+    places: int = 1
+
+    @classmethod
+    def of(cls, experts: int, places: int) -> Choices:
+        """Choices of `places` among `experts` experts."""
+        return cls(places + 2, experts=experts, places=places)
+
+    def chosen(self, sample: int) -> list[int]:
+        """The experts of a sample."""
+        if sample > self.places:
+            return random.Random(0).choices(range(self.experts), k=self.places)  # noqa: S311
+        return [int(place == sample - 1) for place in range(self.places)]
+
+    def features(self, position: int) -> list[int]:
+        """[0, then the experts]."""
+        return [0, *self.chosen(position)]
+
+    @property
+    def choices(self) -> int:
+        """See `Positions.choices`."""
+        return self.places
 
 
 class Patch(NamedTuple):
@@ -153,7 +200,8 @@ class CallFamily:
         words = WordWriter()
         words.text(name)
         positions = self.positions
-        words.add(identity, positions.count, positions.keys, positions.chunks_of_a_task, len(positions.sweeps))
+        words.add(identity, positions.count, positions.keys, positions.chunks_of_a_task, positions.choices)
+        words.add(len(positions.sweeps))
         for part in positions.sweeps:
             words.add(*part)
         words.add(len(self.classes))
@@ -192,7 +240,7 @@ def derive(
     classes = []
     for number, tasks_of_class in enumerate(tasks.tolist()):
         of_class = np.flatnonzero(members.reshape(-1) == number)
-        lone = features[of_class, 2::2] % positions.chunks_of_a_task == 1
+        lone = features[of_class, positions.lengths] % positions.chunks_of_a_task == 1
         lone &= ~lone.all(axis=0) & (not lone_chunks)
         classes.append(_Class(words, of_class, features[of_class], lone).derive(tuple(tasks_of_class), checks))
     return CallFamily(positions, tuple(classes))

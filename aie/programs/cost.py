@@ -131,11 +131,15 @@ class Prices:
         return Cost(seconds, of_call.read_bytes, of_call.written_bytes, words=of_call.words)
 
     def _host(self, step: Step) -> Cost:
-        """A step of the host: its bytes at the rate of its memory, and again for flushing caches for the array."""
-        call = cast("HostCall", step.call)
+        """A step of the host: its bytes at the rate of its memory, and again for flushing caches for the array.
+
+        Constants are read while they are multiplied, and need no flushing.
+        """
+        call, values = cast("HostCall", step.call), self.values
         moved = call.reads + call.writes
-        seconds = moved / self.values["host_memory"] + moved / self.values["host_flush"]
-        return Cost({f"host: {call.operator}": seconds}, host_bytes=moved)
+        products = max(call.constants / values["host_memory"], call.multiply_adds / values["host_multiply_add"])
+        seconds = moved / values["host_memory"] + moved / values["host_flush"] + products
+        return Cost({f"host: {call.operator}": seconds}, host_bytes=moved + call.constants)
 
     def _ends(self, program: Program) -> float:
         """Seconds of the host's writes before a run and reads after it."""

@@ -7,7 +7,7 @@
 
 Among the ways of attention that take the decoder, the one that the cost model predicts to be fastest is written; where
 there is none, the token goes operator by operator (decode_operators.py). So does an LM head that does not fit into a
-call beside a layer.
+call beside a layer. Layers with experts: decode_experts.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
 from flownpu.aie.programs.call import ArtifactCall, moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.cost import Prices
+from flownpu.aie.programs.decode_experts import experts_program
 from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
 from flownpu.aie.programs.decoder_shape import DecoderBuffers
 from flownpu.aie.programs.dispatches import MOST_SECONDS
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program as DesignProgram
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
-# Ways to compute a token: `decode_layer` with each way of attention, and operator by operator.
+# Ways to compute a token: `decode_layer` with each way of attention; where the feed-forward is a mixture, the same with
+# experts that the host computes; and operator by operator.
+HOST_EXPERTS = {f"{way}, experts by the host": way for way in WAYS}
 OPERATORS = "operators"
-DECODE_WAYS = (*WAYS, OPERATORS)
+DECODE_WAYS = (*WAYS, *HOST_EXPERTS, OPERATORS)
 
 
 class DecodeChoice(NamedTuple):
@@ -67,13 +70,17 @@ def decode_program(
     prices = prices or Prices(CHIPS["kraken-350"])
     found, refused = dict[str, Program](), list[str]()
     for way in ways:
-        if way == OPERATORS and found:
-            break
+        if (way == OPERATORS and found) or (way in HOST_EXPERTS and not decoder.shape.experts):
+            continue
         try:
             if way == OPERATORS:
                 found[way] = operators_program(decoder, target, context)
+                continue
+            design = DecodeLayer(decoder.shape, HOST_EXPERTS.get(way, way))
+            if decoder.shape.experts:
+                found[way] = experts_program(decoder, design, target, context, on_array=way not in HOST_EXPERTS)
             else:
-                found[way] = _layers_program(decoder, DecodeLayer(decoder.shape, way), target, context, prices)
+                found[way] = _layers_program(decoder, design, target, context, prices)
         except ValueError as error:
             refused.append(_refusal(way, error))
     if not found:
@@ -137,15 +144,10 @@ def _call(
     decoder: DecoderShape, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int
 ) -> ArtifactCall:
     """The layers first .. end - 1; with a vocabulary the LM head, too."""
-    shape = decoder.shape
-    norms = (
-        "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-all" * shape.norm_of_all_heads + "-bias" * shape.qkv_bias
-    )
-    norms += "-output" * shape.output_bias + "-after" * (not shape.norms_before)
     windows = decoder.windows[first:end]
     return moving_call(
         "decode_layer",
-        f"decode_layer-{design.way}-{shape.hidden}-{shape.feed_forward}-{decoder.name}-{shape.activation}{norms}",
+        decoder.array_of_layers(design.way),
         f"layers{first}-{end - 1}" + "-head" * bool(vocabulary),
         partial(_layers, decoder, design, context, first, end, vocabulary),
         "npu2", context, design.attention.keys, [CallSweep(0, 1, 1, window) for window in windows],

@@ -42,6 +42,8 @@ def operators_program(decoder: DecoderShape, target: str, context: int) -> Progr
     Raises:
         ValueError: a design does not take the sizes.
     """
+    if decoder.shape.experts:
+        raise ValueError("[fused_dqp] expected a dense feed-forward, got experts")
     if decoder.shape.norm_of_all_heads or not decoder.shape.norms_before:
         raise ValueError("[norm_rope] expected norms of each head, and norms before attention and feed-forward")
     buffers = DecoderBuffers(decoder, context)

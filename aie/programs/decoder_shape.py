@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, ceil_div
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
+from flownpu.aie.programs.host import Experts
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class DecoderShape:
             qkv_bias=attention.qkv_bias,
             output_bias=attention.output_bias,
             softcap=attention.softcap,
+            experts=layer.feed_forward.experts_per_token if layer.feed_forward.experts else 0,
         )
 
     @cached_property
@@ -111,6 +113,13 @@ class DecoderShape:
         shape = self.shape
         return f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}" + f"-cap{shape.softcap:g}" * bool(shape.softcap)
 
+    def array_of_layers(self, way: str) -> str:
+        """The name of the array for decode layers with this way of attention."""
+        shape = self.shape
+        norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-all" * shape.norm_of_all_heads
+        norms += "-bias" * shape.qkv_bias + "-output" * shape.output_bias + "-after" * (not shape.norms_before)
+        return f"decode_layer-{way}-{shape.hidden}-{shape.feed_forward}-{self.name}-{shape.activation}{norms}"
+
 
 @dataclass(frozen=True)
 class DecoderBuffers:
@@ -129,6 +138,16 @@ class DecoderBuffers:
             Buffer("rotary", Role.CONSTANT, decoder.model.tables * self.context * shape.d * BF16_BYTES),
             Buffer("cache", Role.CACHE, layers * self.layout.layer),
         ]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of a layer's experts."""
+        return self.decoder.model.layers[0].feed_forward.experts * self.decoder.shape.expert_bytes
+
+    def host_experts(self, layer: int) -> Experts:
+        """The host's steps in a layer with experts."""
+        model = self.decoder.model
+        return Experts(layer, model.layers[layer].feed_forward, model.hidden, model.epsilon)
 
     @property
     def context_line(self) -> int:

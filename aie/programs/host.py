@@ -10,8 +10,13 @@ long.
     rms_norm_add   s = residual + norm(x), y = norm(s); the weights of the two norms are neighbours, a line each
     rms_norm_sum   s = residual + norm(x), y = s
     add_layer_norm s = x + residual, y = layer norm(s)
+    experts        s' = s + experts(x); y = norm(s'), or s' without a weight
+    route          the experts that the router chooses for x (i32), and their shares (f32)
+    add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on
+
+Router and experts are those of a layer's Q4NXMoE in the graph, whose constants are no arguments.
 
 The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their
 order; ops/npu/run/host_operators.h, which computes these operators, checks them.
@@ -22,10 +27,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS
 from flownpu.aie.plan.data import HostBuffer, Type
 from flownpu.aie.programs.call import HostArgument, HostCall
 
 if TYPE_CHECKING:
+    from flownpu._native import FeedForward
     from flownpu.aie.designs.decode_layer.shape import LayerShape
 
 
@@ -68,6 +75,74 @@ class NormOfRows:
             ("y_line", y_line), ("weight_line", self.weight_line or columns),
         )  # fmt: skip
         return HostCall(self.operator, parameters, tuple(arguments))
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The host's steps in a layer whose feed-forward is a mixture of experts.
+
+    Attributes:
+        layer: the layer's number.
+        feed_forward: its description.
+        columns: elements of a row, D.
+        epsilon: of norms.
+    """
+
+    layer: int
+    feed_forward: FeedForward
+    columns: int
+    epsilon: float
+
+    def compute(self, rows: int, *, x_line: int = 0, y_line: int = 0, normalised: bool = True) -> HostCall:
+        """The step `experts`; lines are those of `NormOfRows`.
+
+        Args:
+            rows: rows of x.
+            x_line: see `NormOfRows`.
+            y_line: see `NormOfRows`.
+            normalised: whether y is normalised.
+        """
+        given, columns, stream = self.feed_forward, self.columns, rows * self.columns
+        x_line, y_line = x_line or columns, y_line or columns
+        arguments = (
+            _argument("x", "bf16", rows * x_line, reads=stream),
+            _argument("s", "f32", stream, reads=stream, writes=stream),
+            *[_argument("weight", "bf16", columns, reads=columns)] * normalised,
+            _argument("y", "bf16", rows * y_line, writes=stream),
+        )
+        parameters = (
+            *self._parameters, ("rows", rows), ("x_line", x_line), ("y_line", y_line), ("epsilon", float(self.epsilon)),
+        )  # fmt: skip
+        # Rows choose independently: each leaves the same share of the experts that no row before it chose.
+        share = 1 - (1 - given.experts_per_token / given.experts) ** rows
+        weights = 3 * given.size * columns  # of an expert
+        constants = int(share * given.experts * weights) * BLOCK_BYTES // (BLOCK_ROWS * BLOCK_COLUMNS)
+        return HostCall("experts", parameters, arguments, constants, rows * given.experts_per_token * weights)
+
+    def route(self) -> HostCall:
+        """The step `route` of one row."""
+        given = self.feed_forward
+        arguments = (
+            _argument("x", "bf16", self.columns, reads=self.columns),
+            _argument("chosen", "i32", given.experts_per_token, writes=given.experts_per_token),
+            _argument("shares", "f32", given.experts_per_token, writes=given.experts_per_token),
+        )
+        return HostCall("route", self._parameters, arguments, constants=4 * given.experts * self.columns)
+
+    def add(self, line: int) -> HostCall:
+        """The step `add_experts` of one row; `line`: elements from one expert's answer to the next."""
+        columns, count = self.columns, self.feed_forward.experts_per_token
+        arguments = (
+            _argument("answers", "bf16", count * line, reads=count * columns),
+            _argument("shares", "f32", count, reads=count),
+            _argument("s", "f32", columns, reads=columns, writes=columns),
+            _argument("y", "bf16", columns, writes=columns),
+        )
+        return HostCall("add_experts", (("experts", count), ("columns", columns), ("line", line)), arguments)
+
+    @property
+    def _parameters(self) -> tuple[tuple[str, int | float], ...]:
+        return ("layer", self.layer), ("experts", self.feed_forward.experts_per_token), ("columns", self.columns)
 
 
 def norm_rope(

@@ -125,7 +125,7 @@ class _Chunk:
         self.x_line = shape.line if shape.qkv_bias else shape.hidden
         self.lines = {"x": self.x_line, "context": self.buffers.context_line}
         self.buffers.fill_ones(self.writer)
-        self.engines = [self._engine(number) for number in range(len(shape.projections))]
+        self.engines = [self._engine(number) for number in range(len(shape.own_projections))]
         # """The beginning of each projection's weights in a layer's part of `panels`, and the end of that part.
         sizes = [engine.buffers[1].type.bytes for engine in self.engines]
         self.panels = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
@@ -146,6 +146,9 @@ class _Chunk:
             self._flow_qkv()
             self._multiply(1, "context", "attended")
             self._add("attended", self.buffers.norm(self.layer, self.shape.entry_norms))
+            if self.shape.experts:
+                self._experts("normalised" if self.layer == last else "x")
+                continue
             self._multiply(2, "x", "activated")
             self._multiply(3, "activated", "update")
             self._add("update", self.buffers.norm(self.layer + 1), "normalised" if self.layer == last else "x")
@@ -176,6 +179,11 @@ class _Chunk:
         norm = self._norm(operator, self._line(self.shape.hidden))
         before = "hidden" if first else "residual"
         self._step(norm.call("bf16" if first else "f32"), update, before, weight, "residual", normalised)
+
+    def _experts(self, normalised: str) -> None:
+        """The host's experts, and the norm of the next layer."""
+        call = self.buffers.host_experts(self.layer).compute(self.tokens, x_line=self.x_line, y_line=self.x_line)
+        self._step(call, "x", "residual", self.buffers.norm(self.layer + 1), normalised)
 
     def _norm(self, operator: str, x_line: int = 0) -> NormOfRows:
         shape = self.shape

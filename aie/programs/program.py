@@ -19,7 +19,7 @@ In an index of artifacts (artifacts/index.py), which ops/npu/artifacts/program_r
     buffers: text name, role, bytes, line, one
     given, made: buffer, offset, bytes, columns, line
     dispatches: whether it is the host's (0, 1), steps: number of the call (among the arrays' or the host's), text
-        label, offset, views (buffer, offset)
+        label, offset, 0 or 1 + the buffer of choices, views (buffer, offset)
 
 A view has as many bytes as the call's argument.
 """
@@ -124,6 +124,7 @@ class Step:
         views: its arguments.
         offset: tokens from the run's first one to the call's first one.
         apart: whether it begins a dispatch, also where the step before is over the same array.
+        choices: of a call of experts, the buffer with their numbers (i32), which the words follow; "": of other calls.
     """
 
     call: ArtifactCall | HostCall
@@ -131,6 +132,7 @@ class Step:
     views: tuple[View, ...]
     offset: int = 0
     apart: bool = False
+    choices: str = ""
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ class Program:
             for step in dispatch:
                 words.add(numbers[step.call])
                 words.text(step.label)
-                words.add(step.offset, len(step.views))
+                words.add(step.offset, places[step.choices] + 1 if step.choices else 0, len(step.views))
                 for name, offset in step.views:
                     words.add(places[name], offset)
 
@@ -248,12 +250,14 @@ class ProgramWriter:
         self._fills: dict[str, tuple[int, int]] = {}
         self.steps: list[Step] = []
 
-    def step(self, call: ArtifactCall | HostCall, where: str, *views: View | str, offset: int = 0) -> None:
+    def step(
+        self, call: ArtifactCall | HostCall, where: str, *views: View | str, offset: int = 0, choices: str = ""
+    ) -> None:
         """Adds a call, for the part of the model called `where`; a name is a view of a buffer's beginning."""
         placed = tuple(View(view) if isinstance(view, str) else view for view in views)
         for view, argument in zip(placed, call.buffers, strict=True):
             self._reach(view.buffer, view.offset + argument.type.bytes)
-        self.steps.append(Step(call, f"{call.operator}, {where}", placed, offset))
+        self.steps.append(Step(call, f"{call.operator}, {where}", placed, offset, choices=choices))
 
     def fill(self, name: str, line: int, one: int) -> None:
         """Have a buffer first filled with ones at `one` and every `line` elements from there, and zeros elsewhere."""

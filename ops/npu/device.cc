@@ -74,7 +74,8 @@ std::unique_ptr<Step> NpuDevice::prepare(const Node& node) const {
     if (is_alone) return prepare_operator(node, designs);
     if (is_encoder_layers(node))
       return std::make_unique<EncoderLayers>(node, designs, host_compute_);
-    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_, host());
+    auto step = std::make_unique<DecoderLayers>(node, designs, host_compute_,
+                                                cpu::make_context(options()), host());
     caches().add(step->caches());
     return step;
   } catch (const DeviceError& error) {

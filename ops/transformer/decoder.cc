@@ -90,8 +90,7 @@ std::array<std::int64_t, 2> Decoder::qk_norm_sizes() const {
 
 // For the model's own sizes, without a device's padding.
 std::int64_t Decoder::multiply_adds() const {
-  const std::int64_t layer =
-      packed_heads() + attended() + feed_forward().gate_up_rows() + feed_forward().size;
+  const std::int64_t layer = packed_heads() + attended() + feed_forward().multiply_adds();
   return (layer * layer_count() + vocabulary) * hidden;
 }
 

@@ -116,6 +116,10 @@ struct FeedForward {
     }
     fail("expected a known activation of a feed-forward");
   }
+  // Multiply-adds of a token, for each element of its hidden state, without those of the router.
+  std::int64_t multiply_adds() const {
+    return (gate_up_rows() + size) * (experts > 0 ? experts_per_token : 1);
+  }
 
   template <typename Visit>
   static void fields(Visit&& visit) {

@@ -4,19 +4,21 @@
 #include <optional>
 
 #include "ops/error.h"
+#include "ops/nodes/q4nx_moe.h"
 #include "ops/transformer/decoder.h"
 
 namespace flownpu::transformer {
 
-Q4NXWeight read_q4nx_weight(const Node& product) {
-  Q4NXWeight weight;
-  weight.rows = product.required_integer("M");
-  weight.columns = product.required_integer("K");
-  weight.gated = product.text("gating", "none") != "none";
+namespace {
+
+// Reads the blocks of `count` weights of the same size; returns the first.
+Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight,
+                       std::int64_t count) {
   const auto shape_in = [&](const q4nx::Layout& layout) {
-    return q4nx::blocks_shape(weight.row_blocks() * q4nx::kBlockRows, weight.columns, layout);
+    return q4nx::blocks_shape(count * weight.row_blocks() * q4nx::kBlockRows, weight.columns,
+                              layout);
   };
-  const Value* value = product.input(1);
+  const Value* value = product.input(input);
   if (value != nullptr && value->constant != nullptr && value->type == DataType::kUInt8 &&
       value->shape) {
     const std::optional<q4nx::Layout> layout = q4nx::layout_of(*value->shape);
@@ -29,6 +31,26 @@ Q4NXWeight read_q4nx_weight(const Node& product) {
   fail(to_string(product), ": expected W to be an initializer, uint8 ",
        to_string(shape_in(q4nx::kWide)), ", ", to_string(shape_in(q4nx::kNarrow)), " or ",
        to_string(shape_in(q4nx::kSymmetric)));
+}
+
+}  // namespace
+
+Q4NXWeight read_q4nx_weight(const Node& product) {
+  return read_blocks(product, 1,
+                     {.layout = {},
+                      .rows = product.required_integer("M"),
+                      .columns = product.required_integer("K"),
+                      .gated = product.text("gating", "none") != "none"},
+                     1);
+}
+
+std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture) {
+  const std::int64_t hidden = mixture.required_integer("hidden_size");
+  const std::int64_t inner = mixture.required_integer("expert_size");
+  const std::int64_t count = mixture.required_integer("num_experts");
+  return {read_blocks(mixture, kMoeGateUp,
+                      {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count),
+          read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count)};
 }
 
 const float* read_vector(const Node& node, std::size_t input, std::int64_t size) {

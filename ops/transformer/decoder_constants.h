@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "ops/formats/q4nx.h"
@@ -22,7 +23,17 @@ struct Q4NXWeight {
   float factor = 1;          // of all weights
 
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
+  // The weight of the same size that is `count` weights behind it in memory.
+  Q4NXWeight following(std::int64_t count) const {
+    Q4NXWeight other = *this;
+    other.blocks += count * row_blocks() * layout.row_bytes(columns);
+    return other;
+  }
 };
+
+// Reads the weights of the first expert of a Q4NXMoE, of gate and up projections and of the down
+// projection; the other experts' follow each. Throws Error as below.
+std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture);
 
 // Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape
 // fits M, K and gating.
@@ -38,7 +49,7 @@ struct LayerConstants {
   const float* qkv_bias = nullptr;  // [(H + 2 G) d]
   Q4NXWeight output;
   const float* output_bias = nullptr;  // [D]
-  Q4NXWeight gate_up;
+  Q4NXWeight gate_up;                  // of the first expert, where there are experts
   Q4NXWeight down;
   // Weights [D] of the norms at the layer's two entries to the residual stream (before attention
   // and before the feed-forward), entry_norms() for each.

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "ops/error.h"
 #include "ops/formats/q4nx.h"
+#include "ops/nodes/q4nx_moe.h"
 #include "ops/transformer/graph/operators.h"
 #include "ops/transformer/matcher.h"
 
@@ -130,6 +132,16 @@ float Matcher::update_factor(std::string_view& update) {
   return *static_cast<const float*>(other.constant);
 }
 
+// The value after a Reshape that gives rows of tokens the stream's shape again, as exporters write
+// it after experts; without one, the value itself. What is added to the stream has all of its
+// elements, so that a shape with which it can be added leaves their order.
+std::string_view Matcher::reshaped(std::string_view value) {
+  const Node& reader = graph_.only_reader(value, "a norm with the residual");
+  if (!is(reader, "", "Reshape") || reader.inputs[0].name != value) return value;
+  take(reader);
+  return reader.outputs[0].name;
+}
+
 // The norm that is applied to a projection's output before it is added; null if there is none.
 const Node* Matcher::post_norm(std::string_view update) {
   const Node& reader = graph_.only_reader(update, "a norm with the residual");
@@ -208,6 +220,13 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
     refuse_unless_empty(gate_up, difference(found, decoder.feed_forward()));
     if (const auto size = gate_up.required_integer("hidden_size"); size != decoder.hidden)
       fail(to_string(gate_up), ": expected hidden_size = ", decoder.hidden, ", got ", size);
+    const Value* router = gate_up.input(kMoeRouter);
+    if (router == nullptr || router->constant == nullptr)
+      fail(to_string(gate_up), ": expected a router that is an initializer");
+    if (post_norms_.value_or(false) || !norms_before_)
+      fail(to_string(gate_up), ": expected a norm before the experts, and none after attention");
+    std::tie(layer.gate_up, layer.down) = read_first_expert(gate_up);
+    mixtures.push_back(&gate_up);
     take(gate_up);
     return gate_up;
   }
@@ -257,8 +276,9 @@ Entry Matcher::layer(const Entry& entry) {
     layer.norms.insert(layer.norms.begin(), nullptr);
   layer.norms.insert(layer.norms.end(), middle.weights.begin(), middle.weights.end());
   std::string_view update = last.outputs[0].name;
+  if (decoder.feed_forward().experts > 0) update = reshaped(update);
   const float factor = update_factor(update);
-  if (factor != 1 && layer.down.blocks == nullptr)
+  if (factor != 1 && decoder.feed_forward().experts > 0)
     fail(to_string(last), ": expected no factor of what experts make");
   layer.down.factor = factor;
   constants.layers.push_back(std::move(layer));

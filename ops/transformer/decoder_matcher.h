@@ -5,9 +5,10 @@
 //
 // where a layer is: packed QKV projection, attention (QK-norm and RoPE inside), output projection,
 // (norm,) norm with the residual, gate/up projection, down projection, (norm,) norm with the
-// residual. Sizes, activation and the presence of norms must be the same in all layers; windows,
-// rotary tables, masks and caches may differ. What a projection adds to the residual stream may be
-// multiplied by a number before (Granite's residual_multiplier).
+// residual. A mixture of experts may be in the place of gate, up and down projections. Sizes,
+// activation and the presence of norms must be the same in all layers; windows, rotary tables,
+// masks and caches may differ. What a projection adds to the residual stream may be multiplied by a
+// number before (Granite's residual_multiplier).
 #pragma once
 
 #include <string>
@@ -46,6 +47,7 @@ struct FoundDecoder {
   std::unordered_set<const Node*> taken;
   const Node* first = nullptr;
   std::vector<const Node*> attentions;
+  std::vector<const Node*> mixtures;  // the experts of each layer, if layers have any
   const Node* head = nullptr;
   const Value* position_ids = nullptr;  // null: positions are counted
   std::vector<const Value*> masks;

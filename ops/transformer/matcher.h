@@ -48,6 +48,7 @@ class Matcher : public FoundDecoder {
   Entry next_entry(const Entry& entry, std::string_view update);
   const Node* post_norm(std::string_view update);
   float update_factor(std::string_view& update);
+  std::string_view reshaped(std::string_view value);
   void finish(const Entry& entry);
 
   void take(const Node& node);

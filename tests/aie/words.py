@@ -31,7 +31,7 @@ class Reader:
 
     def head(self):
         """Checks magic and version, keeps the identity, and returns the kind."""
-        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 4)
+        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 5)
         kind, self.identity = self.integer(), self.integer()
         return kind
 
@@ -49,7 +49,7 @@ def read_family(words):
     reader = Reader(words)
     assert reader.head() == 4
     name, identity = reader.text(), reader.integer()
-    count, keys, most = reader.integer(), reader.integer(), reader.integer()
+    count, keys, most, _choices = (reader.integer() for _ in range(4))
     sweeps = reader.items(lambda: CallSweep(*(reader.integer() for _ in range(4))))
     classes = reader.items(lambda: _word_class(reader))
     assert reader.rest() == []
@@ -95,6 +95,10 @@ def _program(reader):
     def numbers(count):
         return tuple(reader.integer() for _ in range(count))
 
+    def step():
+        call, label, offset, _choices = reader.integer(), reader.text(), *numbers(2)
+        return call, label, offset, reader.items(lambda: numbers(2))
+
     return {
         "kind": reader.text(),
         "attributes": dict(reader.items(lambda: (reader.text(), tuple(reader.list())))),
@@ -103,12 +107,5 @@ def _program(reader):
         "buffers": reader.items(lambda: (reader.text(), *numbers(4))),
         "given": numbers(5),
         "made": numbers(5),
-        "dispatches": reader.items(
-            lambda: (
-                reader.integer(),
-                reader.items(
-                    lambda: (reader.integer(), reader.text(), reader.integer(), reader.items(lambda: numbers(2)))
-                ),
-            )
-        ),
+        "dispatches": reader.items(lambda: (reader.integer(), reader.items(step))),
     }

@@ -144,6 +144,13 @@ class Session:
         assert self.lowered.on_host == [], self.lowered.on_host
         self.node = next(node for node in self.lowered.nodes if node.op_type == "DecoderLayers")
         self.attributes = self.node.attributes
+        arrays = {
+            name: array.view(BFLOAT16) if kind == "bfloat16" else array
+            for node in nodes
+            for name, kind, _, array in node.inputs
+            if array is not None
+        }
+        self._constants = [_argument(arrays[name]) for name in self.node.inputs if name in arrays]
         self.step = device.prepare(self.node)
 
     def past(self, capacity: int, dtype: Any = BFLOAT16) -> list[np.ndarray]:
@@ -184,6 +191,7 @@ class Session:
         numbers += [] if positions is None else [np.array([positions], np.int64)]
         numbers += [] if bias is None else bias if isinstance(bias, list) else [bias]
         given = [_argument(array) for array in (rows, *lengths, *past, *numbers, *tables)]
+        given += self._constants
         logits_shape, *shapes = self.step.infer(given, 1 + len(past))
         logits = np.full(logits_shape, np.nan, np.float32)
         presents = past if share else [np.zeros(shape, past[0].dtype) for shape in shapes]

@@ -35,6 +35,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # Biases of queries, keys and values: among the columns that pad the hidden size, and in a block of their own.
     "biases": ("qwen2", {"spread": 0.05}),
     "bias block": ("qwen2", {"spread": 0.05, "hidden_size": 256, "tie_word_embeddings": True}),
+    # Three of five experts, whose gates fill neither whole blocks of 64 rows nor whole groups.
+    "experts": ("qwen3_moe", {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 152}),
     "head of 80": ("llama", {"hidden_size": 320, "head_dim": 80}),
 }
 # Two layers in the full shapes of public models, with a small vocabulary. A prompt needs only the last layer's keys and

@@ -222,17 +222,21 @@ _START = 1 << 16  # the factor, in the word of shared rows, of the tile where sh
 _LAYERS = 13  # the word with the number of layers, after the words of four phases
 
 
-def projecting_words(phases: Sequence[Phase], column: int, layers: int) -> list[int | None]:
+def projecting_words(phases: Sequence[Phase | None], column: int, layers: int) -> list[int | None]:
     """The run-time parameters of a column's tiles for `layers` equal layers.
 
     Word 0: phases; words 1 to 12: three for each of up to four phases, None (left as they are) where there are fewer;
     word 13: layers.
 
     The three of a phase: blocks in a row; rows of a stream; rows that the span shares. Rows are plain ones + 1024 x
-    gated ones; the word of shared rows has 65536 x the tile that sharing starts with in addition.
+    gated ones; the word of shared rows has 65536 x the tile that sharing starts with in addition. A phase that is None
+    has no blocks.
     """
     words: list[int | None] = [len(phases)]
     for phase in phases:
+        if phase is None:
+            words += [0, 0, 0]
+            continue
         rows, kind = phase.columns[column], _GATED if phase.projection.gated else 1
         words += [phase.projection.blocks, rows.rows * kind, rows.shared * kind + rows.start * _START]
     return [*words, *[None] * (_LAYERS - len(words)), layers]

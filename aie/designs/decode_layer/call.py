@@ -44,13 +44,14 @@ class Token:
 class HostBuffers(NamedTuple):
     """The buffers of a call (shape.py), as its sequence has them.
 
-    `cache_bytes`: the cache once more, as bytes, if attention reads it so, else None; `logits`: None without a head.
+    `cache_bytes`: the cache once more, as bytes, if attention reads it so, else None; `logits`: None without a head;
+    `rotary`, `cache`: None without attention.
     """
 
     weights: Any
     vectors: Any
-    rotary: Any
-    cache: Any
     state: Any
+    rotary: Any = None
+    cache: Any = None
     cache_bytes: Any = None
     logits: Any = None

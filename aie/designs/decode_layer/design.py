@@ -83,6 +83,7 @@ from flownpu.aie.designs.common import U8, device, named, tensor
 from flownpu.aie.designs.decode_layer.array import Ends, build
 from flownpu.aie.designs.decode_layer.attention import AttentionEnds
 from flownpu.aie.designs.decode_layer.call import HostBuffers, Layer, Token
+from flownpu.aie.designs.decode_layer.experts import ExpertSequence
 from flownpu.aie.designs.decode_layer.pairs import PairsOfTiles
 from flownpu.aie.designs.decode_layer.sequence import LayerSequence
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
@@ -90,8 +91,9 @@ from flownpu.aie.designs.decode_layer.split import SplitKeys
 from flownpu.aie.iron.compat import Program, Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from flownpu.aie.designs.decode_layer.array import DecodeArray
     from flownpu.aie.designs.decode_layer.attention import Attention
     from flownpu.aie.designs.decode_layer.shape import Region
 
@@ -193,7 +195,8 @@ class DecodeLayer:
             position: the token's, from 0.
             capacity: positions of a layer's cache, a multiple of `capacity_step`. What it holds beyond the token must
                 be finite.
-            layers: each layer's window and table of angles.
+            layers: each layer's window and table of angles; with experts, one at most. Without layers there are no
+                buffers rotary and cache.
             vocabulary: rows of the LM head, a multiple of 32; 0: none.
             epsilon: of all norms.
             scale: factor of the scores; None: 1 / sqrt(d).
@@ -203,16 +206,50 @@ class DecodeLayer:
         Raises:
             ValueError: a position, table or capacity that does not fit, no layer, or more weights than a call takes.
         """
-        shape = self.shape
-        token = Token(position, capacity, epsilon, scale or shape.d**-0.5, positions or capacity, tables)
+        token = Token(position, capacity, epsilon, scale or self.shape.d**-0.5, positions or capacity, tables)
         head = self._require(token, layers, vocabulary)
-        array, buffers = build(self.attention).of_a_sequence(), self._host_buffers(token, layers, head)
+        buffers = self._host_buffers(token, layers, head)
+
+        def steps(here: DecodeArray, *given: Any) -> LayerSequence:
+            held = HostBuffers(**dict(zip(buffers, given, strict=True)))
+            return LayerSequence(self.attention, here, held, token, layers, head)
+
+        return self._program(buffers, steps)
+
+    def of_experts(self, chosen: Sequence[int], experts: int, *, epsilon: float = 1e-6) -> Program:
+        """The experts that a token chose in a layer, after a call of `program` with that layer (experts.py).
+
+        Host buffers experts, vectors, state, as there. In state, `hidden` is the residual stream before attention.
+
+        Args:
+            chosen: the numbers of `LayerShape.experts` experts.
+            experts: how many the layer has.
+            epsilon: of the norm.
+
+        Raises:
+            ValueError: numbers that do not fit, or more weights than a call takes.
+        """
+        shape = self.shape
+        total = experts * shape.expert_bytes
+        if not shape.experts or len(chosen) != shape.experts or not all(0 <= number < experts for number in chosen):
+            raise ValueError(f"[decode_layer] expected {shape.experts} numbers below {experts}, got {list(chosen)}")
+        if total > _WEIGHTS_MAXIMUM:
+            raise ValueError(f"[decode_layer] expected at most {_WEIGHTS_MAXIMUM} bytes of experts, got {total}")
+        types = {"experts": tensor(total, U8), "vectors": tensor(shape.line), "state": tensor(self.state_size)}
+
+        def steps(here: DecodeArray, weights: Any, vectors: Any, state: Any) -> LayerSequence:
+            return ExpertSequence(self.attention, here, HostBuffers(weights, vectors, state), chosen, experts, epsilon)
+
+        return self._program(types, steps)
+
+    def _program(self, buffers: Mapping[str, Any], steps: Callable[..., LayerSequence]) -> Program:
+        """The array with a sequence. `buffers`: its host buffers' types, by name; `steps` gets them after the array."""
+        array = build(self.attention).of_a_sequence()
 
         def sequence(ends: list[Any], *given: Any) -> None:
             *others, attention = ends
             here = array._replace(ends=Ends._make([*others, AttentionEnds._make(attention)]))
-            held = HostBuffers(**dict(zip(buffers, given, strict=True)))
-            LayerSequence(self.attention, here, held, token, layers, head).write()
+            steps(here, *given).write()
 
         runtime = Runtime(named(sequence, ["ends", *buffers]), [[*array.ends], *buffers.values()])
         return Program(device("npu2"), runtime, array.workers)
@@ -227,11 +264,12 @@ class DecodeLayer:
         types = {
             "weights": tensor(weights, U8),
             "vectors": tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
-            "rotary": tensor(token.tables * token.positions * shape.d),
-            "cache": tensor(count * token.capacity * shape.position_size),
-            "state": tensor(self.state_size),
         }
-        if cache_bytes := self.attention.cache_bytes(count, token.capacity):
+        if count:
+            types["rotary"] = tensor(token.tables * token.positions * shape.d)
+            types["cache"] = tensor(count * token.capacity * shape.position_size)
+        types["state"] = tensor(self.state_size)
+        if count and (cache_bytes := self.attention.cache_bytes(count, token.capacity)):
             types["cache_bytes"] = tensor(cache_bytes, U8)
         return types | ({"logits": tensor(head.rows)} if head else {})
 
@@ -250,9 +288,10 @@ class DecodeLayer:
             )
         head = self._head(vocabulary) if vocabulary else None
         weights = len(layers) * self.shape.weight_bytes + (head.bytes if head else 0)
-        if not layers or weights > _WEIGHTS_MAXIMUM:
+        if not (layers or head) or (self.shape.experts and len(layers) > 1) or weights > _WEIGHTS_MAXIMUM:
+            most = "one layer" if self.shape.experts else "one layer or more"
             raise ValueError(
-                f"[decode_layer] expected one layer or more, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
+                f"[decode_layer] expected {most}, or an LM head, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
                 f"{len(layers)} with {weights}: call `calls` for how many a call takes"
             )
         return head

@@ -69,10 +69,12 @@ def residual_tile(
     """The tile that adds to the residual stream, normalises it, and deals every projection's x out in parts.
 
     Returns its fifos `vectors` (in) and `hidden` (out), and the tile. `heads`: the RoPE tile's fifo, from which heads
-    are dealt, too, if the way asks for that. Words: 0, epsilon's bits; 1, lines of attention's output; 2, 1 if there
-    are attention and a feed-forward, 0 for the LM head; 3, lines of the activations; 4, layers.
+    are dealt, too, if the way asks for that. Words: 0, epsilon's bits; 1, lines of attention's output, 0 where there is
+    no attention; 2, 1 if an entry and a dense feed-forward follow it; 3, lines of the activations; 4, layers (with
+    experts, each expert's pass is one).
     """
     shape = way.shape
+    lines_of_context = shape.lines(shape.projections[1].columns)
     line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
     vectors, hidden = ObjectFifo(line, name="vectors"), ObjectFifo(line, name="hidden", depth=1)
     copy = kernel("copy_part", "copy_part", line, tensor(BLOCK_COLUMNS), I32, I32)
@@ -112,7 +114,7 @@ def residual_tile(
             vectors.release(norms + 2)
             deal(normal)
             for dealt, copy_heads in heads:
-                for _ in range_(second):
+                for _ in range_(context_lines // lines_of_context):
                     _deal_heads(shape, dealt, x, copy_heads)
             pass_on(context_lines)
             for _ in range_(second):

@@ -58,7 +58,7 @@ class LayerSequence:
         self._told: Sweep | None = None  # the sweep for which the attending tiles' words were last written
         self._alike = self._starts()
         # The phases of a layer, and the head's, if there is one.
-        self._phases = deal_rows(way.shape.projections, way.columns, way.span)
+        self._phases = deal_rows(way.shape.own_projections, way.columns, way.span)
         self._of_head = deal_rows([head] if head else [], way.columns, way.span)
         self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
@@ -75,6 +75,10 @@ class LayerSequence:
         if self._head is not None:
             update = self._logits(update)
         self.wait(update)
+        self.finish()
+
+    def finish(self) -> None:
+        """Await the transfers that are left."""
         self.weights.finish()
         for window in self._windows.values():
             window.finish()
@@ -105,9 +109,10 @@ class LayerSequence:
         """One layer; `update`: the drains of the update of the layer before. Returns the drains of its own.
 
         The drains of a phase are started before its inputs are awaited, so that then only the inputs' fill is started.
+        With experts the layer ends with the output projection, whose drains are returned.
         """
         shape, ends = self._shape, self.ends
-        qkv, output, gate_up, down = self._phases
+        qkv, output, *feed_forward = self._phases
         self._send_residual(index)
         heads = self._drain_products(qkv, "qkv")
         self._send_tables(index, layer)
@@ -124,6 +129,9 @@ class LayerSequence:
 
         self.send_region(ends.vectors, "context")
         self.start_phase()
+        if not feed_forward:
+            return attended
+        gate_up, down = feed_forward
         norms = shape.entry_norms * shape.line
         self.send(ends.vectors, self.buffers.vectors, run(self._vectors, index * shape.vector_size + norms, norms))
         hidden = [self.drain(ends.hidden, self.buffers.state, self._region("hidden"))]
@@ -172,7 +180,8 @@ class LayerSequence:
         attending.write(0, [bits(self.token.epsilon)])
         self._tell(self.sweep(index))
         if layers := self._alike[index]:
-            lines = [shape.lines(shape.projections[1].columns), 1, shape.lines(shape.feed_forward)]
+            dense = not shape.experts
+            lines = [shape.lines(shape.projections[1].columns), int(dense), dense * shape.lines(shape.feed_forward)]
             self._start_projecting(self._phases, lines, layers)
         attending.start()
 
@@ -180,10 +189,12 @@ class LayerSequence:
         """Write attention's words. A layer with the previous layer's sweep needs no new ones, at any position."""
         moving = 0 if part is not None and part == self._told else MOVING
         self._told = part
-        for number, words in enumerate(self._way.words(self.token, part)):
-            self._array.attending.write(1 + number, words, moving=moving)
+        for number, (first, *others) in enumerate(self._way.words(self.token, part)):
+            # A core reads the first word also if it attends to nothing.
+            known = first if self.layers else 0
+            self._array.attending.write(1 + number, [known, *others], moving=moving)
 
-    def _start_projecting(self, phases: Sequence[Phase], lines: list[int], layers: int) -> None:
+    def _start_projecting(self, phases: Sequence[Phase | None], lines: list[int], layers: int) -> None:
         projecting, columns = self._array.projecting, self._way.columns
         for tile in range(columns * TILES):
             projecting.write(tile, projecting_words(phases, tile // TILES, layers))
@@ -198,11 +209,14 @@ class LayerSequence:
 
     # --- Phases -------------------------------------------------------------------------------------------------------
 
-    def _drain_products(self, phase: Phase, region: str | None) -> list[Any]:
-        """Start the drains of a projection's products into a region of the state; None: into the logits."""
+    def _drain_products(self, phase: Phase, region: str | None, first: int = 0) -> list[Any]:
+        """Start the drains of a projection's products into a region of the state, from its element `first` on.
+
+        None: into the logits.
+        """
         buffer, size, place = self.buffers.logits, phase.projection.rows, 0
         if region is not None:
-            buffer, size, place = self.buffers.state, self.state_size, self.regions[region].offset
+            buffer, size, place = self.buffers.state, self.state_size, self.regions[region].offset + first
         drains = []
         for column, (end, rows) in enumerate(zip(self.ends.products, phase.columns, strict=True)):
             if rows.shared and column % self._way.span == 0:

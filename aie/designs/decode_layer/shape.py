@@ -83,7 +83,7 @@ class LayerShape:
         heads: query heads H.
         kv_heads: KV heads G, a divisor of H.
         d: head size, a multiple of 32.
-        feed_forward: I, a multiple of 32.
+        feed_forward: I, a multiple of 32; with experts, each one's.
         activation: geglu or swiglu.
         post_norms: the outputs of attention and feed-forward are normalised before they are added (Gemma3).
         qk_norm: queries and keys are normalised before RoPE (Gemma3, Qwen3).
@@ -92,6 +92,8 @@ class LayerShape:
         norms_before: attention and feed-forward read the residual stream normalised; if not, there are post-norms.
         output_bias: the output projection has a bias.
         softcap: c of c tanh(score / c), by which attention's scores are bounded (Gemma 2); 0: none.
+        experts: experts that a token chooses, whose products are calls of their own (experts.py); 0: the feed-forward
+            is dense.
     """
 
     hidden: int
@@ -107,6 +109,7 @@ class LayerShape:
     norms_before: bool = True
     output_bias: bool = False
     softcap: float = 0
+    experts: int = 0
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -118,6 +121,8 @@ class LayerShape:
             )
         if not (self.norms_before or self.post_norms) or (self.qkv_bias and not self.norms_before):
             raise ValueError("[decode_layer] expected post-norms and no bias of QKV where there are no norms before it")
+        if self.experts and self.post_norms:
+            raise ValueError("[decode_layer] expected no post-norms where a token chooses experts")
         _ = self.projections  # raises for sizes that cannot be dealt to the tiles
 
     # --- Attention ----------------------------------------------------------------------------------------------------
@@ -161,9 +166,19 @@ class LayerShape:
         )
 
     @property
+    def own_projections(self) -> tuple[Projection, ...]:
+        """Those whose weights a layer has for itself: all, but for the ones of experts."""
+        return self.projections[:2] if self.experts else self.projections
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of a layer's weights."""
-        return sum(projection.bytes for projection in self.projections)
+        """Bytes of a layer's weights, without experts."""
+        return sum(projection.bytes for projection in self.own_projections)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of an expert's weights."""
+        return sum(projection.bytes for projection in self.projections[len(self.own_projections) :])
 
     @property
     def entry_norms(self) -> int:
@@ -198,7 +213,8 @@ class LayerShape:
         normalised first where there are post-norms; adding them is the first thing the next layer does.
         qkv [(H + 2 G) d]: QKV before RoPE. context [H d]: attention's output, a region of its own; with a bias of the
         output projection a 1 is behind it (`DecodeLayer.one`), which nothing overwrites. attended [line]: the
-        output projection's output. activated [I]: act(gate) * up. Each is padded to whole lines.
+        output projection's output. activated [I]: act(gate) * up. answers [experts, line]: what each chosen expert
+        makes. Each is padded to whole lines.
         """
         sizes = {
             "hidden": self.hidden,
@@ -206,6 +222,7 @@ class LayerShape:
             "qkv": (self.heads + 2 * self.kv_heads) * self.d,
             "attended": self.hidden,
             "activated": self.feed_forward,
+            "answers": self.experts * self.line,
             **more,
         }
         regions, offset = dict[str, Region](), 0

@@ -74,7 +74,7 @@ class Q4NXMatMul : public Step {
       const auto [begin, end] = part(row_blocks_, plan.block_parts, task % plan.block_parts);
       const std::int64_t count = last - first;
       product_.multiply(
-          weight, row_blocks_, activations, first, count, begin, end,
+          weight, row_blocks_ * weight.row_bytes, activations, first, count, begin, end,
           [&, first = first](const float* product, std::int64_t block, std::int64_t blocks) {
             context_.kernels.finish_product(product, blocks, first, count, block * q4nx::kBlockRows,
                                             epilogue);

@@ -16,6 +16,7 @@
 #include "ops/cpu/products/expert_rows.h"
 #include "ops/cpu/products/q4nx_matmul.h"
 #include "ops/cpu/products/q4nx_product.h"
+#include "ops/cpu/products/router.h"
 #include "ops/error.h"
 #include "ops/nodes/q4nx_moe.h"
 
@@ -30,7 +31,8 @@ constexpr std::int64_t kKeptBytes = 2 << 20;
 class Q4NXMoE final : public Step {
  public:
   Q4NXMoE(const Node& node, const Context& context,
-          std::unique_ptr<ExpertProducts> elsewhere = nullptr)
+          std::unique_ptr<ExpertProducts> elsewhere = nullptr,
+          const std::optional<ExpertPlaces>& places = std::nullopt)
       : context_(context),
         elsewhere_(std::move(elsewhere)),
         name_(to_string(node)),
@@ -38,7 +40,7 @@ class Q4NXMoE final : public Step {
         per_row_(node.required_integer("experts_per_token")),
         hidden_(node.required_integer("hidden_size")),
         inner_(node.required_integer("expert_size")),
-        normalize_(node.integer("normalize_routing_weights", 1) != 0),
+        router_{experts_, per_row_, hidden_, node.integer("normalize_routing_weights", 1) != 0},
         gate_up_(context, hidden_, gating_of(node, "swiglu")),
         down_(context, inner_, Gating::kNone) {
     if (per_row_ > experts_) {
@@ -61,6 +63,9 @@ class Q4NXMoE final : public Step {
     outer_blocks_ = q4nx::row_blocks(hidden_);
     gate_up_layout_ = q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_);
     down_layout_ = q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_);
+    places_ = places.value_or(
+        ExpertPlaces{.gate_up = 2 * inner_blocks_ * gate_up_layout_.row_bytes(hidden_),
+                     .down = outer_blocks_ * down_layout_.row_bytes(inner_)});
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -92,13 +97,15 @@ class Q4NXMoE final : public Step {
     Work work(*this, scratch, rows);
     const float* x = inputs[kMoeX].as<const float>();
     if (has_router_) {
-      rank(x, DenseWeight{inputs[kMoeRouter].data, router_type_, hidden_, experts_, true}, rows,
-           work);
+      router_.rank(context_.kernels, *context_.pool,
+                   DenseWeight{inputs[kMoeRouter].data, router_type_, hidden_, experts_, true}, x,
+                   rows, work.logits);
     } else {
       std::memcpy(work.logits, inputs[kMoeLogits].data,
                   static_cast<std::size_t>(rows * experts_) * sizeof(float));
     }
-    route(rows, work);
+    router_.choose(context_.kernels, *context_.pool, rows, work.logits, work.by_expert.chosen(),
+                   work.by_expert.weights());
     work.by_expert.sort();
     if (elsewhere_ != nullptr && elsewhere_->takes(work.by_expert)) {
       elsewhere_->answer(x, work.by_expert, work.answers);
@@ -158,32 +165,6 @@ class Q4NXMoE final : public Step {
     float* answers;
   };
 
-  // The router's logits for each row.
-  void rank(const float* x, const DenseWeight& router, std::int64_t rows, const Work& work) const {
-    const std::int64_t threads = context_.pool->threads();
-    const std::int64_t parts = rows < threads ? std::min(threads, experts_) : 1;
-    context_.pool->run(rows * parts, [&](std::int64_t task) {
-      const std::int64_t row = task / parts;
-      const auto [begin, end] = part(experts_, parts, task % parts);
-      context_.kernels.dense_rows(router, x + row * hidden_, 1, begin, end,
-                                  work.logits + row * experts_ + begin);
-    });
-  }
-
-  // The experts of each row, and their weights.
-  void route(std::int64_t rows, Work& work) const {
-    context_.pool->run_rows(rows, [&](std::int64_t row) {
-      float* logits = work.logits + row * experts_;
-      std::int32_t* chosen = work.by_expert.chosen() + row * per_row_;
-      float* weights = work.by_expert.weights() + row * per_row_;
-      choose_experts({logits, static_cast<std::size_t>(experts_)},
-                     {chosen, static_cast<std::size_t>(per_row_)});
-      if (!normalize_) context_.kernels.softmax(logits, logits, experts_);
-      for (std::int64_t i = 0; i < per_row_; ++i) weights[i] = logits[chosen[i]];
-      if (normalize_) context_.kernels.softmax(weights, weights, per_row_);
-    });
-  }
-
   // Rounds the row of each place for a product of as many rows as its group has.
   template <typename Source>
   void round_by_expert(const Q4NXProduct& product, const RoundedActivations& all,
@@ -201,8 +182,11 @@ class Q4NXMoE final : public Step {
     context_.pool->run(tasks, [&](std::int64_t number) {
       const auto [group, index, parts] = work.by_expert.task(number);
       const auto [begin, end] = part(inner_blocks_, parts, index);
-      multiply_group(gate_up_, weight.from(2 * inner_blocks_ * group.expert), inner_blocks_,
-                     work.taken, group, begin, end, work.products, inner_);
+      Q4NXRows gate = weight;
+      gate.bytes += group.expert * places_.gate_up;
+      const std::int64_t to_up = (places_.in_turns ? 1 : inner_blocks_) * weight.row_bytes;
+      if (places_.in_turns) gate.row_bytes *= 2;
+      multiply_group(gate_up_, gate, to_up, work.taken, group, begin, end, work.products, inner_);
     });
   }
 
@@ -211,9 +195,14 @@ class Q4NXMoE final : public Step {
     context_.pool->run(tasks, [&](std::int64_t number) {
       const auto [group, index, parts] = work.by_expert.task(number);
       const auto [begin, end] = part(outer_blocks_, parts, index);
-      multiply_group(down_, weight.from(group.expert * outer_blocks_), 0, work.inside, group, begin,
-                     end, work.answers, hidden_);
+      multiply_group(down_, down_of(weight, group), 0, work.inside, group, begin, end, work.answers,
+                     hidden_);
     });
+  }
+
+  Q4NXRows down_of(Q4NXRows weight, const ExpertRows& group) const {
+    weight.bytes += group.expert * places_.down;
+    return weight;
   }
 
   // y[place][m] of a group's rows and some rows of blocks.
@@ -253,7 +242,7 @@ class Q4NXMoE final : public Step {
       for (std::int64_t row = 0; row < rows; ++row)
         std::fill_n(y + row * hidden_ + column, columns, 0.0F);
       for (const ExpertRows& group : work.by_expert.groups()) {
-        down_.multiply(weight.from(group.expert * outer_blocks_), 0,
+        down_.multiply(down_of(weight, group), 0,
                        down_.rows_of(work.inside, group.first, group.count), 0, group.count, begin,
                        end, [&](const float* made, std::int64_t block, std::int64_t blocks) {
                          add_group(made, block, blocks, group, work, y);
@@ -284,7 +273,7 @@ class Q4NXMoE final : public Step {
   std::int64_t per_row_;
   std::int64_t hidden_;
   std::int64_t inner_;
-  bool normalize_;
+  Router router_;
   Q4NXProduct gate_up_;
   Q4NXProduct down_;
   bool has_router_ = false;
@@ -293,6 +282,7 @@ class Q4NXMoE final : public Step {
   std::int64_t outer_blocks_ = 0;
   q4nx::Layout gate_up_layout_;
   q4nx::Layout down_layout_;
+  ExpertPlaces places_;
 };
 
 std::unique_ptr<Step> make_alone(const Node& node, const Context& context) {
@@ -306,10 +296,11 @@ constexpr Operator kOperators[] = {{kQ4nxMoe, make_alone}};
 std::span<const Operator> q4nx_moe_operators() { return kOperators; }
 
 std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context,
-                                    std::unique_ptr<ExpertProducts> elsewhere) {
+                                    std::unique_ptr<ExpertProducts> elsewhere,
+                                    const std::optional<ExpertPlaces>& places) {
   return std::make_unique<CheckedStep>(
       kOperators[0].contract, to_string(node),
-      std::make_unique<Q4NXMoE>(node, context, std::move(elsewhere)));
+      std::make_unique<Q4NXMoE>(node, context, std::move(elsewhere), places));
 }
 
 }  // namespace flownpu::cpu

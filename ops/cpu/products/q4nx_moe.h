@@ -2,7 +2,9 @@
 // Q4NXMoE on the CPU. Another device may compute the experts.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "ops/cpu/products/expert_rows.h"
 #include "ops/cpu/step.h"
@@ -21,8 +23,19 @@ class ExpertProducts {
   virtual void answer(const float* x, const RowsByExpert& by_expert, float* answers) const = 0;
 };
 
+// The places of experts' weights in memory. Without a value they follow one another as in the
+// graph.
+struct ExpertPlaces {
+  // Bytes from the weights of one expert to those of the next: gate and up projections, and down.
+  std::int64_t gate_up = 0;
+  std::int64_t down = 0;
+  // Whether each of the gate's rows of blocks is followed by the up projection's, not all of them.
+  bool in_turns = false;
+};
+
 // `elsewhere`: null if there is no such device. Throws Error as the operator's own step does.
 std::unique_ptr<Step> make_q4nx_moe(const Node& node, const Context& context,
-                                    std::unique_ptr<ExpertProducts> elsewhere);
+                                    std::unique_ptr<ExpertProducts> elsewhere,
+                                    const std::optional<ExpertPlaces>& places = std::nullopt);
 
 }  // namespace flownpu::cpu

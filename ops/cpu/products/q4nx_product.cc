@@ -102,7 +102,9 @@ void Q4NXProduct::multiply_some(const Q4NXRows& weight, std::int64_t to_up,
   matmul(weight, blocks, a, first, count, scratch, product);
   if (gating_ == Gating::kNone) return;
   alignas(64) float up[kMaxProducts * q4nx::kBlockRows];
-  matmul(weight.from(to_up), blocks, a, first, count, scratch, up);
+  Q4NXRows of_up = weight;
+  of_up.bytes += to_up;
+  matmul(of_up, blocks, a, first, count, scratch, up);
   const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
   gate(product, up, product, blocks * count * q4nx::kBlockRows);
 }

@@ -35,7 +35,7 @@ class Q4NXProduct {
   void round(const float* x, const RoundedActivations& activations, std::int64_t row) const;
 
   // Multiplies `count` rows of activations from `first` on by rows of blocks [begin, end) of the
-  // weight; the up projection's rows of blocks are `to_up` rows of blocks after the gate's. Calls
+  // weight; the up projection's row of blocks is `to_up` bytes after each of the gate's. Calls
   // finish(product[blocks][count][32], block, blocks) for some rows of blocks at a time.
   template <typename Finish>
   void multiply(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& activations,

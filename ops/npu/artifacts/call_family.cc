@@ -14,6 +14,8 @@ using words::WordReader;
 // With this limit, numbers that are computed from positions fit 64 bits.
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 31;
 
+constexpr std::size_t kMostChoices = 1 << 12;  // as many as there may be experts
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 CallFamily::Class read_class(WordReader& reader, std::size_t features) {
@@ -36,9 +38,10 @@ CallFamily CallFamily::read(std::span<const std::int64_t> words) try {
   family.positions_ = reader.next();
   family.keys_ = reader.next();
   family.chunks_of_a_task_ = reader.next();
+  family.choices_ = reader.index(kMostChoices, "choices");
   family.sweeps_ = reader.list(
       [&] { return SweepRecord{reader.next(), reader.next(), reader.next(), reader.next()}; });
-  const std::size_t features = 1 + 2 * family.sweeps_.size();
+  const std::size_t features = 1 + 2 * family.sweeps_.size() + family.choices_;
   family.classes_ = reader.list([&] { return read_class(reader, features); });
   const auto within = [](std::int64_t value, std::int64_t least) {
     return value >= least && value <= kMostPositions;

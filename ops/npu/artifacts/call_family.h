@@ -10,7 +10,8 @@
 // The features are the position (the number of tokens before the call's first) and, for each
 // *sweep* of the call over the KV cache (aie/designs/attention.py), the number of its first chunk
 // and how many chunks it has. Positions are in one class if their sweeps take the same numbers of
-// tasks; a task has at most `chunks_of_a_task` chunks.
+// tasks; a task has at most `chunks_of_a_task` chunks. Features behind these are *choices*: numbers
+// that the caller gives with the position, such as those of the experts that a token chose.
 #pragma once
 
 #include <cstdint>
@@ -49,14 +50,19 @@ class CallFamily {
   const std::string& name() const { return name_; }
   // Positions 0 .. positions() - 1 have words.
   std::int64_t positions() const { return positions_; }
+  // How many choices a call has.
+  std::size_t choices() const { return choices_; }
   // The class of a position. Throws Error, with call and position, if there are no words for it.
   std::size_t class_of(std::int64_t position) const;
   const Class& at(std::size_t number) const { return classes_[number]; }
-  // Calls write(word, value) for each word of the position's class that depends on the position.
+  // Calls write(word, value) for each word of the position's class that depends on the position, or
+  // on the choices; there are choices() of these.
   template <typename Write>
-  void patch(std::int64_t position, const Write& write) const {
+  void patch(std::int64_t position, const Write& write,
+             std::span<const std::int64_t> choices = {}) const {
     const Class& members = classes_[class_of(position)];
-    const std::vector<std::int64_t> features = this->features(position);
+    std::vector<std::int64_t> features = this->features(position);
+    features.insert(features.end(), choices.begin(), choices.end());
     for (std::size_t i = 0; i < members.patches.size();) {
       const std::size_t word = members.patches[i].word;
       // Unsigned, because damaged coefficients may overflow, and signed overflow is undefined.
@@ -75,6 +81,7 @@ class CallFamily {
   std::int64_t positions_ = 0;
   std::int64_t keys_ = 1;  // positions in a chunk
   std::int64_t chunks_of_a_task_ = 1;
+  std::size_t choices_ = 0;
   std::vector<SweepRecord> sweeps_;
   std::vector<Class> classes_;
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ops/dispatch_observer.h"
+#include "ops/error.h"
 #include "ops/npu/driver/runtimes.h"
 #include "ops/system/variables.h"
 
@@ -142,18 +143,23 @@ void CompiledDesigns::tell(Dispatch dispatch) {
 PreparedCall::PreparedCall(CompiledDesigns& designs, const CallRecord& call)
     : call_(&call), array_(&designs.array(call)), family_(designs.family(call)) {}
 
-Sequence* PreparedCall::at(std::int64_t position, std::size_t slot) {
+Sequence* PreparedCall::at(std::int64_t position, std::size_t slot,
+                           std::span<const std::int64_t> choices) {
+  if (choices.size() != family_->choices())
+    fail("[FlowNPU] call ", call_->name, ": expected ", family_->choices(), " choices, got ",
+         choices.size());
   const std::size_t number = family_->class_of(position);
   Words& words = words_[{number, slot}];
   if (words.sequence == nullptr) {
     // Before they are patched for a position, the words may not be a valid sequence.
     std::vector<std::int64_t> first = family_->at(number).words;
-    family_->patch(position, [&](std::size_t word, std::int64_t value) { first[word] = value; });
+    family_->patch(
+        position, [&](std::size_t word, std::int64_t value) { first[word] = value; }, choices);
     words.sequence = array_->sequence(first);
-  } else if (words.position != position) {
-    family_->patch(position, [&](std::size_t word, std::int64_t value) {
-      words.sequence->write(word, value);
-    });
+  } else if (words.position != position || !choices.empty()) {
+    family_->patch(
+        position, [&](std::size_t word, std::int64_t value) { words.sequence->write(word, value); },
+        choices);
   }
   words.position = position;
   return words.sequence.get();

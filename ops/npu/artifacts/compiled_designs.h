@@ -72,11 +72,14 @@ class PreparedCall {
   // The number of its array.
   std::size_t array() const { return call_->array; }
   const std::string& file() const { return call_->file; }
+  // How many choices its words follow.
+  std::size_t choices() const { return family_->choices(); }
 
-  // The call's words for a position. They are valid until at() is called for another position with
-  // the same slot; a dispatch needs a slot for each of its positions. Throws Error if there are no
-  // words for the position.
-  Sequence* at(std::int64_t position, std::size_t slot = 0);
+  // The call's words for a position and choices (CallFamily). They are valid until at() is called
+  // for others with the same slot; a dispatch needs a slot for each of its positions. Throws Error
+  // if there are no words for the position, or the call has another number of choices.
+  Sequence* at(std::int64_t position, std::size_t slot = 0,
+               std::span<const std::int64_t> choices = {});
 
  private:
   struct Words {

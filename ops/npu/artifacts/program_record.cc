@@ -93,6 +93,8 @@ StepRecord read_step(WordReader& reader, const ProgramRecord& program,
   step.label = reader.text();
   step.offset = static_cast<std::int64_t>(
       reader.index(static_cast<std::size_t>(program.tokens), "tokens of the program"));
+  if (const std::size_t choices = reader.index(program.buffers.size() + 1, "buffers"); choices > 0)
+    step.choices = choices - 1;
   const std::vector<BufferRecord>& arguments = calls[step.call].buffers;
   const std::size_t count = reader.count();
   if (count != arguments.size()) {

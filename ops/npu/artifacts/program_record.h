@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,6 +61,8 @@ struct StepRecord {
   std::string label;     // for messages
   // The distance in tokens from the run's first token to the call's first one.
   std::int64_t offset = 0;
+  // The buffer whose first numbers (int32) are the call's choices (call_family.h).
+  std::optional<std::size_t> choices;
   std::vector<ViewRecord> views;
 };
 

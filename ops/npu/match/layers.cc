@@ -11,6 +11,7 @@
 
 #include "ops/error.h"
 #include "ops/formats/q4nx.h"
+#include "ops/nodes/q4nx_moe.h"
 #include "ops/npu/match/array_operator.h"
 #include "ops/npu/match/encoder_layers.h"
 #include "ops/npu/match/residual_norms.h"
@@ -54,6 +55,11 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
   Node node = found.node(kNpuDomain);
   node.packed = pack(DecoderShape{found.decoder}, found.constants);
   keep_constants(found.taken, node);
+  // The host's experts read the constants as the graph has them.
+  for (const Node* mixture : found.mixtures) {
+    for (const std::size_t input : {kMoeRouter, kMoeGateUp, kMoeDown})
+      node.inputs.push_back(mixture->inputs[input]);
+  }
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 
@@ -148,6 +154,7 @@ const transformer::DecoderLimits& array_limits() {
                                                  .without_rope = true,
                                                  .norms_after = true,
                                                  .biases = true,
+                                                 .experts = true,
                                                  .all_logits = true,
                                                  .position_ids = true,
                                                  .attention_bias = true,

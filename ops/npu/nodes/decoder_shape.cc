@@ -41,9 +41,16 @@ std::array<Projection, 4> DecoderShape::projections() const {
 }
 
 std::size_t DecoderShape::weight_bytes() const {
-  std::size_t layer = 0;
-  for (const Projection& projection : projections()) layer += projection.bytes();
+  const auto [qkv, output, gate_up, down] = projections();
+  std::size_t layer = qkv.bytes() + output.bytes();
+  if (feed_forward().experts == 0) layer += gate_up.bytes() + down.bytes();
   return layers.size() * layer + head().bytes();
+}
+
+std::size_t DecoderShape::expert_bytes() const {
+  const auto [qkv, output, gate_up, down] = projections();
+  return layers.size() * static_cast<std::size_t>(feed_forward().experts) *
+         (gate_up.bytes() + down.bytes());
 }
 
 std::size_t DecoderShape::vector_bytes() const {

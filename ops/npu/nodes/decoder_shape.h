@@ -4,6 +4,8 @@
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
 //                   blocks (ops/formats/q4nx.h)
+//   experts   u8    [layer][expert][gate and up | down], where the feed-forward is a mixture of
+//                   experts; a layer's weights then are QKV | output
 //   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights, q and k;
 //                   then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]; none if the tables are inputs
@@ -47,6 +49,7 @@ struct DecoderShape : transformer::Decoder {
   Projection head() const { return {.rows = vocabulary, .columns = hidden}; }
   // Bytes of the packed constants (weights/pack.h).
   std::size_t weight_bytes() const;
+  std::size_t expert_bytes() const;  // of all layers' experts
   std::size_t vector_bytes() const;
   std::size_t rotary_bytes() const;
   // For each element of a head of queries or keys as the array has it, where it is in the graph:

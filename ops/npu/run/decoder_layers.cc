@@ -73,8 +73,20 @@ Node head_of(const DecoderShape& shape, const Tensor& blocks) {
 
 DecoderShape read_shape(const Node& node) {
   DecoderShape shape{transformer::Decoder::read(node)};
-  transformer::check_values_of_decoder(node, shape);
+  transformer::check_values_of_decoder(node, shape, LayerExperts::inputs(shape));
   return shape;
+}
+
+// The experts of the decoder, which become the host's, too; null if there are none.
+std::shared_ptr<LayerExperts> experts_of(const Node& node, const DecoderShape& shape,
+                                         const ProgramBuffers& buffers, HostCompute& host,
+                                         const cpu::Context& context) {
+  if (LayerExperts::inputs(shape) == 0) return nullptr;
+  Buffer* packed = buffers.find("experts");
+  auto experts = std::make_shared<LayerExperts>(
+      node, shape, context, packed == nullptr ? std::span<std::byte>() : packed->bytes());
+  host.experts = experts;
+  return experts;
 }
 
 // A conversation's cache. A lack of memory for it does not harm the caches of other conversations.
@@ -125,7 +137,8 @@ std::vector<const ProgramRecord*> DecoderPrograms::all() const {
 }
 
 DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs,
-                             const HostCompute& host, const Device& host_device)
+                             HostCompute host, const cpu::Context& context,
+                             const Device& host_device)
     : shape_(read_shape(node)),
       designs_(std::move(designs)),
       programs_(DecoderPrograms::find(designs_->artifacts(), node)),
@@ -135,6 +148,7 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
                    return upload_rotary(designs_->runtime(), rotary_of(node, shape_), shape_,
                                         bytes);
                  }}}),
+      experts_(experts_of(node, shape_, buffers_, host, context)),
       decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
     prefill_.emplace_back(designs_, *program, buffers_, host);
@@ -325,6 +339,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   // Nobody may read the logits of padding, but they are to be numbers.
   if (shape_.all_logits)
     std::ranges::fill(all.subspan(static_cast<std::size_t>(tokens.count * shape_.vocabulary)), 0);
+  if (experts_ != nullptr) experts_->use(inputs.last(LayerExperts::inputs(shape_)));
   compute(inputs[transformer::kHidden], tokens, memory.buffer(), all);
   caches_->finish(*cache, presents, tokens.total());
 }

@@ -20,6 +20,7 @@
 #include "ops/device.h"
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/nodes/decoder_shape.h"
+#include "ops/npu/run/layer_experts.h"
 #include "ops/npu/run/program.h"
 #include "ops/transformer/decoder_call.h"
 #include "ops/transformer/kv_caches.h"
@@ -42,10 +43,10 @@ struct DecoderPrograms {
 class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
-  // folder has no programs for this decoder, kMemory. `host`: what computes the host's steps;
-  // `host_device`: the LM head of chunks.
-  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs, const HostCompute& host,
-                const Device& host_device);
+  // folder has no programs for this decoder, kMemory. `host`: what computes the host's steps, with
+  // experts in `context`; `host_device`: the LM head of chunks.
+  DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs, HostCompute host,
+                const cpu::Context& context, const Device& host_device);
 
   // Throws Unsupported for more than one sequence, more tokens than the artifacts were built for,
   // or a block for whose size there is no program.
@@ -92,6 +93,7 @@ class DecoderLayers final : public Step {
   DecoderPrograms programs_;
   ProgramBuffers buffers_;
   std::shared_ptr<transformer::KvCaches> caches_;
+  std::shared_ptr<LayerExperts> experts_;  // null: the feed-forwards are dense
   // With position_ids, all rows of the rotary tables; otherwise empty.
   std::vector<std::byte> rotary_;
   // The LM head and its weight; null: logits of the last token alone.

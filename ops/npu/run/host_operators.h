@@ -21,10 +21,14 @@
 
 namespace flownpu::npu {
 
+class LayerExperts;
+
 // The kernels and threads that compute them.
 struct HostCompute {
   const cpu::Kernels* kernels;
   std::shared_ptr<cpu::ThreadPool> pool;
+  // Routers and experts of a decoder's layers; null: there are none.
+  std::shared_ptr<const LayerExperts> experts = nullptr;
 };
 
 class HostOperator {

@@ -135,6 +135,13 @@ Program::Program(std::shared_ptr<CompiledDesigns> designs, const ProgramRecord& 
         step.slot = offsets.try_emplace(from.offset, offsets.size()).first->second;
       }
       step.offset = from.offset;
+      if (from.choices) {
+        const ProgramBuffer& buffer = record.buffers[*from.choices];
+        if (dispatch.host || buffer.bytes < step.call->choices() * sizeof(std::int32_t))
+          fail("[FlowNPU] ", from.label, ": expected a call on an array whose choices fit ",
+               buffer.name);
+        step.choices = buffers.find(buffer.name);
+      }
       step.label = &from.label;
       for (const ViewRecord& view : from.views) {
         const ProgramBuffer& buffer = record.buffers[view.buffer];
@@ -162,6 +169,11 @@ void Program::write(std::span<const float> values) {
   given_->to_device(rows.view.offset, rows.view.bytes);
 }
 
+std::vector<std::int64_t> Program::choices_of(const Step& step) {
+  const auto* numbers = reinterpret_cast<const std::int32_t*>(step.choices->bytes().data());
+  return {numbers, numbers + step.call->choices()};
+}
+
 void Program::run(std::int64_t position, const std::string& where, Buffer* cache) {
   const auto is_cache = [](const ProgramBuffer& buffer) {
     return buffer.role == BufferRole::kCache;
@@ -184,8 +196,12 @@ void Program::run(std::int64_t position, const std::string& where, Buffer* cache
         designs_->compute(name, first, [&] { step.host->run(host_, views, first, given_rows_); });
         continue;
       }
+      // Words that follow choices do not follow the position.
+      Sequence* const sequence = step.choices == nullptr
+                                     ? step.call->at(first, step.slot)
+                                     : step.call->at(0, step.slot, choices_of(step));
       calls.push_back({.name = name,
-                       .sequence = step.call->at(first, step.slot),
+                       .sequence = sequence,
                        .arguments = views,
                        .family = step.call->file(),
                        .position = first});

@@ -71,9 +71,12 @@ class Program {
     std::size_t slot = 0;  // of the call's words, among those of its dispatch
     HostOperator* host = nullptr;
     std::int64_t offset = 0;
+    Buffer* choices = nullptr;  // that the call's words follow; null: they follow none
     std::vector<View> arguments;
     const std::string* label = nullptr;
   };
+
+  static std::vector<std::int64_t> choices_of(const Step& step);
 
   std::shared_ptr<CompiledDesigns> designs_;
   const ProgramRecord* record_;

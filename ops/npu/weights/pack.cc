@@ -154,10 +154,21 @@ void write_weights(const DecoderShape& shape, const transformer::DecoderConstant
   for (const transformer::LayerConstants& layer : constants.layers) {
     write_qkv(shape, layer, writer);
     write_output(shape, layer, writer);
+    if (shape.feed_forward().experts > 0) continue;
     write_gate_up(shape, layer.gate_up, writer);
     write_rows(layer.down, writer);
   }
   write_rows(constants.head, writer);
+}
+
+void write_experts(const DecoderShape& shape, const transformer::DecoderConstants& constants,
+                   PackedWriter writer) {
+  for (const transformer::LayerConstants& layer : constants.layers) {
+    for (std::int64_t expert = 0; expert < shape.feed_forward().experts; ++expert) {
+      write_gate_up(shape, layer.gate_up.following(expert), writer);
+      write_rows(layer.down.following(expert), writer);
+    }
+  }
 }
 
 void write_vectors(const DecoderShape& shape, const transformer::DecoderConstants& constants,
@@ -221,9 +232,12 @@ void write_vectors(const EncoderShape& shape, const EncoderConstants& constants,
 
 std::vector<Packed> pack(const DecoderShape& shape,
                          const transformer::DecoderConstants& constants) {
-  return {packed("weights", shape.weight_bytes(), shape, constants, write_weights),
-          packed("vectors", shape.vector_bytes(), shape, constants, write_vectors),
-          packed("rotary", shape.rotary_bytes(), shape, constants, write_rotary)};
+  std::vector<Packed> all{packed("weights", shape.weight_bytes(), shape, constants, write_weights),
+                          packed("vectors", shape.vector_bytes(), shape, constants, write_vectors),
+                          packed("rotary", shape.rotary_bytes(), shape, constants, write_rotary)};
+  if (shape.feed_forward().experts > 0)
+    all.push_back(packed("experts", shape.expert_bytes(), shape, constants, write_experts));
+  return all;
 }
 
 std::vector<Packed> pack(const EncoderShape& shape, const EncoderConstants& constants) {

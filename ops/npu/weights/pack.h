@@ -29,7 +29,7 @@ void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
 void write_angles(const float* cosines, const float* sines, std::int64_t turned, std::int64_t half,
                   PackedWriter& writer);
 
-// Packs a decoder's "weights", "vectors" and "rotary".
+// Packs a decoder's "weights", "vectors" and "rotary", and "experts" if it has any.
 std::vector<Packed> pack(const DecoderShape& shape, const transformer::DecoderConstants& constants);
 
 struct DenseConstants {

@@ -54,7 +54,7 @@ _SIGLIP = EncoderShape(
     scale=72**-0.5,
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
-# The designs do not support experts.
+# Models with experts have no designs of their own: their layers are decode layers of other sizes.
 MODELS: dict[str, DecoderShape | EncoderShape] = {
     **{name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape},
     **ENCODERS,

@@ -16,7 +16,10 @@ def decoder_of(shape, windows, vocabulary, positions, tables=None, scale=None):
                 output_bias=shape.output_bias,
                 window=window, table=table,
             ),
-            _native.FeedForward(size=shape.feed_forward, activation=shape.activation),
+            _native.FeedForward(
+                size=shape.feed_forward, activation=shape.activation, experts=16 * shape.experts,
+                experts_per_token=shape.experts,
+            ),
             shape.post_norms,
             shape.norms_before,
         )

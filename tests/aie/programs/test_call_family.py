@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of calls: their words at each position are those of the call's program, or the derivation fails."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.emulator.flatten import flatten_array
 from flownpu.aie.plan.limits import LIMITS
-from flownpu.aie.programs.call_family import CallSweep, Positions, constant, derive
+from flownpu.aie.programs.call_family import CallSweep, Choices, Positions, constant, derive
 from tests.aie.words import read_family
 
 MOST = LIMITS["npu2"].iteration_maximum
@@ -136,6 +138,22 @@ def test_word_that_follows_no_feature_is_refused(planted, message):
 
     with pytest.raises(ValueError, match=message):
         derive(words, SWEPT)
+
+
+def test_words_follow_each_chosen_expert():
+    """Derived from samples, the words of a call of experts are those of its program for any choice."""
+    design = DecodeLayer(replace(SHAPE, experts=3))
+    choices = Choices.of(9, 3)
+    array = flatten_array(design.of_experts([0, 0, 0], 9).resolve_program("experts").array)
+
+    def words(chosen):
+        return array.flatten(design.of_experts(chosen, 9).resolve_program("experts").sequence)
+
+    family = derive(lambda sample: words(choices.chosen(sample)), choices)
+    (members,) = family.classes
+    assert {patch.feature for patch in members.patches} == {1, 2, 3}
+    for chosen in ([0, 1, 2], [8, 8, 0], [3, 7, 5]):
+        np.testing.assert_array_equal(members.at(np.array([0, *chosen])), words(chosen))
 
 
 def test_steps_that_differ_are_refused():

@@ -11,6 +11,7 @@ from flownpu.aie.designs.decode_layer import design as decode_layer
 from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.aie.programs.decode import decode_program
 from flownpu.aie.programs.decode_operators import operators_program
+from flownpu.aie.programs.program import Role
 from tests.aie.designs.decode_layer.shapes import SHAPES
 from tests.aie.programs import decoders
 
@@ -70,6 +71,49 @@ def test_layer_refused_by_all_designs_names_each_reason():
     designs = [r"decode_layer, pairs: .*", r"decode_layer, split: .*", r"operator by operator: \[plan fused_dqp"]
     with pytest.raises(ValueError, match="; ".join(designs)):
         decode_program(decoder_of(shape), "npu2", CONTEXT)
+
+
+ATTENTION = ["decode_layer", "add_rms_norm"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "way", "experts"),
+    [
+        # Qwen3-30B-A3B's: 24 MB of chosen weights.
+        (
+            LayerShape(2048, 32, 4, 128, 768, "swiglu", qk_norm=True, experts=8),
+            "split",
+            ["route", "decode_layer", "add_experts"],
+        ),
+        # 0.4 MB, which the host reads in a third of a dispatch.
+        (LayerShape(256, 4, 2, 64, 128, "swiglu", experts=2), "split, experts by the host", ["experts"]),
+    ],
+    ids=["large", "small"],
+)
+def test_experts_are_computed_where_that_is_predicted_faster(shape, way, experts):
+    choice = decode_program(decoder_of(shape, layers=2), "npu2", CONTEXT)
+    assert (choice.way, choice.refused) == (way, [])
+    steps = choice.program.steps
+    assert [step.call.operator for step in steps] == [*ATTENTION, *experts, *ATTENTION, *experts, "decode_layer"]
+    # Only the host knows the choice, and one call serves all layers.
+    assert {(step.call.name, step.choices) for step in steps if step.choices} == (
+        {("experts", "chosen")} if "route" in experts else set()
+    )
+    constants = {buffer.name for buffer in choice.program.buffers if buffer.role is Role.CONSTANT}
+    assert ("experts" in constants) == ("route" in experts)
+
+
+def test_experts_beyond_offset_limit_are_the_hosts():
+    shape = LayerShape(4096, 32, 8, 128, 14336, "swiglu", experts=2)  # 32 experts of 110 MB
+    choice = decode_program(decoder_of(shape, layers=1), "npu2", CONTEXT)
+    assert choice.way.endswith("experts by the host")
+    assert any("expected at most 2147483648 bytes of experts, got" in reason for reason in choice.refused)
+
+
+def test_npu1_has_no_layers_with_experts():
+    shape = LayerShape(256, 4, 2, 64, 128, "swiglu", experts=2)
+    with pytest.raises(ValueError, match=r"expected npu2, got npu1.*expected a dense feed-forward, got experts"):
+        decode_program(decoder_of(shape, layers=1), "npu1", CONTEXT)
 
 
 def test_npu1_token_runs_operator_by_operator():

@@ -38,12 +38,13 @@ def family_words(
     positions: int = 1,
     keys: int = 1,
     chunks_of_a_task: int = 1,
+    choices: int = 0,
     name: str = "call",
 ) -> np.ndarray:
     """A family in flat form."""
     words = WordWriter()
     words.text(name)
-    words.add(0, positions, keys, chunks_of_a_task, len(sweeps or []))
+    words.add(0, positions, keys, chunks_of_a_task, choices, len(sweeps or []))
     for sweep in sweeps or []:
         words.add(sweep.offset, sweep.queries, sweep.tokens, sweep.window)
     words.add(len(classes))
@@ -123,7 +124,7 @@ class FolderProgram:
             for call, label, views in steps:
                 words.add(call)
                 words.text(label)
-                words.add(0, len(views))
+                words.add(0, 0, len(views))
                 for view in views:
                     words.add(*view)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.designs.decode_layer import design as decode_layer
-from flownpu.aie.programs.decode import DECODE_WAYS
+from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS, OPERATORS
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import read_decoder
 from tests.aie.words import read_family, words_of
@@ -57,8 +57,11 @@ MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
         *(
             pytest.param(name, False, TOKENS, (way,), marks=SLOW)
             for name in ("biases", "bias block")
-            for way in DECODE_WAYS[1:]
+            for way in ("split", OPERATORS)
         ),
+        # Experts of a prompt by the host; of a token on the array, with either way of attention, or by the host.
+        *(("experts", True, (50, 51, 52), (way,)) for way in ("split", next(iter(HOST_EXPERTS)))),
+        pytest.param("experts", False, TOKENS, ("pairs",), marks=SLOW),
         # A vocabulary that does not fill whole blocks, and a narrow model, whose prompt goes token by token.
         ("odd", True, TURNS, DECODE_WAYS),
         pytest.param("narrow", False, (7, 8), DECODE_WAYS, marks=SLOW),

@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pytest
 
+from flownpu import _native
 from flownpu.aie.designs.decode_layer.shape import LayerShape
 from flownpu.aie.plan.data import DTYPES
-from flownpu.aie.programs.host import NormOfRows, norm_rope
+from flownpu.aie.programs.host import Experts, NormOfRows, norm_rope
 from flownpu.aie.programs.program import attribute_words
 from flownpu.selftest.reference.layer import rotary_table
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
@@ -228,6 +229,41 @@ def test_step_bytes_are_counted():
     assert norm.array == "host"
 
 
+# --- Experts ----------------------------------------------------------------------------------------------------------
+
+
+FEED_FORWARD = _native.FeedForward(size=64, activation="swiglu", experts=5, experts_per_token=3)
+EXPERTS = Experts(0, FEED_FORWARD, COLUMNS, EPSILON)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_answers_of_experts_are_added_by_share(rng, isa):
+    call = EXPERTS.add(COLUMNS + PAD)
+    arrays = {
+        "answers": bf16(rng.normal(size=(3, COLUMNS + PAD))),
+        "shares": rng.uniform(size=3).astype(np.float32),
+        "s": rng.normal(size=COLUMNS).astype(np.float32),
+        "y": np.full(COLUMNS, NOT_WRITTEN, BFLOAT16),
+    }
+    terms = arrays["shares"].astype(np.float64)[:, None] * wide(arrays["answers"][:, :COLUMNS])
+    expected = arrays["s"] + terms.sum(0)
+    # Three multiply-adds in f32; y is rounded once more.
+    tolerance = 4 * F32_ROUNDING * (np.abs(arrays["s"]) + np.abs(terms).sum(0))
+    moved = run(call, arrays, isa=isa)
+    assert_within(arrays["s"], expected, tolerance)
+    assert_within(arrays["y"], expected, tolerance + BF16_ROUNDING * np.abs(expected))
+    assert [transfer[:2] for transfer in moved] == [
+        ("answers", "to_host"), ("s", "to_host"), ("s", "to_device"), ("y", "to_device"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [EXPERTS.route(), EXPERTS.compute(ROWS)], ids=["route", "experts"])
+def test_experts_of_dense_decoder_are_refused(call):
+    arrays = {buffer.name: np.zeros(buffer.type.elements, DTYPES[buffer.type.dtype]) for buffer in call.buffers}
+    with pytest.raises(RuntimeError, match="expected a decoder with experts for a program that computes them"):
+        run(call, arrays)
+
+
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +282,7 @@ ROPE = rope_call(SHAPE, 256)
         (
             dataclasses.replace(NORM, operator="group_norm"),
             "expected an operator of rms_norm, add_rms_norm, rms_norm_add, rms_norm_sum, add_layer_norm, norm_rope, "
-            "got group_norm: build the designs with the flownpu that runs them",
+            "experts, route, add_experts, got group_norm: build the designs with the flownpu that runs them",
         ),
         (changed(NORM, "columns", 97), "expected a x_line of 97 or more, got 96"),
         (changed(NORM, "rows", 0), "expected a rows of 1 or more, got 0"),

@@ -185,7 +185,7 @@ class DecodeLayer:
 
         Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs
         to these layers only; with split keys cache_bytes, u8, the cache's memory once more and some of what follows
-        (`Attention.cache_bytes`); and with a head, logits [vocabulary], bf16. Before a call with the model's first
+        (`Attention.cache_bytes`), or with an int8 cache its rows, which are also int8_rows, without what follows; and with a head, logits [vocabulary], bf16. Before a call with the model's first
         layer, the regions `hidden` and `update` of state hold the token's embedding and zeros; before other calls, what
         the call before left there. With a bias of the output projection its element `one` is 1.
 
@@ -233,6 +233,8 @@ class DecodeLayer:
         }
         if cache_bytes := self.attention.cache_bytes(count, token.capacity):
             types["cache_bytes"] = tensor(cache_bytes, U8)
+        if shape.int8_cache:
+            types["int8_rows"] = tensor(count * token.capacity * shape.kv_heads * 2 * shape.row_bytes, U8)
         return types | ({"logits": tensor(head.rows)} if head else {})
 
     def _require(self, token: Token, layers: Sequence[Layer], vocabulary: int) -> Projection | None:

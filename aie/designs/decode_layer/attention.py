@@ -174,9 +174,7 @@ class Attention(ABC):
         """
 
 
-def rope_tile(
-    way: Attention, parameters: RunTimeParameters
-) -> tuple[ObjectFifo, ObjectFifo, list[ObjectFifo], Worker]:
+def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, list[ObjectFifo], Worker]:
     """The fifo of batches of heads, those of queries and of keys and values, and the tile.
 
     Keys and values leave in bf16, and with an int8 cache on one more fifo in int8.
@@ -221,7 +219,8 @@ def _of_norm(shape: LayerShape, heads_of_batch: Any) -> tuple[list[Kernel], dict
 
 def _turn_heads(
     way: Attention, heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle,
-    in_int8: list[ObjectFifoHandle], quantize: list[Kernel], tables: list[Buffer], rtp: Buffer, barrier: Any, kernels: list[Kernel],
+    in_int8: list[ObjectFifoHandle], quantize: list[Kernel], tables: list[Buffer], rtp: Buffer, barrier: Any,
+    kernels: list[Kernel],
 ) -> None:  # fmt: skip
     """The program of the RoPE tile."""
     shape, batch, d = way.shape, way.shape.batch, way.shape.d

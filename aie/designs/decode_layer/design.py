@@ -183,11 +183,12 @@ class DecodeLayer:
     ) -> Program:
         """Neighbouring layers of a model for the token at `position`, and the LM head after the last of them.
 
-        Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs
-        to these layers only; with split keys cache_bytes, u8, the cache's memory once more and some of what follows
-        (`Attention.cache_bytes`), or with an int8 cache its rows, which are also int8_rows, without what follows; and with a head, logits [vocabulary], bf16. Before a call with the model's first
-        layer, the regions `hidden` and `update` of state hold the token's embedding and zeros; before other calls, what
-        the call before left there. With a bias of the output projection its element `one` is 1.
+        Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs to these layers
+        only; with split keys cache_bytes, u8, the memory of the cache, or of its rows in int8, once more and some of
+        what follows (`Attention.cache_bytes`); with an int8 cache int8_rows, u8; and with a head, logits [vocabulary],
+        bf16. Before a call with the model's first layer, the regions `hidden` and `update` of state hold the token's
+        embedding and zeros; before other calls, what the call before left there. With a bias of the output projection
+        its element `one` is 1.
 
         Args:
             position: the token's, from 0.

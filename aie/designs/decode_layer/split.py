@@ -41,8 +41,9 @@ so keys come as early as weights, and the new position is on its way to main mem
 
 The cache is an argument twice: `cache`, to which bf16 are written, and `cache_bytes`, the same memory, since what the
 weights' streams carry are bytes. **With an int8 cache** `cache_bytes` is another memory, with rows of int8, and so is
-`int8_rows`, to which the new position's are written. A row takes 0.625 of the bytes in bf16: 0.508 to 0.53 would do without
-padding, but rows then begin where a vector cannot be loaded. The cache in bf16 stays, since prompts read it.
+`int8_rows`, to which the new position's are written. A row takes 5/8 of the bytes in bf16. Without padding it would
+take 0.51 to 0.53, but then rows begin where no vector can be loaded, and whole positions fill no object. The cache in
+bf16 stays, since prompts read it.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = RESIDUAL_COLUMN + 1  # those before the residual tile's, and one of tiles in columns 6 and 7
 _PART = BLOCK_ROWS  # elements in which a tile gives its results
-# Elements of the keys of a bundle at a position, at most. An object has five such positions, or eight in int8, of which the
-# kernel takes five, or four, at once.
+# Elements of the keys of a bundle at a position, at most. An object has five such positions, or eight in int8, of which
+# the kernel takes five, or four, at once.
 _BUNDLE = 256
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head (kernels/flow_kv_split.cc)
 # Where Y begins in a tile's share (kernels/flow_kv_split.cc): behind position, powers of it and of up to three others,
@@ -195,15 +196,15 @@ class SplitKeys(Attention):
             tensor(self.x_size),
         )  # fmt: skip
         attend = "flow_kv_split_int8" if shape.int8_cache else "flow_kv_split"
-        dequantized = [tensor(4 * shape.d)] * shape.int8_cache  # the rows that the kernel takes at once
+        room = tensor(4 * shape.d)  # for the rows that the kernel for int8 takes at once
         kernels = [
             kernel("flow_kv_split", "flow_kv_split_start", rtp, share, I32, I32),
-            kernel("flow_kv_split", attend, block, line, rtp, share, *dequantized, *[I32] * 5),
+            kernel("flow_kv_split", attend, block, line, rtp, share, *[room] * shape.int8_cache, *[I32] * 5),
             kernel("flow_kv_split", "flow_kv_split_meet", part, share, *[I32] * 3),
             kernel("flow_kv_split", "flow_kv_split_give", share, part, I32),
             kernel("flow_kv_split", "flow_kv_split_store", share, product, I32, I32),
         ]
-        return {"share": share} | {"dequantized": kind for kind in dequantized}, kernels
+        return {"share": share} | dict.fromkeys(["dequantized"] * shape.int8_cache, room), kernels
 
     def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting]]:
         """One class meets as sums do; of two, the second in the third tiles, on fifos of its own between columns."""

@@ -62,7 +62,8 @@ def attend(kernels, sweeps, tile, tiles, turn=0, head=0, half=HALF):
     x = np.concatenate(parts_of_x)
     share = np.full(FIRST_PART + 2 * PART + bundle * rows * d, np.nan, np.float32)
     kernels.call("flow_kv_split_start", rtp, share, bundle * rows, d)
-    name, scratch = ("flow_kv_split_int8", [np.full(4 * d, np.nan, BFLOAT16)]) if half == INT8_HALF else ("flow_kv_split", [])
+    int8 = half == INT8_HALF
+    name, scratch = "flow_kv_split" + "_int8" * int8, [np.full(4 * d, np.nan, BFLOAT16)] * int8
     for block in objects_of(sweeps, tile, tiles, half):
         kernels.call(name, block, x, rtp, share, *scratch, turn, bundle, rows, d, sweeps[0].cap)
     return share
@@ -143,24 +144,25 @@ def test_heads_side_by_side_equal_float64(kernels, rng, bundle, rows, d, keys):
 
 @pytest.mark.parametrize(("bundle", "rows", "d"), [(1, 3, 256), (2, 3, 128), (4, 4, 64), (1, 8, 64)])
 def test_int8_rows_equal_attention_of_dequantised_keys(kernels, rng, bundle, rows, d):
-    """The kernel rounds what a code and its scale stand for to bf16; the token's own key and value are not quantised."""
+    """The kernel rounds the product of a code and its scale to bf16; the token's own key and value have no codes."""
     sweeps = [make_sweep(rng, rows, 1, d, 300, 40, first_query=299, window=250, first_key=49) for _ in range(bundle)]
     check_shares(kernels, sweeps, 14, turn=1, head=3, half=INT8_HALF)
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_quantised_rows_equal_definition(kernels, rng, d):
-    """Codes may be the second nearest by 127e-4 of their step (kernels/int8_rows.cc), scales off by a rounding to bf16."""
-    x = bf16(rng.normal(size=(5, d)) * np.array([1e-3, 1, 300, 0, 0])[:, None])
-    x[4, 3] = -1
-    rows = np.full((5, 5 * d // 4), 255, np.uint8)
-    kernels.call("int8_rows", x.reshape(-1), rows.reshape(-1), 5, d)
+    """Scales are rounded to nearest; a code may be the second nearest by 127e-4 of a step (kernels/int8_rows.cc)."""
+    x = bf16(rng.normal(size=(10, d)) * np.exp2(np.arange(-5, 5))[:, None])
+    x[8:] = 0
+    x[9, 3] = -1
+    rows = np.full((10, 5 * d // 4), 255, np.uint8)
+    kernels.call("int8_rows", x.reshape(-1), rows.reshape(-1), 10, d)
     found = rows[:, : d + SCALE_BYTES].view(np.int8)
     scale = found[:, d:].copy().view(np.float32)
-    expected = quantise_rows(wide(x))[:, d:].copy().view(np.float32)
-    np.testing.assert_array_equal(scale[:3], bf16(scale[:3]).astype(np.float32))
-    assert_within(scale, expected, BF16_ROUNDING * expected + 2.0**-60)
-    assert np.abs(found[:, :d].astype(int)).max(-1).tolist() == [127, 127, 127, 0, 127]
+    exact = np.abs(wide(x)).max(-1, keepdims=True) / 127
+    np.testing.assert_array_equal(scale, bf16(scale).astype(np.float32))
+    assert_within(scale, exact, (2.0**-9 + 2.0**-13) * exact + 2.0**-60)
+    assert np.abs(found[:, :d].astype(int)).max(-1).tolist() == [127] * 8 + [0, 127]
     assert_within(dequantise_rows(found), wide(x), (0.5 + 127e-4) * scale)
 
 

@@ -11,6 +11,7 @@ from flownpu.aie.designs.decode_layer.shape import LayerShape
 from flownpu.aie.plan.data import DTYPES
 from flownpu.aie.programs.host import NormOfRows, norm_rope
 from flownpu.aie.programs.program import attribute_words
+from flownpu.ops.definitions.int8_cache import quantise_rows
 from flownpu.selftest.reference.layer import rotary_table
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
 from tests.npu.arrays import npu
@@ -137,6 +138,20 @@ def test_norm_rope_writes_new_positions_alone(rng, qk_norm, isa):
     assert not arrays["cache"][POSITION + TOKENS : END].any()
     arrays["cache"][POSITION:END] = before[POSITION:END]
     assert arrays["cache"].tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_norm_rope_writes_rows_of_int8(rng, isa):
+    """A row is the cache's, rounded; its padding and the rows of other positions are left."""
+    shape = LayerShape(128, 2, 2, 64, 128, "swiglu", int8_cache=True)
+    arrays = rope_arrays(rng, shape, 6 * 64)
+    arrays["int8_rows"] = np.full((CONTEXT, 2, 2, 80), 7, np.uint8)
+    moved = run(rope_call(shape, 6 * 64), arrays, POSITION, isa=isa)
+    expected = np.full_like(arrays["int8_rows"], 7)
+    written = slice(POSITION, POSITION + TOKENS)
+    expected[written, ..., :68] = quantise_rows(wide(arrays["cache"][written])).view(np.uint8)
+    np.testing.assert_array_equal(arrays["int8_rows"], expected)
+    assert ("int8_rows", "to_device", POSITION * 320, TOKENS * 320) in moved
 
 
 # --- Rows that only fill a chunk --------------------------------------------------------------------------------------

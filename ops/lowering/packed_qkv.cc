@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -84,8 +85,8 @@ Value joined_bias(Graph& graph, const Projections& projections) {
   return joined;
 }
 
-// Makes the first of the projections a Split whose parts are what the three made, before it the
-// product of all.
+// Puts the product of all in the place of the first of the projections, and behind it a Split,
+// whose parts the readers of the three products read.
 void split_product(Graph& graph, const Projections& projections, Node packed) {
   Node* first = nullptr;
   graph.each("Q4NXMatMul", kDomain, [&](Node& node) {
@@ -93,21 +94,25 @@ void split_product(Graph& graph, const Projections& projections, Node packed) {
       first = &node;
   });
   auto sizes = std::make_shared<std::array<std::int64_t, 3>>();
+  std::unordered_map<std::string, Value> parts;
   Node split;
   split.name = packed.name + "_Split";
   split.op_type = "Split";
   split.since_version = 13;
   split.attributes.emplace("axis", std::int64_t{-1});
   for (std::size_t i = 0; i < 3; ++i) {
+    const Value& product = projections[i]->outputs[0];
     (*sizes)[i] = projections[i]->required_integer("M");
-    split.outputs.push_back(projections[i]->outputs[0]);
-    projections[i]->outputs[0].name = graph.unique_name(split.outputs[i].name + "_unread");
+    split.outputs.push_back(product);
+    split.outputs[i].name = graph.unique_name(product.name + "_part");
+    parts.emplace(product.name, split.outputs[i]);
   }
-  packed.outputs[0].name = graph.unique_name(packed.outputs[0].name + "_QKV");
-  Value parts{graph.unique_name(packed.outputs[0].name + "_sizes"), DataType::kInt64, Shape{3}};
-  parts.constant = sizes->data();
-  parts.owner = sizes;
-  split.inputs = {packed.outputs[0], std::move(parts)};
+  packed.outputs[0].name = first->outputs[0].name;
+  Value lengths{graph.unique_name(packed.outputs[0].name + "_sizes"), DataType::kInt64, Shape{3}};
+  lengths.constant = sizes->data();
+  lengths.owner = sizes;
+  split.inputs = {packed.outputs[0], std::move(lengths)};
+  graph.replace(parts);
   graph.insert_before(*first, std::move(packed));
   *first = std::move(split);
 }

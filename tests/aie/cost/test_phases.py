@@ -295,7 +295,7 @@ def test_program_costs_changes_and_dispatches_counted_by_hand():
 
 
 def test_rows_for_lm_head_cost_host_multiply_adds():
-    """Of a chunk the host multiplies the rows that it reads, 64 of 1024 elements; a token's logits are ready."""
+    """The host multiplies the rows of a chunk that it reads, 64 of 1024 elements; a token's logits are ready."""
     chunk = program_of(norm("A"))
     rows = replace(chunk, made=chunk.given, attributes={"vocabulary": (5000,)})
     token = replace(rows, kind="decode")

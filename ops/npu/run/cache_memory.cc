@@ -85,7 +85,9 @@ void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLa
   }
   const std::size_t in_int8 =
       shape.layers.size() * (layout.layer / layout.position) * int8_position(shape);
-  const bool fits = layout.int8_rows >= shape.layers.size() * layout.layer &&
+  const std::int64_t d = shape.attention().head_size;
+  const bool fits = padded_int8_row(d) >= d + kInt8ScaleBytes &&
+                    layout.int8_rows >= shape.layers.size() * layout.layer &&
                     layout.int8_rows <= bytes && bytes - layout.int8_rows >= in_int8;
   if (shape.attention().int8_cache ? !fits : layout.int8_rows != 0) {
     fail("expected ", shape.attention().int8_cache ? in_int8 : 0, " bytes of keys and values in ",

@@ -239,7 +239,12 @@ class NormRope final : public HostOperator {
                                                            : heads_ + kv_heads_;
     weights_.resize(heads * size_);
     if (heads > 0) expected.insert(expected.begin() + 2, {"norms", heads * size_ * kBFloat16Bytes});
-    if (int8_) expected.emplace_back("int8_rows", context_ * 2 * kv_heads_ * row_bytes());
+    if (int8_) {
+      if (row_bytes() < size_ + kInt8ScaleBytes)
+        fail(where_, "expected heads whose rows of int8 have room for a scale, got ", size_,
+             " elements");
+      expected.emplace_back("int8_rows", context_ * 2 * kv_heads_ * row_bytes());
+    }
     reader.arguments(expected);
     if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
   }
@@ -263,20 +268,17 @@ class NormRope final : public HostOperator {
       widen(elements_of<std::uint16_t>(arguments[2]), weights_.size(), weights_.data());
     const auto* angles =
         elements_of<std::uint16_t>(arguments[1]) + (table_ * context_ + first) * size_;
-    for_rows(
-        compute, count, (1 + heads_) * size_, scratch_, [&](std::size_t token, float* scratch) {
-          widen(angles + token * size_, size_, scratch);
-          auto* kept = elements_of<std::uint16_t>(cache) +
-                       (first + token) * position_bytes() / kBFloat16Bytes;
-          turn_token(*compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_, scratch,
-                     elements_of<std::uint16_t>(q) + token * heads_ * size_, kept);
-          std::byte* row = int8_ ? bytes_of(arguments.back()) + int8_place(first + token) : nullptr;
-          for (std::size_t i = 0; int8_ && i < 2 * kv_heads_; ++i, row += row_bytes()) {
-            widen(kept + i * size_, size_, scratch);
-            compute.kernels->store_cache(scratch, row, DataType::kInt8,
-                                         static_cast<std::int64_t>(size_));
-          }
-        });
+    for_rows(compute, count, (1 + heads_) * size_, scratch_,
+             [&](std::size_t token, float* scratch) {
+               widen(angles + token * size_, size_, scratch);
+               auto* kept = elements_of<std::uint16_t>(cache) +
+                            (first + token) * position_bytes() / kBFloat16Bytes;
+               turn_token(*compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_,
+                          scratch, elements_of<std::uint16_t>(q) + token * heads_ * size_, kept);
+               if (int8_)
+                 quantize(*compute.kernels, kept, scratch,
+                          bytes_of(arguments.back()) + int8_place(first + token));
+             });
     if (int8_)
       to_device(arguments.back(), int8_place(first), int8_place(first + count) - int8_place(first));
     std::memset(bytes_of(cache) + (first + count) * position_bytes(), 0,
@@ -293,6 +295,16 @@ class NormRope final : public HostOperator {
   // Where a position's rows of int8 begin.
   std::size_t int8_place(std::size_t position) const {
     return position * 2 * kv_heads_ * row_bytes();
+  }
+
+  // Writes a position's rows of int8, given its keys and values.
+  void quantize(const Kernels& kernels, const std::uint16_t* kept, float* scratch,
+                std::byte* rows) const {
+    for (std::size_t i = 0; i < 2 * kv_heads_; ++i) {
+      widen(kept + i * size_, size_, scratch);
+      kernels.store_cache(scratch, rows + i * row_bytes(), DataType::kInt8,
+                          static_cast<std::int64_t>(size_));
+    }
   }
 
   // `scratch`: the token's cosines and sines, then heads. `kept`: [kv heads][key, value] of the

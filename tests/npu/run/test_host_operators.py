@@ -253,11 +253,16 @@ def changed(call, key, value):
 
 NORM = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
 ROPE = rope_call(SHAPE, 256)
+INT8 = rope_call(LayerShape(128, 2, 2, 64, 128, "swiglu", int8_cache=True), 384)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            changed(INT8, "head_size", 8),
+            "expected heads whose rows of int8 have room for a scale, got 8 elements",
+        ),
         (
             dataclasses.replace(NORM, operator="group_norm"),
             "expected an operator of rms_norm, add_rms_norm, rms_norm_add, rms_norm_sum, add_layer_norm, norm_rope, "

@@ -75,8 +75,12 @@ def apply_rules(model: ir.Model, report: Any, rules: Sequence[str] = tuple(_nati
     makers = {value.name: node for node in graph for value in node.outputs if value.name}
     known = [value for node in graph for value in (*node.inputs, *node.outputs) if value is not None]
     values = {value.name: value for value in known if value.name}
+    count = len(graph)
     for changed in rewriting.changed:
-        _change(makers[changed.outputs[0].name], changed, values, rewriting, graph)
+        node = makers.get(changed.outputs[0].name) or _inserted(changed, values, graph)
+        _change(node, changed, values, rewriting, graph)
+    if len(graph) > count:
+        graph.sort()
     for rule in rules:
         report.applied[rule] = rewriting.applied.get(rule, 0)
     reported = {(miss.rule, miss.node) for miss in report.misses}
@@ -202,6 +206,15 @@ def _change(
     for old, new in zip(node.outputs, changed.outputs, strict=True):
         if old.shape is not None and new.shape and new.shape[-1] >= 0:
             old.shape = ir.Shape([*old.shape[:-1], new.shape[-1]])
+
+
+def _inserted(made: _native.Node, values: dict[str, ir.Value], graph: ir.Graph) -> ir.Node:
+    """A node that rules made: now the graph's last, with its new values, and as yet without inputs."""
+    outputs = [ir.Value(name=value.name, type=ir.TensorType(_DATA_TYPES[value.type])) for value in made.outputs]
+    values.update({value.name: value for value in outputs if value.name})
+    node = ir.Node(made.domain, made.op_type, [], outputs=outputs)
+    graph.append(node)
+    return node
 
 
 def _initializer(value: _native.Value, rewriting: _native.Rewriting) -> ir.Value:

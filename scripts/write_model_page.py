@@ -74,13 +74,18 @@ def decoding() -> str:
 def decoding_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of decode rates."""
     published, predicted, roof = ["papers / FastFlowLM"], ["predicted"], ["roof"]
-    for point in _points(model):
+    in_int8 = ["predicted, int8 cache"]
+    points = _points(model)
+    rounded = Prediction(known(model, int8_cache=True), points[-1].context, _DEVICE, VALUES)
+    for point in points:
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
         published.append(f"{_text(papers)} / {_text(later)}")
-        predicted.append(_bold(point.decode_tokens_per_second, 0 < aim <= point.decode_tokens_per_second))
+        speeds = point.decode_tokens_per_second, 1 / rounded.token(point.context).total
+        for row, speed in zip((predicted, in_int8), speeds, strict=True):
+            row.append(_bold(speed, 0 < aim <= speed))
         roof.append(f"{point.roof:.3g}{' †' if aim > point.roof else ''}")
-    return [[model, *published], ["", *predicted], ["", *roof]]
+    return [[model, *published], ["", *predicted], ["", *in_int8], ["", *roof]]
 
 
 def prompts() -> str:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.call import ArtifactCall
     from flownpu.aie.programs.program import Program
 
-_FORMAT = "emulated-2"  # the manifest's
-_OLDER = ("emulated-1",)  # formats whose folders are replaced without reusing anything
+_FORMAT = "emulated-3"  # the manifest's
+_OLDER = ("emulated-1", "emulated-2")  # formats whose folders are replaced without reusing anything
 
 
 def write_emulated(

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 # Operators on vectors, with the number of integer arguments (kernels/README.md) whose product is a call's elements. 2:
 # rows (heads) and the size of each; 1: all elements.
 _VECTORS: dict[str, int] = dict.fromkeys(
-    ("rms_norm", "rms_norm_add", "add_rms_norm", "add_layer_norm", "rms_norm_rope", "all_norm_rope", "rope"), 2
+    (
+        "rms_norm",
+        "rms_norm_add",
+        "add_rms_norm",
+        "add_layer_norm",
+        "rms_norm_rope",
+        "all_norm_rope",
+        "rope",
+        "int8_rows",
+    ),
+    2,
 ) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
 _BLOCKS = {
     "fused_dqp": "dqp_block",
@@ -28,7 +38,9 @@ _SIDE = 8  # side of the sub-tiles that FlowQKV's kernels multiply
 _LATENCY = 6  # cycles until an accumulator is used again (mlir-aie)
 _VECTOR_BYTES = 64  # a 512-bit register: what a core loads or stores in a cycle (AMD AM020)
 _STORES = _SIDE * _SIDE * 4 / _VECTOR_BYTES  # cycles in which a sub-tile of sums in f32 is stored
-_FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split"}
+_FLOW_KV = {"flow_kv_scores", "flow_kv_values", "flow_kv_split", "flow_kv_split_int8"}
+# Elements of the keys that an object of split keys holds (kernels/flow_kv_split.cc); its values are as many.
+_SPLIT_KEYS = {"flow_kv_split": 1280, "flow_kv_split_int8": 2048}
 
 
 def priced_by_integers(kernel: str) -> bool:
@@ -99,9 +111,11 @@ _FLOW_QKV = {"flow_qkv_scores": _score_block, "flow_qkv_values": _value_block}
 def _flow_kv_cycles(chip: Chip, values: Values, kernel: str, integers: list[int]) -> float:
     """Cycles of the products, and of the softmax where there are scores."""
     rate = chip.limits.macs_per_cycle["bf16"]
-    if kernel == "flow_kv_split":  # a Q4NX block's bytes of keys and values: 1280 products a row for each
+    if keys := _SPLIT_KEYS.get(kernel):
         _, _, rows, d, cap = integers
-        return rows * (2 * 1280 / rate + _score(values, cap) * 1280 / d)
+        # A code of int8 is taken for one of Q4NX, of which a block has 8192.
+        dequantized = 2 * keys * values["dequant_block"] / 8192 if kernel == "flow_kv_split_int8" else 0.0
+        return rows * (2 * keys / rate + _score(values, cap) * keys / d) + dequantized
     rows, keys, d = integers[:3]
     softmax = _score(values, integers[3]) * rows * keys if kernel == "flow_kv_scores" else 0.0
     return rows * keys * d / rate + softmax

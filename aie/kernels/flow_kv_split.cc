@@ -3,21 +3,25 @@
 // this tile's share of some KV heads' keys, which come in objects as long as a Q4NX block.
 //
 // Dataflow: an object holds keys and values of `heads` KV heads, 1280 / (heads d) positions of
-// each. Rows, a query head each, are lanes: five keys at a time give five vectors of scores, and
-// maxima m, F and the sums l are made for all rows at once, without reductions; then each row's Y.
-// m, l and Y stay in the tile until all of its keys are done. Then tiles put their shares together,
-// part by part: m first, the larger of the two; then l and Y, which are added when each side was
-// multiplied by a power of 2 for the new m. The last tile gives Y / l of all shares.
+// each, or 2048 / (heads d) in int8. Rows, a query head each, are lanes: five keys (four) at a time
+// give five vectors of scores, and maxima m, F and the sums l are made for all rows at once,
+// without reductions; then each row's Y. Rows of int8 are dequantised to bf16 just before they are
+// used. m, l and Y stay in the tile until all of its keys are done. Then tiles put their shares
+// together, part by part: m first, the larger of the two; then l and Y, which are added when each
+// side was multiplied by a power of 2 for the new m. The last tile gives Y / l of all shares.
 //
 // The token's own keys and values come with its queries: what the cache has at the token's
 // position, new or old, is not read.
 //
-// Layout: block bf16 [position][head][key, value][d]; x: the queries [KV heads][rows][d], then the
-// token's own keys and values [KV heads][d]; share f32, see "A share" below. Caller:
+// Layout: block [position][head][key, value][row], a row d bf16, or 5 d / 4 bytes: d codes, their
+// scale in f32 and padding (ops/definitions/int8_cache.py); x: the queries [KV heads][rows][d],
+// then the token's own keys and values [KV heads][d]; share f32, see "A share" below. Caller:
 // aie/designs/decode_layer/split.py.
 //
 // Arithmetic as in common/attention.h: powers of 2, m rounded up to an integer; products of bf16
 // are exact.
+#include <type_traits>
+
 #include "aie/kernels/common/attention.h"
 #include "aie/kernels/kernels.h"
 
@@ -26,9 +30,19 @@ namespace {
 
 namespace at = attention;
 
-constexpr std::int32_t kHalf = 1280;  // bf16 that an object's keys take; its values take as many
-constexpr unsigned kKeys = 5;         // taken at once: divides the positions of an object
-constexpr unsigned kMostRows = 32;    // rows at most
+// The rows of the cache. kHalf: elements of an object's keys; its values are as many. kKeys: rows
+// taken at once, which divides the positions of an object.
+struct Bf16Rows {
+  static constexpr std::int32_t kHalf = 1280;
+  static constexpr unsigned kKeys = 5;
+  static constexpr std::int32_t bytes(std::int32_t d) { return 2 * d; }
+};
+struct Int8Rows {
+  static constexpr std::int32_t kHalf = 2048;
+  static constexpr unsigned kKeys = 4;
+  static constexpr std::int32_t bytes(std::int32_t d) { return d + d / 4; }
+};
+constexpr unsigned kMostRows = 32;  // rows at most
 constexpr unsigned kPart = 32;
 
 // A share: a vector with the position of the next key; the powers by which both sides are
@@ -79,26 +93,43 @@ Float<kPart> times_power(const Float<kPart>& value, const Float<kPart>& power) {
   return multiply_by_power(Accumulator<kPart>(value), exact).to_vector<float>();
 }
 
-// The addresses of the five keys and values of a head that are taken at once. `object`: the head's
-// key at the first of their positions; `line`: elements from one position to the next.
-struct Places {
-  const bfloat16 *keys[kKeys], *values[kKeys];
+// Dequantises a row of int8, exact but for the rounding to bf16: the scale is one. A function of
+// its own is once in program memory.
+[[gnu::noinline]] const bfloat16* dequantize(const std::uint8_t* row, bfloat16* to,
+                                             std::int32_t d) {
+  const float scale = aie::load_v<4>(reinterpret_cast<const float*>(row + d)).get(0);
+  const auto factor = Accumulator<kPart>(aie::broadcast<float, kPart>(scale)).to_vector<bfloat16>();
+  AIE_PREPARE_FOR_PIPELINING
+  AIE_LOOP_MIN_ITERATION_COUNT(2)
+  for (std::int32_t i = 0; i < d; i += kPart) {
+    // Rows begin at multiples of 16 bytes.
+    const auto bytes = aie::concat(aie::load_v<16>(row + i), aie::load_v<16>(row + i + 16));
+    const Accumulator<kPart> codes(aie::to_float(bytes.cast_to<std::int8_t>()));
+    const auto values = aie::mul(codes.to_vector<bfloat16>(), factor);
+    aie::store_v(to + i, values.to_vector<bfloat16>());
+  }
+  return to;
+}
 
-  Places(const bfloat16* object, std::int32_t line, std::int32_t d) {
-    for (unsigned j = 0; j < kKeys; ++j) {
-      keys[j] = object + static_cast<std::int32_t>(j) * line;
-      values[j] = keys[j] + d;
+// The keys, or the values, of a head that are taken at once. `row`: the head's row at the first of
+// their positions; `line`: bytes from one position to the next.
+template <typename Rows>
+struct Taken {
+  const bfloat16* rows[Rows::kKeys];
+
+  Taken(const std::uint8_t* row, std::int32_t line, bfloat16* dequantized, std::int32_t d) {
+    for (unsigned j = 0; j < Rows::kKeys; ++j, row += line) {
+      if constexpr (std::is_same_v<Rows, Int8Rows>)
+        rows[j] = dequantize(row, dequantized + static_cast<std::int32_t>(j) * d, d);
+      else
+        rows[j] = reinterpret_cast<const bfloat16*>(row);
     }
   }
 
-  // The token's own key and value are taken from x. `key`: the first of the five positions.
-  void take_own(const bfloat16* x, const Parameters& parameters, std::int32_t key,
-                std::int32_t kv_head, std::int32_t d) {
-    for (unsigned j = 0; j < kKeys; ++j) {
-      if (key + static_cast<std::int32_t>(j) != parameters.position) continue;
-      keys[j] = x + parameters.own_keys + kv_head * d;
-      values[j] = x + parameters.own_values + kv_head * d;
-    }
+  // The token's own row is taken from x. `key`: the first of the positions.
+  void take_own(const bfloat16* own, std::int32_t position, std::int32_t key) {
+    for (unsigned j = 0; j < Rows::kKeys; ++j)
+      if (key + static_cast<std::int32_t>(j) == position) rows[j] = own;
   }
 };
 
@@ -112,7 +143,8 @@ float dot(const bfloat16* q, const bfloat16* k, std::int32_t d) {
   return aie::reduce_add(sum.to_vector<float>());
 }
 
-// y = correction y + F V for a row; v: the values of the five keys.
+// y = correction y + F V for a row; v: the values of the keys.
+template <unsigned kKeys>
 void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16* const (&v)[kKeys],
                 float correction, float* y, std::int32_t d) {
   const bool rescale =
@@ -132,63 +164,51 @@ void add_values(const Bf16<kMostRows> (&f)[kKeys], unsigned row, const bfloat16*
   }
 }
 
-// Scores of a head's five keys for its rows, from first_row on: element `row` of each t[key].
-void scores(const Places& places, const bfloat16* q, std::int32_t first_row, std::int32_t rows,
-            std::int32_t d, Float<kMostRows> (&t)[kKeys]) {
-  for (std::int32_t row = first_row; row < first_row + rows; ++row) {
-    for (unsigned j = 0; j < kKeys; ++j) {
-      t[j].set(dot(q + row * d, places.keys[j], d), row);
-    }
-  }
+// Scores of a head's keys for its rows, from first_row on: element `row` of each t[key].
+template <unsigned kKeys>
+void scores(const bfloat16* const (&keys)[kKeys], const bfloat16* q, std::int32_t first_row,
+            std::int32_t rows, std::int32_t d, Float<kMostRows> (&t)[kKeys]) {
+  for (std::int32_t row = first_row; row < first_row + rows; ++row)
+    for (unsigned j = 0; j < kKeys; ++j) t[j].set(dot(q + row * d, keys[j], d), row);
 }
 
-}  // namespace
-}  // namespace flownpu
-
-extern "C" {
-
-void flow_kv_split_start(const std::int32_t* __restrict rtp, float* __restrict share,
-                         std::int32_t rows, std::int32_t d) {
-  using namespace flownpu;
-  aie::store_v(share + kMaxima, aie::broadcast<float, kMostRows>(at::kLowest));
-  aie::store_v(share + kSums, aie::zeros<float, kMostRows>());
-  for (std::int32_t i = 0; i < rows * d; i += kPart) {
-    aie::store_v(share + kOutputs + i, aie::zeros<float, kPart>());
-  }
-  at::store_position(share, aie::load_v<at::kParameters>(rtp).get(2));
-}
-
-void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
-                   const std::int32_t* __restrict rtp, float* __restrict share, std::int32_t turn,
-                   std::int32_t heads, std::int32_t rows, std::int32_t d, std::int32_t cap) {
-  using namespace flownpu;
+// An object's keys for all rows. `dequantized`: room for kKeys rows.
+template <typename Rows>
+void attend(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
+            const std::int32_t* __restrict rtp, float* __restrict share,
+            bfloat16* __restrict dequantized, std::int32_t turn, std::int32_t heads,
+            std::int32_t rows, std::int32_t d, std::int32_t cap) {
+  constexpr unsigned kKeys = Rows::kKeys;
   event0();
   set_conversion_modes();
   const Parameters parameters(rtp);
   const at::SoftCap cap_of_scores(cap, parameters.scale);
   const std::int32_t key = at::load_position(share);
-  const auto* keys_and_values = reinterpret_cast<const bfloat16*>(block);
+  const std::int32_t row_bytes = Rows::bytes(d);
   const std::int32_t kv_head = parameters.head + turn * heads;
   const bfloat16* q = x + kv_head * rows * d;
   const auto lowest = aie::broadcast<float, kMostRows>(at::kLowest);
   const auto rounder = aie::broadcast<float, kMostRows>(kRounder);
-  for (std::int32_t first = 0; (first + 1) * heads * d <= kHalf; first += kKeys) {
-    const auto places = [&](std::int32_t head) {
-      Places found(keys_and_values + (first * heads + head) * 2 * d, heads * 2 * d, d);
-      found.take_own(x, parameters, key + first, kv_head + head, d);
+  for (std::int32_t first = 0; (first + 1) * heads * d <= Rows::kHalf; first += kKeys) {
+    const auto taken = [&](std::int32_t head, std::int32_t value, std::int32_t own) {
+      const std::uint8_t* row = block + ((first * heads + head) * 2 + value) * row_bytes;
+      Taken<Rows> found(row, heads * 2 * row_bytes, dequantized, d);
+      found.take_own(x + own + (kv_head + head) * d, parameters.position, key + first);
       return found;
     };
     Float<kMostRows> t[kKeys];
     for (unsigned j = 0; j < kKeys; ++j) t[j] = aie::zeros<float, kMostRows>();
     for (std::int32_t head = 0; head < heads; ++head) {
-      scores(places(head), q, head * rows, rows, d, t);
+      const Taken<Rows> keys = taken(head, 0, parameters.own_keys);
+      scores(keys.rows, q, head * rows, rows, d, t);
     }
     if (cap_of_scores.given) {
       for (unsigned j = 0; j < kKeys; ++j) t[j] = cap_of_scores.of_products(t[j]);
     }
     const auto factor =
         broadcast_parts<kMostRows>(cap_of_scores.given ? cap_of_scores.outside : parameters.scale);
-    for (unsigned j = 0; j < kKeys; ++j) t[j] = multiply(split(t[j]), factor).to_vector<float>();
+    for (unsigned j = 0; j < kKeys; ++j)
+      t[j] = multiply(split(t[j]), factor).template to_vector<float>();
     bool seen[kKeys];
     auto limited = aie::broadcast<float, kMostRows>(-1e6F);
     for (unsigned j = 0; j < kKeys; ++j) {
@@ -218,14 +238,43 @@ void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restr
     aie::store_v(share + kSums, l);
 
     for (std::int32_t head = 0; head < heads; ++head) {
-      const Places of_head = places(head);
+      const Taken<Rows> values = taken(head, 1, parameters.own_values);
       for (std::int32_t row = head * rows; row < (head + 1) * rows; ++row) {
-        add_values(f, row, of_head.values, correction.get(row), share + kOutputs + row * d, d);
+        add_values(f, row, values.rows, correction.get(row), share + kOutputs + row * d, d);
       }
     }
   }
   at::store_position(share, key + parameters.step);
   event1();
+}
+
+}  // namespace
+}  // namespace flownpu
+
+extern "C" {
+
+void flow_kv_split_start(const std::int32_t* __restrict rtp, float* __restrict share,
+                         std::int32_t rows, std::int32_t d) {
+  using namespace flownpu;
+  aie::store_v(share + kMaxima, aie::broadcast<float, kMostRows>(at::kLowest));
+  aie::store_v(share + kSums, aie::zeros<float, kMostRows>());
+  for (std::int32_t i = 0; i < rows * d; i += kPart) {
+    aie::store_v(share + kOutputs + i, aie::zeros<float, kPart>());
+  }
+  at::store_position(share, aie::load_v<at::kParameters>(rtp).get(2));
+}
+
+void flow_kv_split(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
+                   const std::int32_t* __restrict rtp, float* __restrict share, std::int32_t turn,
+                   std::int32_t heads, std::int32_t rows, std::int32_t d, std::int32_t cap) {
+  flownpu::attend<flownpu::Bf16Rows>(block, x, rtp, share, nullptr, turn, heads, rows, d, cap);
+}
+
+void flow_kv_split_int8(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
+                        const std::int32_t* __restrict rtp, float* __restrict share,
+                        bfloat16* __restrict dequantized, std::int32_t turn, std::int32_t heads,
+                        std::int32_t rows, std::int32_t d, std::int32_t cap) {
+  flownpu::attend<flownpu::Int8Rows>(block, x, rtp, share, dequantized, turn, heads, rows, d, cap);
 }
 
 void flow_kv_split_meet(const float* __restrict part, float* __restrict share, std::int32_t index,

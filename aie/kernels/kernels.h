@@ -51,6 +51,9 @@ void flow_kv_split_start(const std::int32_t* rtp, float* share, std::int32_t row
 void flow_kv_split(const std::uint8_t* block, const bfloat16* x, const std::int32_t* rtp,
                    float* share, std::int32_t turn, std::int32_t heads, std::int32_t rows,
                    std::int32_t d, std::int32_t cap);
+void flow_kv_split_int8(const std::uint8_t* block, const bfloat16* x, const std::int32_t* rtp,
+                        float* share, bfloat16* dequantized, std::int32_t turn, std::int32_t heads,
+                        std::int32_t rows, std::int32_t d, std::int32_t cap);
 void flow_kv_split_meet(const float* part, float* share, std::int32_t index, std::int32_t other,
                         std::int32_t d);
 void flow_kv_split_give(const float* share, float* part, std::int32_t index);
@@ -82,6 +85,8 @@ void copy_into(const bfloat16* from, bfloat16* to, std::int32_t from_index, std:
                std::int32_t n);
 void copy_norms(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
                 std::int32_t n);
+
+void int8_rows(const bfloat16* x, std::uint8_t* rows, std::int32_t heads, std::int32_t d);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
 void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

@@ -142,9 +142,13 @@ class Prices:
         return Cost({f"host: {call.operator}": seconds}, host_bytes=moved + call.constants)
 
     def _ends(self, program: Program) -> float:
-        """Seconds of the host's writes before a run and reads after it."""
-        read = program.made.rows * program.made.columns if program.made else 0
-        return program.given.bytes / self.values["host_memory"] + read * self.values["own_host_per_logit"]
+        """Seconds of the host's writes before a run, of its reads after it, and of a chunk's LM head."""
+        made = program.made
+        read = made.rows * made.columns if made else 0
+        seconds = program.given.bytes / self.values["host_memory"] + read * self.values["own_host_per_logit"]
+        if made and program.kind in ("prefill", "block"):  # rows that the host multiplies by the LM head
+            seconds += read * program.attributes["vocabulary"][0] / self.values["host_multiply_adds"]
+        return seconds
 
 
 def prompt_runs(programs: Iterable[Program], tokens: int, past: int = 0) -> Iterator[tuple[Program, int]]:

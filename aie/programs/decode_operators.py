@@ -46,6 +46,8 @@ def operators_program(decoder: DecoderShape, target: str, context: int) -> Progr
         raise ValueError("[fused_dqp] expected a dense feed-forward, got experts")
     if decoder.shape.norm_of_all_heads or not decoder.shape.norms_before:
         raise ValueError("[norm_rope] expected norms of each head, and norms before attention and feed-forward")
+    if decoder.shape.int8_cache:
+        raise ValueError("[flow_kv] expected a KV cache in bf16, got one in int8: convert with --kv-dtype bf16")
     buffers = DecoderBuffers(decoder, context)
     writer = ProgramWriter(buffers.constants())
     steps = TokenSteps(decoder, target, context, writer)

@@ -6,7 +6,7 @@ aie/designs/decode_layer/shape.py has the layouts:
 weights   u8    [layer][QKV | output | gate and up | down], then the LM head
 vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
 rotary    bf16  [tables][context][d]
-cache     bf16  [layer][context][G][2][d]
+cache     bf16  [layer][context][G][2][d], and behind it, with an int8 cache, the same in rows of int8
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class DecoderShape:
             output_bias=attention.output_bias,
             softcap=attention.softcap,
             experts=layer.feed_forward.experts_per_token if layer.feed_forward.experts else 0,
+            int8_cache=attention.int8_cache,
         )
 
     @cached_property
@@ -118,6 +119,7 @@ class DecoderShape:
         shape = self.shape
         norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-all" * shape.norm_of_all_heads
         norms += "-bias" * shape.qkv_bias + "-output" * shape.output_bias + "-after" * (not shape.norms_before)
+        norms += "-int8" * shape.int8_cache
         return f"decode_layer-{way}-{shape.hidden}-{shape.feed_forward}-{self.name}-{shape.activation}{norms}"
 
 
@@ -174,7 +176,8 @@ class DecoderBuffers:
         """The places of keys and values in the cache, by layer and position."""
         shape = self.decoder.shape
         vector, position = shape.d * BF16_BYTES, shape.position_size * BF16_BYTES
-        return CacheLayout(self.context * position, position, 2 * vector, vector)
+        layer = self.context * position
+        return CacheLayout(layer, position, 2 * vector, vector, len(self.decoder.windows) * layer * shape.int8_cache)
 
     def weights(self, layer: int, projection: int = 0) -> View:
         """The weights of a layer, from one of its projections on."""
@@ -195,3 +198,8 @@ class DecoderBuffers:
     def cache(self, layer: int) -> View:
         """Keys and values of a layer."""
         return View("cache", layer * self.layout.layer)
+
+    def read_by_token(self, layer: int) -> View:
+        """Keys and values of a layer as a token reads them."""
+        shape, begin = self.decoder.shape, self.layout.int8_rows
+        return View("cache", begin + layer * self.context * shape.kv_heads * 2 * shape.row_bytes)

@@ -14,7 +14,7 @@ long.
     route          the experts that the router chooses for x (i32), and their shares (f32)
     add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
-                   -> the cache, from the position of the first row on
+                   -> the cache, from the position of the first row on; with an int8 cache also its rows
 
 Router and experts are those of a layer's Q4NXMoE in the graph, whose constants are no arguments.
 
@@ -161,12 +161,12 @@ def norm_rope(
     """
     d, heads, kv_heads = shape.d, shape.heads, shape.kv_heads
     queries, kept = tokens * heads * d, tokens * 2 * kv_heads * d
-    weights = sum(shape.qk_norm_sizes)
+    weights, rows = sum(shape.qk_norm_sizes), 2 * kv_heads * shape.row_bytes
     norms = [_argument("norms", "bf16", weights, reads=weights)] * shape.qk_norm
     parameters = (
         ("tokens", tokens), ("heads", heads), ("kv_heads", kv_heads), ("head_size", d), ("context", context),
         ("line", line), ("table", table), ("tables", tables), ("qk_norm", shape.qk_norm + shape.norm_of_all_heads),
-        ("epsilon", float(epsilon)),
+        ("epsilon", float(epsilon)), ("int8", int(shape.int8_cache)),
     )  # fmt: skip
     arguments = (
         _argument("qkv", "bf16", tokens * line, reads=queries + kept),
@@ -174,6 +174,7 @@ def norm_rope(
         *norms,
         _argument("q", "bf16", queries, writes=queries),
         _argument("cache", "bf16", context * 2 * kv_heads * d, writes=kept),
+        *[_argument("int8_rows", "u8", context * rows, writes=tokens * rows)] * shape.int8_cache,
     )
     return HostCall("norm_rope", parameters, arguments)
 

@@ -238,7 +238,8 @@ class _Chunk:
             epsilon=decoder.model.epsilon,
         )  # fmt: skip
         norms = [self.buffers.qk_norm(self.layer)] * shape.qk_norm
-        self._step(call, "qkv", "rotary", *norms, "q", self.buffers.cache(self.layer))
+        int8_rows = [self.buffers.read_by_token(self.layer)] * shape.int8_cache
+        self._step(call, "qkv", "rotary", *norms, "q", self.buffers.cache(self.layer), *int8_rows)
 
     def _flow_qkv(self) -> None:
         """Attend part by part: the words of a call for all positions grow with its tokens squared (call_family.py)."""

@@ -27,7 +27,7 @@ A view has as many bytes as the call's argument.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,13 +105,15 @@ class Rows:
 class CacheLayout:
     """Strides of a KV cache in bytes: from layer to layer, position to position, head to head, a key to its value.
 
-    The positions of a layer follow one another, each with all its heads.
+    The positions of a layer follow one another, each with all its heads. `int8_rows`: where the same keys and values
+    begin in int8, in the same order (designs/decode_layer/shape.py); 0: there are none.
     """
 
     layer: int = 0
     position: int = 0
     head: int = 0
     value: int = 0
+    int8_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,7 @@ class Program:
             words.text(key)
             words.list(values)
         words.add(self.tokens, self.fewest, self.context)
-        words.add(self.cache.layer, self.cache.position, self.cache.head, self.cache.value)
+        words.add(*astuple(self.cache))
         words.add(len(self.buffers))
         for buffer in self.buffers:
             words.text(buffer.name)

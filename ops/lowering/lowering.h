@@ -13,7 +13,7 @@
 //   flow_qkv_attention  GroupQueryAttention -> FlowQKVAttention
 //   qk_norm             norms of query and key -> inside the attention
 //   split_qkv           Split before the attention -> packed query, key and value
-//   packed_qkv          three projections of the attention -> one
+//   packed_qkv          three projections of the attention, or of its norms -> one
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
 //   q4nx_dequantized    DequantizeLinear of 4 bits before MatMul, Gemm, Gather -> Q4NXMatMul,

@@ -73,6 +73,8 @@ Attention Matcher::read_attention(const Node& node) {
   read.softcap = node.number("softcap", 0);
   read.window = std::max<std::int64_t>(node.integer("local_window_size", -1), 0);
   read.window_sized_cache = node.integer("sliding_window_cache", 0) != 0;
+  read.int8_cache =
+      node.input(kPastKey) != nullptr && node.inputs[kPastKey].type == DataType::kInt8;
   read.bidirectional_blocks = node.input(kBidirectionalBlocks) != nullptr;
   if (node.input(kQNormWeight) != nullptr) read.qk_norm = QkNorm::kEachHead;
   if (norm_of_all_heads(node, kQuery) != nullptr) read.qk_norm = QkNorm::kAllHeads;

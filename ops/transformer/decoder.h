@@ -59,6 +59,7 @@ struct Attention {
   std::int64_t table = 0;
   std::int64_t mask = 0;
   bool window_sized_cache = false;
+  bool int8_cache = false;
   bool bidirectional_blocks = false;
   bool qkv_bias = false;
   bool output_bias = false;
@@ -84,6 +85,9 @@ struct Attention {
         0, kMostLayers));
     visit(field("window_sized_cache", &Attention::window_sized_cache,
                 "the cache holds the window's keys alone"));
+    visit(
+        field("int8_cache", &Attention::int8_cache,
+              "keys and values are kept as codes of 8 bits, with a scale for each head and token"));
     visit(field("bidirectional_blocks", &Attention::bidirectional_blocks,
                 "tokens of a block, such as an image's, see one another"));
     visit(field("qkv_bias", &Attention::qkv_bias, "the QKV projection has a bias"));

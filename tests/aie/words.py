@@ -103,7 +103,7 @@ def _program(reader):
         "kind": reader.text(),
         "attributes": dict(reader.items(lambda: (reader.text(), tuple(reader.list())))),
         "sizes": dict(zip(("tokens", "fewest", "context"), numbers(3), strict=True)),
-        "cache": numbers(4),
+        "cache": numbers(5),
         "buffers": reader.items(lambda: (reader.text(), *numbers(4))),
         "given": numbers(5),
         "made": numbers(5),

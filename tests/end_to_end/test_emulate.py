@@ -90,6 +90,19 @@ def test_window_sized_cache_gives_same_tokens(emulated: Callable[..., Any], long
     assert np.array(windowed.logits).tobytes() == np.array(plain.logits).tobytes()
 
 
+def test_int8_cache_conversation_equals_cpu(
+    emulated: Callable[..., Any], converted: Callable[..., Path], open_model: Callable[..., Any], long_prompt: Tokens,
+    reference: Any, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The CPU device with an int8 cache rounds the keys and values that a prompt sees, too."""
+    with pytest.raises(RuntimeError, match=r"one for a model with attention\.int8_cache 0, where this model has 1"):
+        emulated(kv_dtype="int8")
+    build_artifacts(converted(kv_dtype="int8"), context=CONTEXT, output=tmp_path)
+    (mine,) = turns_of(emulated({"artifacts": str(tmp_path)}, kv_dtype="int8"), long_prompt)
+    (its,) = turns_of(open_model(provider_options=CPU, kv_dtype="int8"), long_prompt)
+    assert_same(mine, its, long_prompt, reference)
+
+
 def test_rewound_sequence_equals_fresh(
     emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:

@@ -27,21 +27,24 @@ COPIES = 2
 
 
 def array_error(
-    model: transformers.PreTrainedModel, ids: np.ndarray, positions: Sequence[int], *, prompt: bool, seed: int = 0
-) -> float:
+    model: transformers.PreTrainedModel, ids: np.ndarray, positions: Sequence[int], *, prompt: bool,
+    int8_cache: bool = False, seed: int = 0,
+) -> float:  # fmt: skip
     """The rms error of the logits at some positions.
 
     Rounded to bf16 are the residual stream after a layer's additions, the results of norms and products, attention's
     output, and with it attention's weights. With `prompt`, as if all tokens went through the prefill calls, these are
     rounded to blocks with a shared exponent as well: both factors of a product (the error is a share of the product's
-    rms), queries and keys, and attention's weights and values. All errors are independent of each other; those of the
-    model's own float32 are a ten-thousandth of them.
+    rms), queries and keys, and attention's weights and values. With `int8_cache` keys and values, a token's own, too,
+    are rounded to steps of a 127th of their head's largest element. All errors are independent of each other; those of
+    the model's own float32 are a ten-thousandth of them.
 
     Args:
         model: in float32, with the weights that Q4NX made.
         ids: tokens [S].
         positions: of the logits.
         prompt: see above.
+        int8_cache: see above.
         seed: of the errors.
     """
     tokens = torch.from_numpy(ids)[None]
@@ -49,12 +52,14 @@ def array_error(
     def logits() -> torch.Tensor:
         return model(tokens).logits[0, list(positions)]  # type: ignore[no-any-return]
 
-    return decoder_error(model, logits, prompt=prompt, seed=seed)
+    return decoder_error(model, logits, prompt=prompt, int8_cache=int8_cache, seed=seed)
 
 
-def decoder_error(model: Any, run: Callable[[], torch.Tensor], *, prompt: bool, seed: int = 0) -> float:
+def decoder_error(
+    model: Any, run: Callable[[], torch.Tensor], *, prompt: bool, int8_cache: bool = False, seed: int = 0
+) -> float:
     """Like `array_error`, for any computation `run` with the model, which may take images."""
-    return _error(run, lambda noise: _decoder_hooks(model, noise, prompt), seed)
+    return _error(run, lambda noise: _decoder_hooks(model, noise, prompt, int8_cache), seed)
 
 
 def encoder_error(model: transformers.Gemma3ForConditionalGeneration, pixels: np.ndarray, *, seed: int = 0) -> float:
@@ -116,6 +121,19 @@ class _Noise:
         share = block * math.sqrt(2 + name.endswith(("q_proj", "k_proj")))
         return lambda _module, _arguments, output: self.off(self.rounded(output), share)
 
+    def codes(self, size: int) -> Any:
+        """A hook for keys or values, heads of `size` elements: each is rounded to 127ths of its largest magnitude.
+
+        Norms and RoPE of keys, which come afterwards, change a head's largest element and its errors about alike.
+        """
+
+        def change(_module: Any, _arguments: Any, output: torch.Tensor) -> torch.Tensor:
+            heads = output.unflatten(-1, (-1, size))
+            step = heads.abs().amax(-1, keepdim=True) / 127
+            return output + (step / math.sqrt(12) * self._normal(heads)).flatten(-2)
+
+        return change
+
     def context(self, block: float) -> Any:
         """A hook for attention's output: its weights and itself are rounded, and weights and values in blocks."""
 
@@ -125,7 +143,7 @@ class _Noise:
         return change
 
 
-def _decoder_hooks(model: Any, noise: _Noise, prompt: bool) -> list[Any]:
+def _decoder_hooks(model: Any, noise: _Noise, prompt: bool, int8_cache: bool) -> list[Any]:
     block = BLOCK_ROUNDING if prompt else 0.0
     hooks = []
     for name, module in model.named_modules():
@@ -133,6 +151,8 @@ def _decoder_hooks(model: Any, noise: _Noise, prompt: bool) -> list[Any]:
             continue  # an encoder's
         if name.endswith("_proj"):
             hooks.append(module.register_forward_hook(noise.product(name, block)))
+            if int8_cache and name.endswith(("k_proj", "v_proj")):
+                hooks.append(module.register_forward_hook(noise.codes(model.config.head_dim)))
             if name.endswith("o_proj"):
                 hooks.append(module.register_forward_pre_hook(noise.context(block)))
         elif name.endswith(("norm", "lm_head")):

@@ -43,14 +43,14 @@ _SMALL_THINGS = _LIMITS.constant_bytes + 512
 
 
 class Ends(NamedTuple):
-    """The host's ends of all streams; lists are by column (`weights`: by column, then stream)."""
+    """The host's ends of all streams; lists are by column (`weights`: by column, then stream; `key_value`: by type)."""
 
     weights: list[list[ObjectFifoHandle]]
     products: list[ObjectFifoHandle]
     vectors: ObjectFifoHandle
     hidden: ObjectFifoHandle
     heads: ObjectFifoHandle
-    key_value: ObjectFifoHandle
+    key_value: list[ObjectFifoHandle]
     attention: AttentionEnds
 
 
@@ -134,7 +134,7 @@ def build(way: Attention) -> DecodeArray:
         vectors=vectors.prod(tile=host(RESIDUAL_COLUMN)),
         hidden=hidden.cons(tile=host(RESIDUAL_COLUMN)),
         heads=heads.prod(tile=host(ROPE_COLUMN)),
-        key_value=key_value.cons(tile=host(ROPE_COLUMN)),
+        key_value=[fifo.cons(tile=host(ROPE_COLUMN)) for fifo in key_value],
         attention=attention,
     )
     workers = [tile for _, _, tiles_of_column in columns for tile in tiles_of_column]

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from flownpu.aie.designs.common import F32, I32, kernel, limits_of, run, tensor, worker
+from flownpu.aie.designs.common import F32, I32, U8, kernel, limits_of, run, tensor, worker
 from flownpu.aie.designs.decode_layer.shape import ROPE_COLUMN, LayerShape
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
@@ -96,7 +96,7 @@ class Attention(ABC):
         return self.shape.x_size
 
     def cache_bytes(self, _layers: int, _capacity: int) -> int | None:
-        """Bytes of the argument `cache_bytes`, if attention reads the cache as bytes; None: it reads `cache`."""
+        """Bytes of the argument `cache_bytes`, if attention reads bytes; None: it reads `cache`."""
         return None
 
     # --- The array ----------------------------------------------------------------------------------------------------
@@ -174,8 +174,10 @@ class Attention(ABC):
         """
 
 
-def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, ObjectFifo, Worker]:
+def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, list[ObjectFifo], Worker]:
     """The fifo of batches of heads, those of queries and of keys and values, and the tile.
+
+    Keys and values leave in bf16, and with an int8 cache on one more fifo in int8.
 
     The first batches are tables: the norms of queries and keys, if there are any, and the angles. If the way deals
     heads to the projecting tiles, keys and values follow the queries on their fifo, too. Words: word 0, epsilon's bits.
@@ -184,13 +186,16 @@ def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo
     """
     shape, heads_of_batch = way.shape, tensor(way.shape.batch * way.shape.d)
     heads, queries, key_value = (ObjectFifo(heads_of_batch, name=name) for name in ("heads", "queries", "key_value"))
+    rows = tensor(shape.batch * shape.row_bytes, U8)
+    in_int8 = [ObjectFifo(rows, name="int8_key_value")] * shape.int8_cache
+    quantize = [kernel("int8_rows", "int8_rows", heads_of_batch, rows, I32, I32)] * shape.int8_cache
     copy = kernel("copy_part", "copy_heads", heads_of_batch, heads_of_batch, I32, I32)
     kernels, kinds = _of_norm(shape, heads_of_batch)
     tables = [Buffer(kind, name=name) for name, kind in kinds.items()]
-    fifos = heads.cons(), queries.prod(), key_value.prod()
+    fifos = heads.cons(), queries.prod(), key_value.prod(), [fifo.prod() for fifo in in_int8], quantize
     arguments = [way, *fifos, tables, parameters.buffers[0], parameters.barrier, [copy, *kernels]]
     tile = Tile(ROPE_COLUMN, limits_of("npu2").first_compute_row)
-    return heads, queries, key_value, worker(_turn_heads, arguments, tile=tile)
+    return heads, queries, [key_value, *in_int8], worker(_turn_heads, arguments, tile=tile)
 
 
 def _of_norm(shape: LayerShape, heads_of_batch: Any) -> tuple[list[Kernel], dict[str, Any]]:
@@ -214,7 +219,8 @@ def _of_norm(shape: LayerShape, heads_of_batch: Any) -> tuple[list[Kernel], dict
 
 def _turn_heads(
     way: Attention, heads: ObjectFifoHandle, queries: ObjectFifoHandle, key_value: ObjectFifoHandle,
-    tables: list[Buffer], rtp: Buffer, barrier: Any, kernels: list[Kernel],
+    in_int8: list[ObjectFifoHandle], quantize: list[Kernel], tables: list[Buffer], rtp: Buffer, barrier: Any,
+    kernels: list[Kernel],
 ) -> None:  # fmt: skip
     """The program of the RoPE tile."""
     shape, batch, d = way.shape, way.shape.batch, way.shape.d
@@ -233,7 +239,10 @@ def _turn_heads(
         copy(heads.acquire(1), table, 0, d)
         heads.release(1)
 
-    def dealt(made: Any) -> None:
+    def passed_on(made: Any) -> None:
+        for rows, to_int8 in zip(in_int8, quantize, strict=True):
+            to_int8(made, rows.acquire(1), batch, d)
+            rows.release(1)
         if way.deals_heads:
             copy(made, queries.acquire(1), 0, batch * d)
             queries.release(1)
@@ -257,11 +266,11 @@ def _turn_heads(
             turn(heads.acquire(1), made, place, part)
             heads.release(1)
             if place:
-                dealt(made)
+                passed_on(made)
             out.release(1)
     for _ in range_(shape.kv_heads // batch):
         values, made = heads.acquire(1), key_value.acquire(1)
         copy(values, made, 0, batch * d)
-        dealt(values)
+        passed_on(values)
         heads.release(1)
         key_value.release(1)

@@ -44,8 +44,9 @@ class Token:
 class HostBuffers(NamedTuple):
     """The buffers of a call (shape.py), as its sequence has them.
 
-    `cache_bytes`: the cache once more, as bytes, if attention reads it so, else None; `logits`: None without a head;
-    `rotary`, `cache`: None without attention.
+    `cache_bytes`: what attention reads as bytes, the cache once more or its rows of int8, else None; `int8_rows`: these
+    rows once more, to which the new position is written; `logits`: None without a head; `rotary`, `cache`: None without
+    attention.
     """
 
     weights: Any
@@ -54,4 +55,5 @@ class HostBuffers(NamedTuple):
     rotary: Any = None
     cache: Any = None
     cache_bytes: Any = None
+    int8_rows: Any = None
     logits: Any = None

@@ -66,8 +66,9 @@ Alternatives that were considered:
 Resources, largest of all shapes (checked; limits in brackets): a projecting tile 58,324 bytes of L1 (65,536), with
 split keys 63,580, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 53,328; a V
 tile 42,076. A projecting column's memory tile has 4 + 5 of its 6 + 6 channels and 24 of 48 descriptors. All 16 shim
-streams into the array are used, and 9 of 16 out of it. No core links more than six kernels from two source files, with
-split keys eleven from three; that they fit 16 KB is expected, not known, until Peano has compiled them.
+streams into the array are used, and 9 of 16 out of it (10 with an int8 cache). No core links more than six kernels from
+two source files, with split keys eleven from three; that they fit 16 KB is expected, not known, until Peano has
+compiled them.
 
 Run-time parameters: see the tiles' functions. Host buffers: shape.py.
 """
@@ -185,11 +186,12 @@ class DecodeLayer:
     ) -> Program:
         """Neighbouring layers of a model for the token at `position`, and the LM head after the last of them.
 
-        Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs
-        to these layers only; with split keys cache_bytes, u8, the cache's memory once more and some of what follows
-        (`Attention.cache_bytes`); and with a head, logits [vocabulary], bf16. Before a call with the model's first
-        layer, the regions `hidden` and `update` of state hold the token's embedding and zeros; before other calls, what
-        the call before left there. With a bias of the output projection its element `one` is 1.
+        Host buffers weights, vectors, rotary, cache, state, as in shape.py, each with what belongs to these layers
+        only; with split keys cache_bytes, u8, the memory of the cache, or of its rows in int8, once more and some of
+        what follows (`Attention.cache_bytes`); with an int8 cache int8_rows, u8; and with a head, logits [vocabulary],
+        bf16. Before a call with the model's first layer, the regions `hidden` and `update` of state hold the token's
+        embedding and zeros; before other calls, what the call before left there. With a bias of the output projection
+        its element `one` is 1.
 
         Args:
             position: the token's, from 0.
@@ -271,6 +273,8 @@ class DecodeLayer:
         types["state"] = tensor(self.state_size)
         if count and (cache_bytes := self.attention.cache_bytes(count, token.capacity)):
             types["cache_bytes"] = tensor(cache_bytes, U8)
+        if shape.int8_cache:
+            types["int8_rows"] = tensor(count * token.capacity * shape.kv_heads * 2 * shape.row_bytes, U8)
         return types | ({"logits": tensor(head.rows)} if head else {})
 
     def _require(self, token: Token, layers: Sequence[Layer], vocabulary: int) -> Projection | None:

@@ -38,6 +38,10 @@ _PAIRS_OF_A_COLUMN = TILES // 2
 class PairsOfTiles(Attention):
     """The pairs take KV heads one after the other: pair p the heads turn x pairs + p."""
 
+    def __post_init__(self) -> None:
+        if self.shape.int8_cache:
+            raise ValueError("[decode_layer, pairs] expected a KV cache in bf16, got one in int8")
+
     @property
     def pairs(self) -> int:
         """Pairs of tiles: a batch has a head for each."""

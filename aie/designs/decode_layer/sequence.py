@@ -261,11 +261,15 @@ class LayerSequence:
         shape, d = self._shape, self._shape.d
         self._way.send_heads(self)
         drains = []
-        position = (index * self.token.capacity + self.token.position) * shape.position_size
-        total = len(self.layers) * self.token.capacity * shape.position_size
+        heads, positions = shape.kv_heads, len(self.layers) * self.token.capacity
+        position = index * self.token.capacity + self.token.position
         for value in range(2):
-            tap = TensorAccessPattern([total], position + value * d, [shape.kv_heads, d], [2 * d, 1])
-            drains.append(self.drain(self.ends.key_value, self.buffers.cache, tap))
+            for end, buffer, row in zip(
+                self.ends.key_value, (self.buffers.cache, self.buffers.int8_rows), (d, shape.row_bytes), strict=False
+            ):
+                size = heads * 2 * row
+                tap = TensorAccessPattern([positions * size], position * size + value * row, [heads, row], [2 * row, 1])
+                drains.append(self.drain(end, buffer, tap))
         return drains
 
     # --- Transfers ----------------------------------------------------------------------------------------------------

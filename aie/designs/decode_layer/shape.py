@@ -6,6 +6,8 @@
     vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights, q and k; then the final norms
     rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2] of a position, for each base that the model has
     cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
+    int8_rows u8    [layer][capacity][G][2][5 d / 4], with `int8_cache`: the same keys and values as codes, their scale
+                    (ops/definitions/int8_cache.py) and padding, so that rows begin at multiples of 16 bytes
     state     bf16  what passes between the phases of a layer (`DecodeLayer.regions`); zeros before the first use
 
 `line` is D rounded up to 256; with a bias of QKV the columns of that projection, rounded up, since the bias is one of
@@ -94,6 +96,7 @@ class LayerShape:
         softcap: c of c tanh(score / c), by which attention's scores are bounded (Gemma 2); 0: none.
         experts: experts that a token chooses, whose products are calls of their own (experts.py); 0: the feed-forward
             is dense.
+        int8_cache: a token reads keys and values in int8, and a prompt in bf16.
     """
 
     hidden: int
@@ -110,6 +113,7 @@ class LayerShape:
     output_bias: bool = False
     softcap: float = 0
     experts: int = 0
+    int8_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -119,6 +123,8 @@ class LayerShape:
                 f"[decode_layer, norm_rope] expected heads in multiples of the KV heads and d in multiples of 32, "
                 f"got {self.heads}, {self.kv_heads} and {self.d}"
             )
+        if self.int8_cache and self.d % 64:
+            raise ValueError(f"[decode_layer] expected d in multiples of 64 with an int8 cache, got {self.d}")
         if not (self.norms_before or self.post_norms) or (self.qkv_bias and not self.norms_before):
             raise ValueError("[decode_layer] expected post-norms and no bias of QKV where there are no norms before it")
         if self.experts and self.post_norms:
@@ -136,6 +142,11 @@ class LayerShape:
     def batch(self) -> int:
         """Heads that the RoPE tile takes at once: the most, up to four, that share the KV heads evenly."""
         return next(heads for heads in (4, 2, 1) if self.kv_heads % heads == 0)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a key or a value as a token reads it."""
+        return self.d * 5 // 4 if self.int8_cache else 2 * self.d
 
     @property
     def position_size(self) -> int:

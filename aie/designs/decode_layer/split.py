@@ -40,7 +40,10 @@ residual tile beside it, and as x to all tiles. What the cache has at the token'
 so keys come as early as weights, and the new position is on its way to main memory meanwhile.
 
 The cache is an argument twice: `cache`, to which bf16 are written, and `cache_bytes`, the same memory, since what the
-weights' streams carry are bytes.
+weights' streams carry are bytes. **With an int8 cache** `cache_bytes` is another memory, with rows of int8, and so is
+`int8_rows`, to which the new position's are written. A row takes 5/8 of the bytes in bf16. Without padding it would
+take 0.51 to 0.53, but then rows begin where no vector can be loaded, and whole positions fill no object. The cache in
+bf16 stays, since prompts read it.
 """
 
 from __future__ import annotations
@@ -79,8 +82,9 @@ if TYPE_CHECKING:
 
 _COLUMNS = RESIDUAL_COLUMN + 1  # those before the residual tile's, and one of tiles in columns 6 and 7
 _PART = BLOCK_ROWS  # elements in which a tile gives its results
-_HALF = BLOCK_BYTES // 4  # elements of an object's keys
-_BUNDLE = 256  # elements of the keys of a bundle at a position, at most: 1280 are five, which the kernel takes at once
+# Elements of the keys of a bundle at a position, at most. An object has five such positions, or eight in int8, of which
+# the kernel takes five, or four, at once.
+_BUNDLE = 256
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head (kernels/flow_kv_split.cc)
 # Where Y begins in a tile's share (kernels/flow_kv_split.cc): behind position, powers of it and of up to three others,
 # m and l.
@@ -142,7 +146,7 @@ class SplitKeys(Attention):
     @property
     def positions(self) -> int:
         """Positions of an object."""
-        return _HALF // (self.bundle * self.shape.d)
+        return BLOCK_BYTES // (self.bundle * 2 * self.shape.row_bytes)
 
     @property
     def keys(self) -> int:
@@ -166,7 +170,12 @@ class SplitKeys(Attention):
 
     def cache_bytes(self, layers: int, capacity: int) -> int:
         """Bytes of all layers' caches, and of the padding that the last layer's last round reads behind them."""
-        return (layers * capacity + -capacity % self.keys) * 2 * self.shape.position_size
+        return (layers * capacity + -capacity % self.keys) * self._line
+
+    @property
+    def _line(self) -> int:
+        """Bytes of a position as a token reads it."""
+        return self.shape.kv_heads * 2 * self.shape.row_bytes
 
     # --- The array ----------------------------------------------------------------------------------------------------
 
@@ -186,14 +195,16 @@ class SplitKeys(Attention):
             tensor(_FIRST_OUTPUT + self.bundle * shape.group * shape.d, F32), tensor(PARAMETERS, I32),
             tensor(self.x_size),
         )  # fmt: skip
+        attend = "flow_kv_split_int8" if shape.int8_cache else "flow_kv_split"
+        room = tensor(4 * shape.d)  # for the rows that the kernel for int8 takes at once
         kernels = [
             kernel("flow_kv_split", "flow_kv_split_start", rtp, share, I32, I32),
-            kernel("flow_kv_split", "flow_kv_split", block, line, rtp, share, *[I32] * 5),
+            kernel("flow_kv_split", attend, block, line, rtp, share, *[room] * shape.int8_cache, *[I32] * 5),
             kernel("flow_kv_split", "flow_kv_split_meet", part, share, *[I32] * 3),
             kernel("flow_kv_split", "flow_kv_split_give", share, part, I32),
             kernel("flow_kv_split", "flow_kv_split_store", share, product, I32, I32),
         ]
-        return {"share": share}, kernels
+        return {"share": share} | dict.fromkeys(["dequantized"] * shape.int8_cache, room), kernels
 
     def meetings(self, sums: Sequence[Sequence[Meeting]]) -> Sequence[Sequence[Meeting]]:
         """One class meets as sums do; of two, the second in the third tiles, on fifos of its own between columns."""
@@ -225,7 +236,7 @@ class SplitKeys(Attention):
         attention); word 11, the first KV head of its class; words 12 and 13, the elements of x where the token's own
         keys and values begin.
         """
-        (share,) = buffers
+        share, *dequantized = buffers
         start, attend, meet, give, store = kernels
         heads, rows, d, cap = self.bundle, self.shape.group, self.shape.d, bits(self.shape.softcap)
         objects, parts_of_heads, turns = counts
@@ -242,7 +253,7 @@ class SplitKeys(Attention):
         for turn in range_(turns):
             start(rtp, share, heads * rows, d)
             for _ in range_(objects):
-                attend(w.acquire(1), x, rtp, share, turn, heads, rows, d, cap)
+                attend(w.acquire(1), x, rtp, share, *dequantized, turn, heads, rows, d, cap)
                 w.release(1)
             if meeting.leaves:
                 for part in range_(_HEADS):
@@ -286,8 +297,8 @@ class SplitKeys(Attention):
 
     def plan(self, steps: LayerSequence, index: int) -> None:
         """Keys and values for the streams, a task for each bundle: round x positions of a stream's tiles x bytes."""
-        token, part, line = steps.token, steps.sweep(index), 2 * self.shape.position_size
-        of_position = 4 * self.bundle * self.shape.d
+        token, part, line = steps.token, steps.sweep(index), self._line
+        of_position = self.bundle * 2 * self.shape.row_bytes
         total = self.cache_bytes(len(steps.layers), token.capacity)
         sizes = [part.chunks, TILES_OF_STREAM * self.positions, of_position]
         for turn in range(self.turns):

@@ -139,9 +139,9 @@ ProgramRecord read_program(WordReader& reader, std::span<const CallRecord> calls
   if (program.tokens == 0) throw words::Error("program " + program.kind + " is for no tokens");
   program.fewest = static_cast<std::int64_t>(reader.index(kMostElements, "positions"));
   program.context = static_cast<std::int64_t>(reader.index(kMostElements, "positions"));
-  for (std::size_t* stride :
-       {&program.cache.layer, &program.cache.position, &program.cache.head, &program.cache.value})
-    *stride = reader.size();
+  for (std::size_t* bytes : {&program.cache.layer, &program.cache.position, &program.cache.head,
+                             &program.cache.value, &program.cache.int8_rows})
+    *bytes = reader.size();
   program.buffers = reader.list([&] { return read_buffer(reader); });
   program.given = read_rows(reader, program, "given");
   program.made = read_rows(reader, program, "made");

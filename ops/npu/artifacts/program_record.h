@@ -74,12 +74,15 @@ struct DispatchRecord {
 
 // The places of keys and values in a KV cache by layer, position and KV head. Each member is the
 // distance in bytes to the next one; `value` is the distance from a key to its value. The positions
-// of a layer follow one another, each with all its heads.
+// of a layer follow one another, each with all its heads. `int8_rows`: the offset of the same keys
+// and values in int8, rows of 5 / 4 bytes an element in the same order (ops/nodes/kv_cache.h, and
+// padding); 0: there are none.
 struct CacheLayout {
   std::size_t layer = 0;
   std::size_t position = 0;
   std::size_t head = 0;
   std::size_t value = 0;
+  std::size_t int8_rows = 0;
 
   bool operator==(const CacheLayout&) const = default;
 };

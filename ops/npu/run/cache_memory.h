@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values of a sequence in a buffer of the array, in bf16 and in the layout of the
-// programs.
+// programs; those of callers' int8 tensors also in int8, behind them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ops/npu/artifacts/program_record.h"
@@ -15,7 +16,7 @@
 
 namespace flownpu::npu {
 
-// Converts `count` elements of a key or value of a tensor to bf16.
+// Converts `count` elements of a key or value of a tensor, a row of int8 with its scale, to bf16.
 void read_row(const std::byte* from, DataType type, std::byte* to, std::int64_t count);
 
 // Throws Error if `bytes` bytes in this layout have no room for `context` positions of such a
@@ -40,10 +41,19 @@ class ArrayCacheMemory final : public transformer::CacheMemory {
   void copy(transformer::CacheMemory& from, std::int64_t count) override;
 
  private:
-  std::size_t offset(std::size_t layer, std::int64_t position) const;
-  std::byte* row(const transformer::CacheRows& rows, std::int64_t number);
-  bool reordered(const transformer::CacheRows& rows) const {
-    return !key_order_.empty() && rows.part % 2 == 0;
+  // Keys and values of one type. Distances in bytes, as in CacheLayout.
+  struct Region {
+    std::size_t begin, layer, position, head, value;
+
+    std::size_t offset(std::size_t of_layer, std::int64_t of_position) const {
+      return begin + of_layer * layer + static_cast<std::size_t>(of_position) * position;
+    }
+  };
+  std::byte* row(const Region& region, const transformer::CacheRows& rows, std::int64_t number);
+  // The order of the elements of such rows; empty: the graph's.
+  std::span<const std::int64_t> order_of(const transformer::CacheRows& rows) const {
+    return rows.part % 2 == 0 ? std::span<const std::int64_t>(key_order_)
+                              : std::span<const std::int64_t>();
   }
 
   std::size_t layers_;
@@ -51,7 +61,7 @@ class ArrayCacheMemory final : public transformer::CacheMemory {
   // Callers' tensors have keys in the graph's order: the place there of each element; empty: the
   // same order.
   std::vector<std::int64_t> key_order_;
-  CacheLayout layout_;
+  std::vector<Region> regions_;  // in bf16; then, if there is one, in int8
   std::unique_ptr<Buffer> buffer_;
 };
 

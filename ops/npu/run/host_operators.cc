@@ -9,6 +9,7 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
+#include "ops/nodes/kv_cache.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/run/layer_experts.h"
 #include "ops/transformer/decoder.h"
@@ -226,6 +227,7 @@ class NormRope final : public HostOperator {
         table_(reader.number_below("table", reader.size("tables"))),
         norm_(static_cast<QkNorm>(reader.number_below("qk_norm", transformer::kQkNorms.size()))),
         epsilon_(reader.real("epsilon")),
+        int8_(reader.number_below("int8", 2) != 0),
         where_(reader.where()) {
     const std::size_t qkv = tokens_ * line_ * kBFloat16Bytes;
     const std::size_t rotary = reader.size("tables") * context_ * size_ * kBFloat16Bytes;
@@ -238,6 +240,12 @@ class NormRope final : public HostOperator {
                                                            : heads_ + kv_heads_;
     weights_.resize(heads * size_);
     if (heads > 0) expected.insert(expected.begin() + 2, {"norms", heads * size_ * kBFloat16Bytes});
+    if (int8_) {
+      if (row_bytes() < size_ + kInt8ScaleBytes)
+        fail(where_, "expected heads whose rows of int8 have room for a scale, got ", size_,
+             " elements");
+      expected.emplace_back("int8_rows", context_ * 2 * kv_heads_ * row_bytes());
+    }
     reader.arguments(expected);
     if (size_ % 2 != 0) fail(where_, "expected an even head_size, got ", size_);
   }
@@ -251,8 +259,9 @@ class NormRope final : public HostOperator {
            " and on");
     }
     const View& qkv = arguments[0];
-    const View& q = arguments[arguments.size() - 2];
-    const View& cache = arguments.back();
+    const std::size_t at = arguments.size() - (int8_ ? 3 : 2);
+    const View& q = arguments[at];
+    const View& cache = arguments[at + 1];
     const std::size_t count = std::min(rows, tokens_);
     const std::size_t end = with_zeros(first + count, context_);
     to_host(arguments[0], 0, qkv.bytes / tokens_ * count);
@@ -263,11 +272,16 @@ class NormRope final : public HostOperator {
     for_rows(compute, count, (1 + heads_) * size_, scratch_,
              [&](std::size_t token, float* scratch) {
                widen(angles + token * size_, size_, scratch);
+               auto* kept = elements_of<std::uint16_t>(cache) +
+                            (first + token) * position_bytes() / kBFloat16Bytes;
                turn_token(*compute.kernels, elements_of<std::uint16_t>(qkv) + token * line_,
-                          scratch, elements_of<std::uint16_t>(q) + token * heads_ * size_,
-                          elements_of<std::uint16_t>(cache) +
-                              (first + token) * position_bytes() / kBFloat16Bytes);
+                          scratch, elements_of<std::uint16_t>(q) + token * heads_ * size_, kept);
+               if (int8_)
+                 quantize(*compute.kernels, kept, scratch,
+                          bytes_of(arguments.back()) + int8_place(first + token));
              });
+    if (int8_)
+      to_device(arguments.back(), int8_place(first), int8_place(first + count) - int8_place(first));
     std::memset(bytes_of(cache) + (first + count) * position_bytes(), 0,
                 (end - first - count) * position_bytes());
     to_device(q, 0, q.bytes / tokens_ * count);
@@ -276,6 +290,23 @@ class NormRope final : public HostOperator {
 
  private:
   std::size_t position_bytes() const { return 2 * kv_heads_ * size_ * kBFloat16Bytes; }
+  std::size_t row_bytes() const {
+    return static_cast<std::size_t>(padded_int8_row(static_cast<std::int64_t>(size_)));
+  }
+  // Where a position's rows of int8 begin.
+  std::size_t int8_place(std::size_t position) const {
+    return position * 2 * kv_heads_ * row_bytes();
+  }
+
+  // Writes a position's rows of int8, given its keys and values.
+  void quantize(const Kernels& kernels, const std::uint16_t* kept, float* scratch,
+                std::byte* rows) const {
+    for (std::size_t i = 0; i < 2 * kv_heads_; ++i) {
+      widen(kept + i * size_, size_, scratch);
+      kernels.store_cache(scratch, rows + i * row_bytes(), DataType::kInt8,
+                          static_cast<std::int64_t>(size_));
+    }
+  }
 
   // `scratch`: the token's cosines and sines, then heads. `kept`: [kv heads][key, value] of the
   // cache.
@@ -312,6 +343,7 @@ class NormRope final : public HostOperator {
   std::size_t tokens_, heads_, kv_heads_, size_, context_, line_, table_;
   QkNorm norm_;
   float epsilon_;
+  bool int8_;
   std::string where_;
   std::vector<float> weights_, scratch_;
 };

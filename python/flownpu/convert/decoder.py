@@ -250,10 +250,10 @@ class Decoder:
         """The number of rotated dimensions of a head in layers with rotation; 0 without such layers."""
         return max(layer.rotary.rotated_size(self.head_size) for layer in self.layers)
 
-    def description(self, *, images: bool = False) -> _native.Decoder:
+    def description(self, *, images: bool = False, int8_cache: bool = False) -> _native.Decoder:
         """The layers as devices compute them, without the checkpoint's tensors and tokens.
 
-        `images`: tokens of an image see one another in both directions.
+        `images`: tokens of an image see one another in both directions. `int8_cache`: keys and values are kept in int8.
         """
         rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in self.layers))
         mixture = self.mixture
@@ -273,6 +273,7 @@ class Decoder:
                     softcap=self.attention_softcap,
                     window=layer.window or 0,
                     table=rotaries.index(layer.rotary if layer.rotary.rotated else None),
+                    int8_cache=int8_cache,
                     bidirectional_blocks=images,
                     qkv_bias=self.qkv_bias,
                     output_bias=self.output_bias,

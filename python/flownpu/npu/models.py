@@ -10,20 +10,23 @@ from flownpu.convert.families import read_decoder
 from flownpu.model.shapes import SHAPES
 
 
-def decoder_of_configuration(config: Mapping[str, Any], where: str, image_tokens: int = 0) -> DecoderShape:
+def decoder_of_configuration(
+    config: Mapping[str, Any], where: str, image_tokens: int = 0, *, int8_cache: bool = False
+) -> DecoderShape:
     """The decoder that conversion makes of a checkpoint's configuration.
 
     Args:
         config: the contents of config.json.
         where: what errors call it.
         image_tokens: tokens of an image; 0: the model takes none.
+        int8_cache: whether keys and values are kept in int8.
 
     Raises:
         ConversionError: the family is not supported.
         ValueError: the NPU's designs have no place for it.
     """
     found = read_decoder(config, where=where)
-    description = found.description(images=image_tokens > 0)
+    description = found.description(images=image_tokens > 0, int8_cache=int8_cache)
     if reason := unsupported_by_array(description):
         raise ValueError(reason)
     return DecoderShape(description, found.context_length, image_tokens)

@@ -106,4 +106,4 @@ class Prediction:
         decoder, shape = self.target.decoder, self.target.decoder.shape
         weights = len(decoder.windows) * shape.weight_bytes + decoder.head.bytes
         keys = sum(min(window or context, context) for window in decoder.windows)
-        return self.values["memory_read"] / (weights + keys * shape.position_size * 2)
+        return self.values["memory_read"] / (weights + keys * shape.kv_heads * 2 * shape.row_bytes)

@@ -80,11 +80,12 @@ def target(text: str) -> Target:
 
 
 @cache
-def known(name: str) -> Target:
+def known(name: str, *, int8_cache: bool = False) -> Target:
     """One of `SHAPES`; FlowNPUError if the NPU's designs have no place for it."""
     encoder = ENCODERS[_ENCODERS[name]] if name in _ENCODERS else None
+    tokens = encoder.tokens if encoder else 0
     with placing(name):
-        return Target(name, decoder_of_configuration(SHAPES[name], name, encoder.tokens if encoder else 0), encoder)
+        return Target(name, decoder_of_configuration(SHAPES[name], name, tokens, int8_cache=int8_cache), encoder)
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:

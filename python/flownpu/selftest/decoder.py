@@ -54,6 +54,7 @@ _DECODER = DecoderShape(_MODEL, _CONTEXT)
 SHAPE = _DECODER.shape
 _SPLIT_CONTEXT = 560  # with split keys: a multiple of the 28 tiles, so that each has the same number of positions
 _POSITION, _SPLIT_POSITION = 100, 550  # at 550 every tile has some of the split keys
+_INT8_CONTEXT, _INT8_POSITION = 448, 440  # likewise: an object of each tile has 32 positions
 _TOKENS, _CHUNK = 50, 64  # tokens of the prompt, and of the chunk, whose rest is empty
 
 
@@ -65,6 +66,8 @@ def decoder_stages(target: str) -> Iterator[Stage]:
         yield Stage(name, "decode_layer", partial(_layers, SHAPE, name, "pairs", layers, _CONTEXT, _POSITION), layers)
     name = "decode_layer, split keys"
     yield Stage(name, name, partial(_layers, SHAPE, name, "split", 1, _SPLIT_CONTEXT, _SPLIT_POSITION), 1)
+    name, shape = "decode_layer, int8 cache", replace(SHAPE, int8_cache=True)
+    yield Stage(name, name, partial(_layers, shape, name, "split", 1, _INT8_CONTEXT, _INT8_POSITION), 1)
     name, shape = "decode_layer, norms of all heads", replace(SHAPE, norm_of_all_heads=True)
     yield Stage(name, name, partial(_layers, shape, name, "pairs", 1, _CONTEXT, _POSITION), 1)
     yield Stage("token", "token", _token, 1)
@@ -74,15 +77,17 @@ def decoder_stages(target: str) -> Iterator[Stage]:
 def _layers(shape: LayerShape, name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
     """Layers of a token, in one call; `way` is how attention is shared among tiles ("pairs", "split")."""
     call = random_call(shape, rng, position, [Layer()] * count, context, way=way)
-    array = f"decode_layer-{way}" + "-all" * shape.norm_of_all_heads
+    array = f"decode_layer-{way}" + "-all" * shape.norm_of_all_heads + "-int8" * shape.int8_cache
     fixed = fixed_call("decode_layer", array, f"layers{count}", call.program)
     inputs = {f"{fixed.name} {buffer}": content for buffer, content in call.buffers().items()}
-    program = program_of([fixed], kind=name, constants=inputs, same={"cache_bytes": "cache"})
-    outputs = tuple(f"{fixed.name} {buffer}" for buffer in ("state", "cache"))
+    read, written = ("int8_rows", ["int8_rows"]) if shape.int8_cache else ("cache", [])
+    program = program_of([fixed], kind=name, constants=inputs, same={"cache_bytes": read})
+    outputs = tuple(f"{fixed.name} {buffer}" for buffer in ("state", "cache", *written))
 
     def select(name: str, found: Mapping[str, np.ndarray]) -> np.ndarray:
-        by_name = {buffer.rpartition(" ")[2]: content.view(BFLOAT16) for buffer, content in found.items()}
-        return call.outcome(by_name)[name]
+        by_name = {buffer.rpartition(" ")[2]: content for buffer, content in found.items()}
+        in_bf16 = {buffer: by_name[buffer].view(BFLOAT16) for buffer in ("state", "cache")}
+        return call.outcome(by_name | in_bf16)[name]
 
     checks = tuple(Check(name, partial(select, name), *numbers) for name, numbers in expectation(call, rng).items())
     return Trial(program, inputs, outputs, checks)

@@ -147,7 +147,7 @@ def test_folder_of_older_format_is_made_again(tmp_path):
     write(tmp_path / "folder")
     before = contents(tmp_path / "folder")
     manifest = tmp_path / "folder" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace("emulated-2", "emulated-1"))
+    manifest.write_text(manifest.read_text().replace("emulated-3", "emulated-1"))
     assert write(tmp_path / "folder") == 3
     assert contents(tmp_path / "folder") == before
 

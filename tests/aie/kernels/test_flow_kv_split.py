@@ -5,21 +5,29 @@ import numpy as np
 import pytest
 
 from flownpu.ops.definitions import flow_kv_attention
+from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
 from flownpu.selftest.reference.attention import expectation, make_sweep
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
 
 PART = 32
 FIRST_PART = 16 + 3 * 2 * PART  # floats of a share before its parts: the next key's position, powers for merging
-HALF = 1280  # bf16 numbers of keys in an object; it has as many of values
+HALF, INT8_HALF = 1280, 2048  # numbers of keys in an object, in bf16 and in int8; it has as many of values
 
 
-def objects_of(sweeps, tile, tiles):
-    """The objects of a tile's share of a bundle: every `tiles`-th, [position][KV head of the bundle][key, value][d].
+def int8_rows(lines):
+    """Rows of codes, each with its scale behind it and padding of ones up to 5/4 of a byte an element."""
+    d = lines.shape[-1]
+    padding = np.full((*lines.shape[:-1], d // 4 - SCALE_BYTES), -1, np.int8)
+    return np.concatenate([quantise_rows(wide(lines)), padding], axis=-1)
+
+
+def objects_of(sweeps, tile, tiles, half):
+    """The objects of a tile's share of a bundle: every `tiles`-th, [position][KV head of the bundle][key, value][row].
 
     Zeros follow the last position. The token's own position holds NaN: its key and value must be taken from x.
     """
     bundle, d = len(sweeps), sweeps[0].d
-    keys = HALF // (bundle * d)
+    keys = half // (bundle * d)
     for first in range(sweeps[0].first_key + tile * keys, sweeps[0].key_end, tiles * keys):
         lines = np.zeros((keys, bundle, 2, d), BFLOAT16)
         for head, sweep in enumerate(sweeps):
@@ -28,7 +36,7 @@ def objects_of(sweeps, tile, tiles):
                 lines[: len(read), head, value] = read
                 if 0 <= sweep.first_query - first < keys:
                     lines[sweep.first_query - first, head, value] = np.nan
-        yield lines.reshape(-1).view(np.uint8)
+        yield (int8_rows(lines) if half == INT8_HALF else lines).reshape(-1).view(np.uint8)
 
 
 def parts(share):
@@ -36,14 +44,14 @@ def parts(share):
     return share[FIRST_PART:].reshape(-1, PART)
 
 
-def attend(kernels, sweeps, tile, tiles, turn=0, head=0):
+def attend(kernels, sweeps, tile, tiles, turn=0, head=0, half=HALF):
     """A tile's share of KV heads that lie side by side.
 
     The bundle is the `turn`-th of those from `head` on; x has ones in place of the queries before it.
     """
     rows, _, d = sweeps[0].q.shape
     bundle, rtp = len(sweeps), sweeps[0].rtp()
-    keys = HALF // (bundle * d)
+    keys = half // (bundle * d)
     rtp[2], rtp[8], rtp[11] = sweeps[0].first_key + tile * keys, tiles * keys, head
     others = head + turn * bundle
     parts_of_x = [bf16(np.ones(others * rows * d)), *(sweep.q.reshape(-1) for sweep in sweeps)]
@@ -54,8 +62,10 @@ def attend(kernels, sweeps, tile, tiles, turn=0, head=0):
     x = np.concatenate(parts_of_x)
     share = np.full(FIRST_PART + 2 * PART + bundle * rows * d, np.nan, np.float32)
     kernels.call("flow_kv_split_start", rtp, share, bundle * rows, d)
-    for block in objects_of(sweeps, tile, tiles):
-        kernels.call("flow_kv_split", block, x, rtp, share, turn, bundle, rows, d, sweeps[0].cap)
+    int8 = half == INT8_HALF
+    name, scratch = "flow_kv_split" + "_int8" * int8, [np.full(4 * d, np.nan, BFLOAT16)] * int8
+    for block in objects_of(sweeps, tile, tiles, half):
+        kernels.call(name, block, x, rtp, share, *scratch, turn, bundle, rows, d, sweeps[0].cap)
     return share
 
 
@@ -95,10 +105,16 @@ def probabilities(sweep):
     return p / p.sum(-1, keepdims=True)
 
 
-def check_shares(kernels, sweeps, tiles, turn=0, head=0):
+def check_shares(kernels, sweeps, tiles, turn=0, head=0, half=HALF):
     """Asserts that the shares of neighbouring KV heads, merged, are attention."""
     d = sweeps[0].d
-    share = all_together(kernels, [attend(kernels, sweeps, tile, tiles, turn, head) for tile in range(tiles)], d)
+    shares = [attend(kernels, sweeps, tile, tiles, turn, head, half) for tile in range(tiles)]
+    share = all_together(kernels, shares, d)
+    for sweep in sweeps if half == INT8_HALF else []:
+        for cache in (sweep.k, sweep.v):
+            own = cache[sweep.first_query].copy()
+            cache[:] = bf16(dequantise_rows(quantise_rows(wide(cache))))
+            cache[sweep.first_query] = own
     outputs = outputs_of(kernels, share, d)
     for sweep, o in zip(sweeps, outputs.reshape(len(sweeps), -1, d), strict=True):
         expected, tolerance = expectation(sweep, operator=flow_kv_attention)
@@ -124,6 +140,30 @@ def test_heads_side_by_side_equal_float64(kernels, rng, bundle, rows, d, keys):
     """KV heads of one object, each with separate rows, after other heads and another bundle of the class."""
     sweeps = [make_sweep(rng, rows, 1, d, keys, 20, first_query=keys - 1) for _ in range(bundle)]
     check_shares(kernels, sweeps, 14, turn=1, head=3)
+
+
+@pytest.mark.parametrize(("bundle", "rows", "d"), [(1, 3, 256), (2, 3, 128), (4, 4, 64), (1, 8, 64)])
+def test_int8_rows_equal_attention_of_dequantised_keys(kernels, rng, bundle, rows, d):
+    """The kernel rounds the product of a code and its scale to bf16; the token's own key and value have no codes."""
+    sweeps = [make_sweep(rng, rows, 1, d, 300, 40, first_query=299, window=250, first_key=49) for _ in range(bundle)]
+    check_shares(kernels, sweeps, 14, turn=1, head=3, half=INT8_HALF)
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_quantised_rows_equal_definition(kernels, rng, d):
+    """Scales are rounded to nearest; a code may be the second nearest by 127e-4 of a step (kernels/int8_rows.cc)."""
+    x = bf16(rng.normal(size=(10, d)) * np.exp2(np.arange(-5, 5))[:, None])
+    x[8:] = 0
+    x[9, 3] = -1
+    rows = np.full((10, 5 * d // 4), 255, np.uint8)
+    kernels.call("int8_rows", x.reshape(-1), rows.reshape(-1), 10, d)
+    found = rows[:, : d + SCALE_BYTES].view(np.int8)
+    scale = found[:, d:].copy().view(np.float32)
+    exact = np.abs(wide(x)).max(-1, keepdims=True) / 127
+    np.testing.assert_array_equal(scale, bf16(scale).astype(np.float32))
+    assert_within(scale, exact, (2.0**-9 + 2.0**-13) * exact + 2.0**-60)
+    assert np.abs(found[:, :d].astype(int)).max(-1).tolist() == [127] * 8 + [0, 127]
+    assert_within(dequantise_rows(found), wide(x), (0.5 + 127e-4) * scale)
 
 
 @pytest.mark.parametrize(("window", "first_key"), [(1, 200), (5, 190), (64, 130)])

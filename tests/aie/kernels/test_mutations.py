@@ -134,16 +134,24 @@ MUTATIONS = {
         lambda kernels, rng: shares.test_window_of_one_sweep_equals_float64(kernels, rng, 64, 130),
     ),
     "a bundle's head that has another's keys": (
-        ("flow_kv_split.cc", "«(first * heads + head) * 2 * d»", "(first * heads + head) * d"),
+        ("flow_kv_split.cc", "«(first * heads + head) * 2» + value", "first * heads + head"),
         lambda kernels, rng: shares.test_heads_side_by_side_equal_float64(kernels, rng, 4, 4, 64, 300),
     ),
     "a token's own keys that are the cache's": (
-        ("flow_kv_split.cc", "!= «parameters.position») continue", "parameters.position - 1"),
+        ("flow_kv_split.cc", "== «position») rows[j] = own", "position - 1"),
         lambda kernels, rng: shares.test_heads_side_by_side_equal_float64(kernels, rng, 2, 3, 128, 300),
     ),
     "a token's own values that are another head's": (
-        ("flow_kv_split.cc", "x + parameters.own_values + «kv_head * d»", "0"),
+        ("flow_kv_split.cc", "x + own + «(kv_head + head) * d»", "0"),
         lambda kernels, rng: shares.test_heads_side_by_side_equal_float64(kernels, rng, 2, 3, 128, 300),
+    ),
+    "dequantised rows that are the last": (
+        ("flow_kv_split.cc", "dequantized + «static_cast<std::int32_t>(j) * d»", "0"),
+        lambda kernels, rng: shares.test_int8_rows_equal_attention_of_dequantised_keys(kernels, rng, 2, 3, 128),
+    ),
+    "codes of magnitudes above zero alone": (
+        ("int8_rows.cc", "«aie::max(above, below)»", "above"),
+        lambda kernels, rng: shares.test_quantised_rows_equal_definition(kernels, rng, 128),
     ),
     "shares that weigh the same": (
         ("flow_kv_split.cc", "aie::sub(«sides[side]», m)", "m"),
@@ -177,8 +185,10 @@ ENTRIES = {
     "flow_qkv.cc": ["flow_qkv_start", "flow_qkv_scores", "flow_qkv_values", "flow_qkv_finish"],
     "flow_kv.cc": ["flow_kv_start", "flow_kv_scores", "flow_kv_start_values", "flow_kv_values", "flow_kv_finish"],
     "flow_kv_split.cc": [
-        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_meet", "flow_kv_split_give", "flow_kv_split_store",
+        "flow_kv_split_start", "flow_kv_split", "flow_kv_split_int8", "flow_kv_split_meet", "flow_kv_split_give",
+        "flow_kv_split_store",
     ],
+    "int8_rows.cc": ["int8_rows"],
 }  # fmt: skip
 # The check that floor rounding must fail, for every source that rounds. fused_dqp.cc is left out. It splits its sums in
 # two parts, so floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.
@@ -193,6 +203,7 @@ ROUNDED = {
     "flow_qkv.cc": lambda kernels, rng: attention.test_flow_qkv_of_prompt_equals_float64(kernels, rng, 64, 17),
     "flow_kv.cc": attention.test_flow_kv_has_no_bias,
     "flow_kv_split.cc": shares.test_shares_have_no_bias,
+    "int8_rows.cc": lambda kernels, rng: shares.test_quantised_rows_equal_definition(kernels, rng, 128),
     "rms_norm.cc": lambda kernels, rng: vectors.test_rms_norm_equals_float64(kernels, rng, 3, 1152),
     "rms_norm.cc, with a residual": vectors.test_rms_norm_and_residual_equal_float64,
     "layer_norm.cc": lambda kernels, rng: vectors.test_layer_norm_of_sum_equals_reference(kernels, rng, 3, 1152, 0),

@@ -41,6 +41,23 @@ def test_layers_of_models_have_split_keys(name):
     assert choice.program.cache.layer == CONTEXT * position
 
 
+def test_token_reads_int8_behind_cache_in_bf16():
+    """The rows in int8 are an argument twice, and the cache in bf16, which is written alone, once."""
+    shape = replace(SHAPES["qwen3-0.6b"], int8_cache=True)
+    choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
+    (step,) = choice.program.steps
+    views = dict(zip((buffer.name for buffer in step.call.buffers), step.views, strict=True))
+    in_bf16 = LAYERS * CONTEXT * 2 * shape.position_size
+    assert views["cache"] == ("cache", 0)
+    assert views["cache_bytes"] == views["int8_rows"] == ("cache", in_bf16)
+    assert choice.program.cache.int8_rows == in_bf16
+    (cache,) = (buffer for buffer in choice.program.buffers if buffer.name == "cache")
+    # A round is 14 tiles with eight positions each; a row of 128 codes has 160 bytes.
+    assert cache.bytes == in_bf16 + (LAYERS * CONTEXT + -CONTEXT % (14 * 8)) * shape.kv_heads * 2 * 160
+    with pytest.raises(ValueError, match="got one in int8: convert with --kv-dtype bf16"):
+        decode_program(decoder_of(shape), "npu1", CONTEXT)
+
+
 @pytest.mark.parametrize(
     ("shape", "way", "said"),
     [

@@ -101,7 +101,7 @@ class FolderProgram:
     attributes: dict[str, list[int]] = field(default_factory=dict)
     tokens: int = 1
     context: int = 0
-    cache: tuple[int, int, int, int] = (0, 0, 0, 0)
+    cache: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
     host: tuple[int, ...] = ()
     given: FolderRows = field(default_factory=FolderRows)
     made: FolderRows = field(default_factory=FolderRows)

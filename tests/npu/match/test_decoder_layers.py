@@ -58,6 +58,7 @@ def expected_attributes(name, config):
         "attention.output_bias": 0,
         "attention.qk_norm": "each head" if gemma or name == "qwen3" else "none",
         "attention.bidirectional_blocks": 0, "attention.window_sized_cache": 0, "attention.mask": 0,
+        "attention.int8_cache": 0,
         "attention.scale": np.float32(config.get("query_pre_attn_scalar", config["head_dim"]) ** -0.5),
         "attention.window": same([config["sliding_window"] if slides else 0 for slides in sliding]),
         "attention.table": same([int(slides != first) for slides in sliding]),

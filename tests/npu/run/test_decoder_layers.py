@@ -14,6 +14,8 @@ from flownpu.aie.designs.decode_layer import design as decode_layer
 from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS, OPERATORS
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import read_decoder
+from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
+from tests.aie.host_kernels import assert_within
 from tests.aie.words import read_family, words_of
 from tests.npu.decoders import (
     BFLOAT16,
@@ -82,6 +84,43 @@ def test_logits_are_near_transformers(rng, name, prompt, stops, ways, session_of
     error = np.sqrt(np.square(found - expected).mean())
     bound = 2 * array_error(model.reference, ids, lasts, prompt=prompt)
     assert error < bound < expected.std() / 3
+
+
+def test_int8_cache_logits_are_near_transformers(rng, session_of, embed, models):
+    """Token by token, so that all keys and values but a token's own are read in int8. The bound is as above."""
+    ids = rng.integers(3, 300, 32)
+    session = session_of("trained", kv_dtype="int8")
+    past = session.past(CONTEXT, np.int8)
+    found = run_all(session, embed("trained", ids), steps_of(*range(1, 33)), past)[16:]
+    model = models.checkpoint("trained")
+    expected = model.logits(ids[None])[0, 16:]
+    error = np.sqrt(np.square(found - expected).mean())
+    bound = 2 * array_error(model.reference, ids, range(16, 32), prompt=False, int8_cache=True)
+    assert error < bound < expected.std() / 3
+
+
+def test_int8_past_has_rows_of_bf16_and_goes_on_at_another_device(rng, session_of, embed):
+    """The prompt's keys and values are those of a bf16 cache, rounded; a token reads nothing but the rows in int8.
+
+    A code may be the second nearest by 127e-4 of a step (aie/kernels/int8_rows.cc).
+    """
+    ids = rng.integers(3, 300, 204)
+    hidden, session = embed("trained", ids), session_of("trained", kv_dtype="int8")
+    pasts = {np.int8: session.past(CONTEXT, np.int8), BFLOAT16: session.past(CONTEXT)}
+    for dtype, of_prompt in ((np.int8, session), (BFLOAT16, session_of("trained"))):
+        run_all(of_prompt, hidden, [(0, 201)], pasts[dtype])
+        of_prompt.device.restore([_argument(tensor) for tensor in pasts[dtype]])
+    for rows, numbers in zip(pasts[np.int8], pasts[BFLOAT16], strict=True):
+        found, expected = rows[:, :, :200], numbers[:, :, :200].astype(np.float32)
+        scales = quantise_rows(expected)[..., -SCALE_BYTES:].copy().view(np.float32)
+        assert_within(dequantise_rows(found), expected, (0.5 + 127e-4) * scales)
+        assert rows[:, :, 200, :-SCALE_BYTES].any(), "the last token's, which the array wrote"
+    other = session_of("trained", kv_dtype="int8", new=True)
+    steps = [(201, 202), (202, 203), (203, 204)]
+    here, there = (
+        run_all(one, hidden, steps, [tensor.copy() for tensor in pasts[np.int8]]) for one in (session, other)
+    )
+    assert here.tobytes() == there.tobytes()
 
 
 def test_short_prompt_gives_bits_of_single_tokens(rng, session_of, embed):

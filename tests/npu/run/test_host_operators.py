@@ -12,6 +12,7 @@ from flownpu.aie.designs.decode_layer.shape import LayerShape
 from flownpu.aie.plan.data import DTYPES
 from flownpu.aie.programs.host import Experts, NormOfRows, norm_rope
 from flownpu.aie.programs.program import attribute_words
+from flownpu.ops.definitions.int8_cache import quantise_rows
 from flownpu.selftest.reference.layer import rotary_table
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, F32_ROUNDING, assert_within, bf16, wide
 from tests.npu.arrays import npu
@@ -138,6 +139,20 @@ def test_norm_rope_writes_new_positions_alone(rng, qk_norm, isa):
     assert not arrays["cache"][POSITION + TOKENS : END].any()
     arrays["cache"][POSITION:END] = before[POSITION:END]
     assert arrays["cache"].tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_norm_rope_writes_rows_of_int8(rng, isa):
+    """A row is the cache's, rounded; its padding and the rows of other positions are left."""
+    shape = LayerShape(128, 2, 2, 64, 128, "swiglu", int8_cache=True)
+    arrays = rope_arrays(rng, shape, 6 * 64)
+    arrays["int8_rows"] = np.full((CONTEXT, 2, 2, 80), 7, np.uint8)
+    moved = run(rope_call(shape, 6 * 64), arrays, POSITION, isa=isa)
+    expected = np.full_like(arrays["int8_rows"], 7)
+    written = slice(POSITION, POSITION + TOKENS)
+    expected[written, ..., :68] = quantise_rows(wide(arrays["cache"][written])).view(np.uint8)
+    np.testing.assert_array_equal(arrays["int8_rows"], expected)
+    assert ("int8_rows", "to_device", POSITION * 320, TOKENS * 320) in moved
 
 
 # --- Rows that only fill a chunk --------------------------------------------------------------------------------------
@@ -274,11 +289,16 @@ def changed(call, key, value):
 
 NORM = NormOfRows("add_rms_norm", ROWS, COLUMNS, EPSILON).call()
 ROPE = rope_call(SHAPE, 256)
+INT8 = rope_call(LayerShape(128, 2, 2, 64, 128, "swiglu", int8_cache=True), 384)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            changed(INT8, "head_size", 8),
+            "expected heads whose rows of int8 have room for a scale, got 8 elements",
+        ),
         (
             dataclasses.replace(NORM, operator="group_norm"),
             "expected an operator of rms_norm, add_rms_norm, rms_norm_add, rms_norm_sum, add_layer_norm, norm_rope, "

@@ -165,6 +165,28 @@ def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:
     assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("packed_qkv", reason)]
 
 
+def test_projections_behind_norms_become_parts_of_packed_one() -> None:
+    """As a converted checkpoint has them: a Split between the product and the norms of all heads."""
+    text = MODEL.replace("(query, key, value", "(query_norm, key_norm, value").replace(
+        "    output,",
+        "    query_norm = SimplifiedLayerNormalization <axis = -1> (query, q_norm)\n"
+        "    key_norm = SimplifiedLayerNormalization <axis = -1> (key, k_norm)\n    output,",
+    )
+    sizes = {"heads": 4, "groups": 2, "size": 16, "rows": 64, "kv_rows": 32, "key_input": "x"}
+    norms = {"q_norm": np.ones(64, np.float32), "k_norm": np.ones(32, np.float32)}
+    original = testing.parse(text.format(**sizes, q_bias="", k_bias="", v_bias=""), **_weights(), **norms)
+    model, misses = testing.rewritten(original, "packed_qkv")
+    assert misses == []
+    norm = "SimplifiedLayerNormalization"
+    assert testing.operator_names(model) == ["Q4NXMatMul", "Split", norm, norm, "FlowQKVAttention"]
+    projection, split, of_query, of_key, attention = model.graph
+    assert split.inputs[0] is projection.outputs[0]
+    assert split.inputs[1] is not None
+    assert split.inputs[1].const_value is not None
+    assert split.inputs[1].const_value.numpy().tolist() == [64, 32, 32]
+    assert [of_query.inputs[0], of_key.inputs[0], attention.inputs[2]] == list(split.outputs)
+
+
 def test_packed_attention_is_no_miss() -> None:
     model = _model()
     testing.apply("packed_qkv", model, [])

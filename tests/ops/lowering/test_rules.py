@@ -113,12 +113,20 @@ def prompt(d: int = 32, tokens: int = 3, past: int = 2) -> Inputs:
 
 
 BOTH_NORMS = norm("qn", "q") + norm("kn", "k")
+ALL_NORMS = "".join(
+    f"{of}n = SimplifiedLayerNormalization <axis = -1, epsilon = 0.01> ({of}, {of}n_weight)  " for of in "qk"
+)
 NORM_SHAPES = heads("qn", 64, 32) | heads("kn", 32, 32)
 PACKED = PROJECTION.format(out="p", rows=128, x="x") + "  a, b, c = Split <axis = -1> (p, sizes)"
 SIZES = {"sizes": np.array([64, 32, 32])}
 NORMED: dict[str, Any] = {"norms": BOTH_NORMS, "qkv": "qn, kn, v"}
 ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
     "packed_qkv": (attention(), 32, PLAIN),
+    "packed_qkv: norms of all heads": (
+        attention(norms=ALL_NORMS, qkv="qn, kn, v", constants=heads("qn", 64, 64) | heads("kn", 32, 32)),
+        32,
+        PLAIN | {"Split": 1, "SimplifiedLayerNormalization": 2},
+    ),
     "packed_qkv: rows that fill no block": (attention(24), 24, PLAIN | {"Q4NXMatMul": 3}),
     "packed_qkv: a product that is read": (attention(also=", float[1, S, 32] k"), 32, PLAIN | {"Q4NXMatMul": 3}),
     "qk_norm": (attention(**NORMED, constants=NORM_SHAPES), 32, PLAIN),

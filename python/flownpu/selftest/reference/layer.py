@@ -16,6 +16,7 @@ from flownpu.aie.designs.decode_layer.design import DecodeLayer
 from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
+from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 
 if TYPE_CHECKING:
@@ -138,8 +139,19 @@ class LayerInputs:
             vectors += [padded(norm, shape.line) for norm in self.final_norms]
         return {
             "weights": np.concatenate(weights), "vectors": np.concatenate(vectors), "rotary": self.rotary,
-            "cache": self.cache, "state": state,
+            "cache": self.cache, "state": state, **({"int8_rows": self.int8_rows()} if shape.int8_cache else {}),
         }  # fmt: skip
+
+    def int8_rows(self) -> np.ndarray:
+        """The cache in int8, u8 [layers, capacity, G, 2, 5 d / 4], with zeros for padding."""
+        rows = quantise_rows(wide(self.cache))
+        padding = [(0, 0)] * (rows.ndim - 1) + [(0, self.design.shape.row_bytes - rows.shape[-1])]
+        return np.pad(rows, padding).view(np.uint8)
+
+    def seen(self, index: int) -> np.ndarray:
+        """The keys and values that a layer has of earlier positions, as the array multiplies them."""
+        kept = wide(self.cache[index, : self.position])
+        return wide(bf16(dequantise_rows(quantise_rows(kept)))) if self.design.shape.int8_cache else kept
 
     def outcome(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The array's results, taken from its buffers, by the names of `expectation`."""
@@ -152,6 +164,12 @@ class LayerInputs:
         cache = found["cache"].reshape(self.cache.shape)
         result["position"] = cache[:, self.position].reshape(-1)
         result["other positions"] = np.delete(cache, self.position, axis=1).reshape(-1)
+        if shape.int8_cache:
+            rows = found["int8_rows"].reshape(self.int8_rows().shape)
+            made = rows[:, self.position, ..., : shape.d + SCALE_BYTES].view(np.int8)
+            scales = made[..., shape.d :].copy().view(np.float32)
+            result["int8 position"] = (dequantise_rows(made) - wide(cache[:, self.position])) / scales
+            result["other int8 positions"] = np.delete(rows, self.position, axis=1)
         if self.head is not None:
             result["logits"] = found["logits"]
         return result
@@ -225,7 +243,14 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
         found["logits"] = rounded(q4nx_matmul.reference(x, call.head, rows=call.vocabulary, columns=shape.hidden))
     kept = wide(np.delete(call.cache, call.position, axis=1)).reshape(-1)
     expected = {name: (copies[0], DEVIATIONS * copies[1:].std(0)) for name, copies in found.items()}
-    return expected | {"other positions": (kept, np.zeros(kept.shape))}
+    expected["other positions"] = kept, np.zeros(kept.shape)
+    if shape.int8_cache:
+        # Steps by which codes are off the bf16 that they are made from (kernels/int8_rows.cc).
+        codes = np.zeros((len(call.layers), shape.kv_heads, 2, shape.d))
+        others = np.delete(call.int8_rows(), call.position, axis=1)
+        expected["int8 position"] = codes, codes + 0.5 + 127e-4
+        expected["other int8 positions"] = others, np.zeros(others.shape)
+    return expected
 
 
 def enter(
@@ -274,8 +299,7 @@ def attend(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The output of FlowKVAttention with norms and RoPE; and the position's keys and values in the cache's layout."""
     shape, rows = call.design.shape, len(qkv)
-    seen = wide(call.cache[index, : call.position])[None]
-    past = np.repeat(seen, rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, position, d]
+    past = np.repeat(call.seen(index)[None], rows, 0).transpose(3, 0, 2, 1, 4)  # [2][rows, G, position, d]
     half = shape.d // 2
     angles = wide(call.rotary[layer.table])
     norms: dict[str, Any] = {}

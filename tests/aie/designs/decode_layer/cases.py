@@ -47,16 +47,21 @@ def norm_weights(shape: LayerShape, weights: np.ndarray) -> np.ndarray:
 def run(
     array: Emulator, plan: Plan, *, seed: int = 0, settle: bool = True, last: str = "", **buffers: np.ndarray
 ) -> dict:
-    """As `emulation.call`. With split keys the cache is two arguments; the memory behind it (1000) must not matter."""
+    """As `emulation.call`. With split keys the cache, or its rows in int8, are two arguments.
+
+    The memory behind them (bf16 1000, codes 68 with scales of 785) must not matter.
+    """
     kinds = {record.name: record.type for record in plan.sequence.buffers}
     if "cache_bytes" not in kinds:
         return run_plan(array, plan, seed=seed, settle=settle, last=last, **buffers)
-    memory = np.full(kinds["cache_bytes"].bytes // 2, bf16(1000.0))
-    memory[: buffers["cache"].size] = buffers["cache"].reshape(-1)
-    given = {"cache": memory[: buffers["cache"].size], "cache_bytes": memory.view(np.uint8)}
+    name = "int8_rows" if "int8_rows" in kinds else "cache"
+    kept = buffers[name].reshape(-1)
+    memory = np.full(kinds["cache_bytes"].bytes // kept.itemsize, 68 if kept.itemsize == 1 else 1000).astype(kept.dtype)
+    memory[: kept.size] = kept
     return run_plan(
-        array, plan, seed=seed, settle=settle, last=last, shared=given,
-        **{n: b for n, b in buffers.items() if n != "cache"},
+        array, plan, seed=seed, settle=settle, last=last,
+        shared={name: memory[: kept.size], "cache_bytes": memory.view(np.uint8)},
+        **{n: b for n, b in buffers.items() if n != name},
     )  # fmt: skip
 
 

@@ -39,6 +39,13 @@ def test_layers_and_head_in_one_call_equal_reference(rng, name, way):
     case_of(call, rng).check()
 
 
+@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads", "llama, three KV heads"])
+@pytest.mark.parametrize("position", [0, 200])
+def test_int8_cache_equals_attention_of_dequantised_keys(rng, name, position):
+    shape = dataclasses.replace(SMALL[name], int8_cache=True)
+    case_of(random_call(shape, rng, position, [Layer(WINDOW), Layer()], way="split"), rng).check()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_consecutive_calls_equal_reference(rng, way):
     """One array without reset; a call may begin while cores are still at the end of the one before."""

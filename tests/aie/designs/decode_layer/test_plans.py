@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decode layer's plans for every model, seen by the checker, mlir-opt and the order of the sequence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,13 @@ from tests.aie.mlir.test_module import called, needs_mlir_opt, opt
 )
 def test_plan_passes_checker(name, position, capacity, window, way):
     plan = DecodeLayer(SHAPES[name], way).program(position, capacity, layers=[Layer(window)]).resolve_program("layer")
+    assert [str(violation) for violation in check(plan)] == []
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_plan_with_int8_cache_passes_checker(name):
+    shape = replace(SHAPES[name], int8_cache=True)
+    plan = DecodeLayer(shape, "split").program(32767, 32768).resolve_program("layer")
     assert [str(violation) for violation in check(plan)] == []
 
 
@@ -108,11 +117,11 @@ def test_next_weights_are_sent_before_products_are_awaited(name, way):
             assert phases[phase + 1] < awaited[drain.name]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_kernels_of_header_are_all_called(way):
+@pytest.mark.parametrize(("way", "int8"), [*((way, False) for way in WAYS), ("split", True)])
+def test_kernels_of_header_are_all_called(way, int8):
     known = prototypes()
     for name in ("gemma3-1b", "llama3.2-1b", "qwen3-0.6b"):
-        array = DecodeLayer(SHAPES[name], way).program(0, 1024).resolve_program("layer").array
+        array = DecodeLayer(replace(SHAPES[name], int8_cache=int8), way).program(0, 1024).resolve_program("layer").array
         for kernel in array.kernels:
             assert known[kernel.entry] == [(kind.dtype, kind.shape != ()) for kind in kernel.arguments]
         assert called(array) == {kernel.entry for kernel in array.kernels}
@@ -130,6 +139,14 @@ def test_mlir_opt_parses_decode_layer(name, way):
     ("make", "message"),
     [
         (lambda: LayerShape(1152, 4, 1, 256, 6912, "relu"), "expected activation geglu or swiglu, got 'relu'"),
+        (
+            lambda: LayerShape(288, 4, 2, 32, 416, "swiglu", int8_cache=True),
+            "expected d in multiples of 64 with an int8 cache, got 32",
+        ),
+        (
+            lambda: DecodeLayer(LayerShape(288, 4, 2, 64, 416, "swiglu", int8_cache=True)),
+            "expected a KV cache in bf16, got one in int8",
+        ),
         (lambda: LayerShape(1152, 4, 3, 256, 6912, "geglu"), "heads in multiples of the KV heads"),
         (lambda: LayerShape(1150, 4, 1, 256, 6912, "geglu"), "rows in multiples of 32, 128 or more, got 1150"),
         (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1000), "a capacity in multiples of 32"),

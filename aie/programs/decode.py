@@ -118,15 +118,14 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
         longest = max(prices.of_call(call, call.last).total for call in calls)
         if longest > MOST_SECONDS and most > 1:
             most, calls = max(1, int(max(counts) * MOST_SECONDS / longest)), []
-    # With split keys the cache, or its rows in int8, are an argument twice (designs/decode_layer/split.py).
-    twice = (design.attention.cache_bytes(1, context) is not None) + shape.int8_cache
+    again = design.byte_arguments(context)
     writer = ProgramWriter(buffers.constants())
     for call, first, end in zip(calls, firsts, firsts[1:], strict=False):
         head = with_head and end == layers
         writer.step(
             call, f"layer {first}" if end == first + 1 else f"layers {first}-{end - 1}",
             buffers.weights(first), buffers.norm(first), "rotary", buffers.cache(first), "state",
-            *[buffers.read_by_token(first)] * twice, *["logits"] * head,
+            *[buffers.read_by_token(first)] * again, *["logits"] * head,
         )  # fmt: skip
     if shape.output_bias:
         writer.fill("state", design.state_size, design.one)

@@ -95,11 +95,11 @@ class _Token:
                 "npu2", self._context, self._design.attention.keys, [CallSweep(0, 1, 1, mixer.window)],
             ),
         )  # fmt: skip
-        cache = self._buffers.cache(layer)
-        twice = self._design.attention.cache_bytes(1, self._context) is not None
+        buffers = self._buffers
+        again = [buffers.read_by_token(layer)] * self._design.byte_arguments(self._context)
         self._writer.step(
-            call, f"layer {layer}", self._buffers.weights(layer), self._buffers.norm(layer), "rotary", cache, "state",
-            *[cache] * twice,
+            call, f"layer {layer}", buffers.weights(layer), buffers.norm(layer), "rotary", buffers.cache(layer),
+            "state", *again,
         )  # fmt: skip
 
     def _normalise(self, layer: int) -> None:

@@ -148,6 +148,10 @@ class DecodeLayer:
         """Positions that a cache's capacity must be a multiple of."""
         return self.attention.keys if self.attention.cache_bytes(1, 0) is None else 1
 
+    def byte_arguments(self, capacity: int) -> int:
+        """How many arguments of a token's call are the bytes that it reads of a cache with this `capacity`."""
+        return (self.attention.cache_bytes(1, capacity) is not None) + self.shape.int8_cache
+
     def calls(self, layers: int, vocabulary: int = 0, most: int | None = None) -> list[int]:
         """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
 

@@ -331,8 +331,7 @@ def test_batch_ends_on_signal(topics, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that another process could send")
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("command", ["batch", "serve"])
+@pytest.mark.parametrize(("command", "by"), [("batch", signal.SIGTERM), ("serve", signal.SIGINT)])
 def test_batch_ends_on_signal_while_loading(topics, source, tmp_path, command, by):
     """The model's process is stopped, as if it loaded forever."""
     arguments = (

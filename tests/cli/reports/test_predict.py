@@ -210,6 +210,15 @@ def test_token_reads_weights_and_visible_keys():
     assert prediction.roof(context) == pytest.approx(VALUES["memory_read"] / least)
 
 
+def test_roof_of_mixture_reads_chosen_experts_alone():
+    """Of Qwen3-30B-A3B's 128 experts a token reads 8: 1.9 GB of Q4NX weights in all, and keys."""
+    layer = 2048 * (32 + 2 * 4) * 128 + 32 * 128 * 2048 + 8 * 3 * 768 * 2048
+    weights = 48 * layer + 151936 * 2048
+    least = weights * 5120 / (32 * 256) + 1024 * 48 * 4 * 2 * 128 * 2
+    found = Prediction(known("qwen3-30b-a3b"), 1024, DEVICE, VALUES).roof(1024)
+    assert found == pytest.approx(VALUES["memory_read"] / least)
+
+
 def test_image_takes_encoder_and_prompt():
     prediction = Prediction(known("gemma3-4b"), 4096, DEVICE, VALUES)
     assert prediction.image().total > prediction.prompt(272).total

@@ -102,7 +102,7 @@ Attribute read_attribute(HeadReader& head) {
 // A shape, with -1 for unknown dimensions, whose size in bytes does not overflow.
 Shape read_shape(HeadReader& head, const Value& value) {
   Shape shape;
-  auto bytes = static_cast<std::int64_t>(bytes_of(value.type, 1));
+  auto bytes = static_cast<std::int64_t>(bytes_of(value.type, Shape()));
   for (auto left = head.number(Shape::kMaxRank, "a rank"); left > 0; --left) {
     const std::int64_t dim = head.number();
     if (dim < -1 || __builtin_mul_overflow(bytes, std::max<std::int64_t>(dim, 1), &bytes))

@@ -113,7 +113,7 @@ class HeadWriter {
   std::int64_t constant(const Value& value) {
     const auto [known, is_new] = numbers_.try_emplace(value.constant, blobs.size());
     if (is_new) {
-      const std::size_t bytes = bytes_of(value.type, value.shape.value_or(Shape()).elements());
+      const std::size_t bytes = bytes_of(value.type, value.shape.value_or(Shape()));
       blobs.push_back({.bytes = bytes, .data = value.constant, .packed = nullptr});
     }
     return static_cast<std::int64_t>(known->second);

@@ -12,7 +12,7 @@ namespace flownpu {
 namespace {
 
 void copy(Value& value) {
-  const std::size_t bytes = bytes_of(value.type, value.shape.value_or(Shape()).elements());
+  const std::size_t bytes = bytes_of(value.type, value.shape.value_or(Shape()));
   if (bytes == 0) return;
   auto copied = std::make_shared<std::vector<std::byte>>(bytes);
   std::memcpy(copied->data(), value.constant, bytes);

@@ -11,7 +11,7 @@ namespace {
 // An estimate of the bytes that a value takes, in which unknown dimensions count as 1. Only the
 // order of these sizes matters.
 std::size_t expected_bytes(const Value& value) {
-  std::size_t bytes = bytes_of(value.type, 1);
+  std::size_t bytes = bytes_of(value.type, Shape());
   if (value.shape) {
     for (const std::int64_t dim : *value.shape)
       bytes *= static_cast<std::size_t>(std::max<std::int64_t>(dim, 1));

@@ -67,7 +67,10 @@ void CpuProvider::copy(OrtValue* result, OrtKernelContext* context, std::size_t 
   api_.call(ort::GetTensorElementTypeAndShapeDataReference, result, &element, &dims, &rank);
   const std::optional<DataType> type = data_type_of(element);
   if (!type) fail("[FlowNPU] output '", outputs_[index], "' has element type ", element);
-  const std::size_t bytes = bytes_of(*type, Shape(dims, rank).elements());
+  // The rank may be above what a Shape takes.
+  std::int64_t elements = 1;
+  for (std::size_t axis = 0; axis < rank; ++axis) elements *= dims[axis];
+  const std::size_t bytes = bytes_of(*type, Shape{elements});
   OrtValue* output = nullptr;
   api_.call(ort::KernelContext_GetOutput, context, index, dims, rank, &output);
   if (output == nullptr || bytes == 0) return;  // nobody asked for it

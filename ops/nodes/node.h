@@ -39,7 +39,7 @@ struct Value {
   std::shared_ptr<const void> owner = nullptr;
 
   // The size of a constant in bytes; 0 for an unknown shape.
-  std::size_t bytes() const { return shape ? bytes_of(type, shape->elements()) : 0; }
+  std::size_t bytes() const { return shape ? bytes_of(type, *shape) : 0; }
 };
 
 using Attribute =

@@ -28,15 +28,6 @@ std::size_t size_of(DataType type) {
   fail("expected a data type of this project, got number ", static_cast<int>(type));
 }
 
-std::size_t bytes_of(DataType type, std::int64_t elements) {
-  const std::int64_t addressed = is_packed(type) ? elements / 2 + elements % 2 : elements;
-  const std::size_t size = is_packed(type) ? 1 : size_of(type);
-  std::int64_t bytes = 0;
-  if (elements < 0 || __builtin_mul_overflow(addressed, size, &bytes))
-    fail("expected a tensor that fits memory, got ", elements, " elements");
-  return static_cast<std::size_t>(bytes);
-}
-
 std::string_view name_of(DataType type) {
   switch (type) {
     case DataType::kFloat32:
@@ -87,6 +78,16 @@ std::int64_t Shape::elements() const {
       fail("expected a tensor that fits memory, got shape ", to_string(*this));
   }
   return product;
+}
+
+std::size_t bytes_of(DataType type, const Shape& shape) {
+  const std::int64_t elements = shape.elements();
+  const std::int64_t addressed = is_packed(type) ? elements / 2 + elements % 2 : elements;
+  const std::size_t size = is_packed(type) ? 1 : size_of(type);
+  std::int64_t bytes = 0;
+  if (elements < 0 || __builtin_mul_overflow(addressed, size, &bytes))
+    fail("expected a tensor that fits memory, got shape ", to_string(shape));
+  return static_cast<std::size_t>(bytes);
 }
 
 bool Shape::operator==(const Shape& other) const {

@@ -29,9 +29,6 @@ inline constexpr int kDataTypes = static_cast<int>(DataType::kUInt4) + 1;
 
 // The size of one element in bytes. Throws Error for a type of 4 bits.
 std::size_t size_of(DataType type);
-// The size of so many elements in bytes. Throws Error if it exceeds the range of a signed 64-bit
-// integer.
-std::size_t bytes_of(DataType type, std::int64_t elements);
 // Whether two elements share a byte.
 constexpr bool is_packed(DataType type) {
   return type == DataType::kInt4 || type == DataType::kUInt4;
@@ -70,6 +67,8 @@ class Shape {
 
 // "[1,2,3]"; a dimension of -1 (known only at run time) prints as "?".
 std::string to_string(const Shape& shape);
+// The size of a tensor in bytes. Throws Error if it exceeds the range of a signed 64-bit integer.
+std::size_t bytes_of(DataType type, const Shape& shape);
 
 // The tokens of a view if a prompt is computed slice by slice (ops/nodes/slicing.h): its axis 1
 // begins with token `first` of the prompt's `tokens`. tokens = 0: the view is not a slice, but
@@ -89,7 +88,7 @@ struct Tensor {
 
   bool present() const { return data != nullptr || shape.rank() > 0; }
   // The size of the data in bytes. Throws Error if it exceeds the range of a signed 64-bit integer.
-  std::size_t bytes() const { return bytes_of(type, shape.elements()); }
+  std::size_t bytes() const { return bytes_of(type, shape); }
   template <typename T>
   T* as() const {
     return static_cast<T*>(data);

@@ -47,6 +47,8 @@ def product(
     magnitude = np.matmul(*sizes)
     largest = float(limits(x.dtype).max) / 2
     enormous = magnitude > largest
+    if scale is not None:  # Codes are multiplied before their scale.
+        enormous |= magnitude > largest * np.abs(scale.numbers[0]).min(initial=1)
     if rounding != "none":
         # Products with codes and with minima are summed separately; such numbers may round to infinity in bf16, and
         # their range, which int8 divides into steps, may be infinite.

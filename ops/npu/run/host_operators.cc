@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 #include <string_view>
 
-#include "ops/error.h"
-#include "ops/formats/numbers.h"
 #include "ops/nodes/kv_cache.h"
 #include "ops/npu/nodes/lowered_node.h"
-#include "ops/npu/run/layer_experts.h"
+#include "ops/npu/run/host_call.h"
+#include "ops/npu/run/host_experts.h"
 #include "ops/transformer/decoder.h"
 
 namespace flownpu::npu {
@@ -20,114 +18,13 @@ namespace {
 using cpu::Kernels;
 using transformer::QkNorm;
 
-// Rows that a thread computes at a time: a few KB each, neighbours in memory.
-constexpr std::size_t kRowsOfTask = 8;
-
-using Arguments = std::vector<std::pair<std::string_view, std::size_t>>;
-
-// Reads an operator's record; messages name the operator.
-class Reader {
- public:
-  Reader(const HostCallRecord& record, const std::string& label) : record_(record), label_(label) {}
-
-  // A parameter from 1 to 2^31 - 1.
-  std::size_t size(std::string_view name) const {
-    const std::int64_t value = number(name);
-    if (value < 1) fail(where(), "expected a ", name, " of 1 or more, got ", value);
-    return static_cast<std::size_t>(value);
-  }
-  std::size_t number_below(std::string_view name, std::size_t end) const {
-    const std::int64_t value = number(name);
-    if (value < 0 || static_cast<std::size_t>(value) >= end)
-      fail(where(), "expected a ", name, " below ", end, ", got ", value);
-    return static_cast<std::size_t>(value);
-  }
-  float real(std::string_view name) const {
-    return std::bit_cast<float>(static_cast<std::int32_t>(number(name)));
-  }
-  // A parameter: elements from one row to the next, at least `columns`.
-  std::size_t line(std::string_view name, std::size_t columns) const {
-    const std::size_t value = size(name);
-    if (value < columns)
-      fail(where(), "expected a ", name, " of ", columns, " or more, got ", value);
-    return value;
-  }
-  // Checks the names of the arguments, and their sizes in bytes.
-  void arguments(const Arguments& expected) const {
-    if (record_.buffers.size() != expected.size())
-      fail(where(), "expected ", expected.size(), " arguments, got ", record_.buffers.size());
-    const BufferRecord* found = record_.buffers.data();
-    for (const auto& [name, bytes] : expected) {
-      if (found->name != name || found->bytes != bytes) {
-        fail(where(), "expected ", name, " of ", bytes, " bytes, got ", found->name, " of ",
-             found->bytes);
-      }
-      ++found;
-    }
-  }
-  const BufferRecord& argument(std::size_t number) const {
-    if (number >= record_.buffers.size())
-      fail(where(), "expected more than ", number, " arguments, got ", record_.buffers.size());
-    return record_.buffers[number];
-  }
-  std::string where() const { return "[FlowNPU] " + label_ + ", on the host: "; }
-
- private:
-  std::int64_t number(std::string_view name) const {
-    const auto found = record_.parameters.find(name);
-    if (found == record_.parameters.end() || found->second.size() != 1)
-      fail(where(), "expected a number as its parameter ", name, ", got ",
-           found == record_.parameters.end() ? "none" : "several");
-    return found->second.front();
-  }
-
-  const HostCallRecord& record_;
-  const std::string& label_;
-};
-
-std::byte* bytes_of(const View& view) { return view.buffer->bytes().data() + view.offset; }
-
-template <typename T>
-T* elements_of(const View& view) {
-  return reinterpret_cast<T*>(bytes_of(view));
-}
-
-void to_host(const View& view, std::size_t offset, std::size_t bytes) {
-  if (!view.constant) view.buffer->to_host(view.offset + offset, bytes);
-}
-
-void to_device(const View& view, std::size_t offset, std::size_t bytes) {
-  view.buffer->to_device(view.offset + offset, bytes);
-}
-
-void widen(const std::uint16_t* from, std::size_t count, float* to) {
-  std::transform(from, from + count, to, from_bfloat16);
-}
-
-void narrow(const Kernels& kernels, const float* from, std::size_t count, std::uint16_t* to) {
-  kernels.store_cache(from, to, DataType::kBFloat16, static_cast<std::int64_t>(count));
-}
-
-// Calls task(row, scratch) for all rows, on all threads; `scratch` has `floats` elements for each.
-template <typename Task>
-void for_rows(const HostCompute& compute, std::size_t rows, std::size_t floats,
-              std::vector<float>& scratch, const Task& task) {
-  scratch.resize(static_cast<std::size_t>(compute.pool->threads()) * floats);
-  const std::size_t tasks = (rows + kRowsOfTask - 1) / kRowsOfTask;
-  compute.pool->run(static_cast<std::int64_t>(tasks), [&](std::int64_t index, std::size_t thread) {
-    const std::size_t first = static_cast<std::size_t>(index) * kRowsOfTask;
-    for (std::size_t row = first; row < std::min(rows, first + kRowsOfTask); ++row)
-      task(row, scratch.data() + thread * floats);
-  });
-}
-
 // --- Norms of rows
 
 enum class Norm : std::uint8_t { kRms, kAddRms, kRmsAdd, kRmsSum, kAddLayer };
 
 class NormOfRows final : public HostOperator {
  public:
-  NormOfRows(Norm norm, const Reader& reader)
+  NormOfRows(Norm norm, const HostCallReader& reader)
       : norm_(norm),
         rows_(reader.size("rows")),
         columns_(reader.size("columns")),
@@ -217,7 +114,7 @@ class NormOfRows final : public HostOperator {
 
 class NormRope final : public HostOperator {
  public:
-  explicit NormRope(const Reader& reader)
+  explicit NormRope(const HostCallReader& reader)
       : tokens_(reader.size("tokens")),
         heads_(reader.size("heads")),
         kv_heads_(reader.size("kv_heads")),
@@ -348,138 +245,14 @@ class NormRope final : public HostOperator {
   std::vector<float> weights_, scratch_;
 };
 
-// --- Experts
-
-const LayerExperts& experts_of(const HostCompute& compute) {
-  if (compute.experts == nullptr)
-    fail("[FlowNPU] expected a decoder with experts for a program that computes them");
-  return *compute.experts;
-}
-
-// Adds the experts' answers to the residual stream, and normalises the sum where there is a weight.
-class ExpertsOfRows final : public HostOperator {
- public:
-  explicit ExpertsOfRows(const Reader& reader)
-      : layer_(reader.number_below("layer", transformer::kMostLayers)),
-        rows_(reader.size("rows")),
-        columns_(reader.size("columns")),
-        x_line_(reader.line("x_line", columns_)),
-        y_line_(reader.line("y_line", columns_)),
-        epsilon_(reader.real("epsilon")) {
-    Arguments expected{{"x", rows_ * x_line_ * kBFloat16Bytes},
-                       {"s", rows_ * columns_ * sizeof(float)},
-                       {"weight", columns_ * kBFloat16Bytes},
-                       {"y", rows_ * y_line_ * kBFloat16Bytes}};
-    if (reader.argument(2).name == "weight")
-      weight_.resize(columns_);
-    else
-      expected.erase(expected.begin() + 2);
-    reader.arguments(expected);
-  }
-
-  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
-           std::size_t rows) override {
-    const std::size_t count = std::min(rows, rows_);
-    const View& x = arguments[0];
-    const View& y = arguments.back();
-    to_host(x, 0, x.bytes / rows_ * count);
-    to_host(arguments[1], 0, arguments[1].bytes / rows_ * count);
-    given_.resize(count * columns_);
-    made_.resize(count * columns_);
-    for (std::size_t row = 0; row < count; ++row)
-      widen(elements_of<std::uint16_t>(x) + row * x_line_, columns_,
-            given_.data() + row * columns_);
-    experts_of(compute).answer(layer_, given_, made_);
-    if (!weight_.empty()) widen(elements_of<std::uint16_t>(arguments[2]), columns_, weight_.data());
-    for_rows(compute, count, columns_, scratch_, [&](std::size_t row, float* values) {
-      const auto n = static_cast<std::int64_t>(columns_);
-      float* sum = elements_of<float>(arguments[1]) + row * columns_;
-      compute.kernels->add(made_.data() + row * columns_, sum, sum, n);
-      const float* result = sum;
-      if (!weight_.empty()) {
-        compute.kernels->rms_norm(sum, weight_.data(), epsilon_, values, n);
-        result = values;
-      }
-      narrow(*compute.kernels, result, columns_, elements_of<std::uint16_t>(y) + row * y_line_);
-    });
-    to_device(arguments[1], 0, arguments[1].bytes / rows_ * count);
-    to_device(y, 0, y.bytes / rows_ * count);
-  }
-
- private:
-  std::size_t layer_, rows_, columns_, x_line_, y_line_;
-  float epsilon_;
-  std::vector<float> weight_, given_, made_, scratch_;
-};
-
-// The experts of one row, which an array then computes.
-class Route final : public HostOperator {
- public:
-  explicit Route(const Reader& reader)
-      : layer_(reader.number_below("layer", transformer::kMostLayers)),
-        experts_(reader.size("experts")),
-        given_(reader.size("columns")) {
-    reader.arguments({{"x", given_.size() * kBFloat16Bytes},
-                      {"chosen", experts_ * sizeof(std::int32_t)},
-                      {"shares", experts_ * sizeof(float)}});
-  }
-
-  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
-           std::size_t /*rows*/) override {
-    to_host(arguments[0], 0, arguments[0].bytes);
-    widen(elements_of<std::uint16_t>(arguments[0]), given_.size(), given_.data());
-    experts_of(compute).route(layer_, given_, {elements_of<std::int32_t>(arguments[1]), experts_},
-                              {elements_of<float>(arguments[2]), experts_});
-  }
-
- private:
-  std::size_t layer_, experts_;
-  std::vector<float> given_;
-};
-
-// Adds an array's answers for one row.
-class AddExperts final : public HostOperator {
- public:
-  explicit AddExperts(const Reader& reader)
-      : experts_(reader.size("experts")),
-        answer_(reader.size("columns")),
-        line_(reader.line("line", answer_.size())) {
-    reader.arguments({{"answers", experts_ * line_ * kBFloat16Bytes},
-                      {"shares", experts_ * sizeof(float)},
-                      {"s", answer_.size() * sizeof(float)},
-                      {"y", answer_.size() * kBFloat16Bytes}});
-  }
-
-  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
-           std::size_t /*rows*/) override {
-    const auto n = static_cast<std::int64_t>(answer_.size());
-    for (const std::size_t argument : {0, 2})
-      to_host(arguments[argument], 0, arguments[argument].bytes);
-    float* sum = elements_of<float>(arguments[2]);
-    for (std::size_t expert = 0; expert < experts_; ++expert) {
-      widen(elements_of<std::uint16_t>(arguments[0]) + expert * line_, answer_.size(),
-            answer_.data());
-      compute.kernels->add_scaled(answer_.data(), elements_of<float>(arguments[1])[expert], sum, n);
-    }
-    narrow(*compute.kernels, sum, answer_.size(), elements_of<std::uint16_t>(arguments[3]));
-    for (const std::size_t argument : {2, 3})
-      to_device(arguments[argument], 0, arguments[argument].bytes);
-  }
-
- private:
-  std::size_t experts_;
-  std::vector<float> answer_;
-  std::size_t line_;
-};
-
 template <typename Operator, auto... kind>
-std::unique_ptr<HostOperator> make(const Reader& reader) {
+std::unique_ptr<HostOperator> make(const HostCallReader& reader) {
   return std::make_unique<Operator>(kind..., reader);
 }
 
 struct Known {
   std::string_view op_type;
-  std::unique_ptr<HostOperator> (*make)(const Reader& reader);
+  std::unique_ptr<HostOperator> (*make)(const HostCallReader& reader);
 };
 
 constexpr std::array<Known, 9> kOperators{{
@@ -489,16 +262,16 @@ constexpr std::array<Known, 9> kOperators{{
     {"rms_norm_sum", make<NormOfRows, Norm::kRmsSum>},
     {"add_layer_norm", make<NormOfRows, Norm::kAddLayer>},
     {"norm_rope", make<NormRope>},
-    {"experts", make<ExpertsOfRows>},
-    {"route", make<Route>},
-    {"add_experts", make<AddExperts>},
+    {"experts", make_experts_of_rows},
+    {"route", make_route},
+    {"add_experts", make_add_experts},
 }};
 
 }  // namespace
 
 std::unique_ptr<HostOperator> make_host_operator(const HostCallRecord& record,
                                                  const std::string& label) {
-  const Reader reader(record, label);
+  const HostCallReader reader(record, label);
   std::string names;
   for (const Known& known : kOperators) {
     if (known.op_type == record.op_type) return known.make(reader);

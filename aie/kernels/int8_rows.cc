@@ -5,10 +5,11 @@
 //     scale = bf16(max |x| / 127),   code = round(x / scale)
 //
 // Dataflow: a head's extremes first, then 16 elements at a time. A code is the low byte of x /
-// scale
-// + kRounder. The reciprocal errs by 1e-4, so that a code may be the second nearest where x / scale
-// is within 127e-4 of the middle; and the largest code stays below 127 (1 + 2^-9 + 2^-12) = 127.3,
-// which is 127. Scales are 2^-60 or more. Layout: x lines(heads, d); rows [heads][5 d / 4].
+// scale + kRounder. The reciprocal errs by 1e-4, so that a code may be the second nearest where x /
+// scale is within 127e-4 of the middle. The largest element has 8 significant bits; over 127 it is
+// rounded down by 0.0026 at most (190 / 127 to 191 / 128), and so the largest code stays below 127
+// (1 + 0.0026 + 1e-4) = 127.35, which is 127. Scales are 2^-60 or more. Layout: x lines(heads, d);
+// rows [heads][5 d / 4].
 // Caller: aie/designs/decode_layer/attention.py.
 #include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"

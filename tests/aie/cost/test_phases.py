@@ -241,11 +241,13 @@ def test_gemm_plan_costs_what_tuner_predicts(m, k, n, epilogue):
 
 @dataclass(frozen=True)
 class OfTheHost:
-    """A call that the host computes, with the bytes that it reads and writes."""
+    """A call that the host computes, with the bytes that it reads and writes, and products with constants: none."""
 
     operator: str
     reads: int
     writes: int
+    constants: int = 0
+    multiply_adds: int = 0
     array: str = HOST
     name: str = "rows"
     buffers: tuple[HostBuffer, ...] = ()

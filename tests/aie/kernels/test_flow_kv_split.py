@@ -151,18 +151,24 @@ def test_int8_rows_equal_attention_of_dequantised_keys(kernels, rng, bundle, row
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_quantised_rows_equal_definition(kernels, rng, d):
-    """Scales are rounded to nearest; a code may be the second nearest by 127e-4 of a step (kernels/int8_rows.cc)."""
-    x = bf16(rng.normal(size=(10, d)) * np.exp2(np.arange(-5, 5))[:, None])
+    """Scales are rounded to nearest; a code may be the second nearest by 127e-4 of a step (kernels/int8_rows.cc).
+
+    The last row's scale is rounded down most of all: 190 / 127 to 191 / 128.
+    """
+    x = bf16(rng.normal(size=(11, d)) * np.exp2(np.arange(-5, 6))[:, None])
     x[8:] = 0
     x[9, 3] = -1
-    rows = np.full((10, 5 * d // 4), 255, np.uint8)
-    kernels.call("int8_rows", x.reshape(-1), rows.reshape(-1), 10, d)
+    x[10, 5] = 190
+    rows = np.full((11, 5 * d // 4), 255, np.uint8)
+    kernels.call("int8_rows", x.reshape(-1), rows.reshape(-1), 11, d)
     found = rows[:, : d + SCALE_BYTES].view(np.int8)
     scale = found[:, d:].copy().view(np.float32)
     exact = np.abs(wide(x)).max(-1, keepdims=True) / 127
     np.testing.assert_array_equal(scale, bf16(scale).astype(np.float32))
-    assert_within(scale, exact, (2.0**-9 + 2.0**-13) * exact + 2.0**-60)
-    assert np.abs(found[:, :d].astype(int)).max(-1).tolist() == [127] * 8 + [0, 127]
+    # Half a step of 8 bits, and the roundings of the product with 1 / 127 before.
+    half = np.exp2(np.floor(np.log2(np.maximum(exact, 2.0**-60))) - 8)
+    assert_within(scale, exact, half + 2.0**-13 * exact + 2.0**-60)
+    assert np.abs(found[:, :d].astype(int)).max(-1).tolist() == [127] * 8 + [0, 127, 127]
     assert_within(dequantise_rows(found), wide(x), (0.5 + 127e-4) * scale)
 
 

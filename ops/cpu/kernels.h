@@ -129,8 +129,8 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
 // The type in which a dense product multiplies: bf16 or int8 if the instruction set has dot
-// products of that type, else f32 without rounding. kInt7: weights that are int8, which lose no bit,
-// by activations of 7 bits.
+// products of that type, else f32 without rounding. kInt7: weights that are int8, which lose no
+// bit, by activations of 7 bits.
 enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8, kInt7 };
 inline bool is_int8(DenseRounding rounding) {
   return rounding == DenseRounding::kInt8 || rounding == DenseRounding::kInt7;
@@ -202,7 +202,8 @@ struct Kernels {
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
   void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,
                         float* sums);
-  // One row x[k] -> int8 values[padded_k], with the scale max|x| / largest and the sum of each part.
+  // One row x[k] -> int8 values[padded_k], with the scale max|x| / largest and the sum of each
+  // part.
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, int largest, void* values, float* scales,
                         float* sums);

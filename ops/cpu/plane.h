@@ -41,12 +41,13 @@ void transpose(const T* from, std::int64_t from_stride, T* to, std::int64_t to_s
       const std::int64_t last = std::min(first + kTile, columns);
       std::int64_t square = first;
       if constexpr (sizeof(T) == 4) {
-        for (; (last_row - first_row) % kSquare == 0 && square + kSquare <= last; square += kSquare) {
+        for (; (last_row - first_row) % kSquare == 0 && square + kSquare <= last;
+             square += kSquare) {
           for (std::int64_t row = first_row; row < last_row; row += kSquare) {
-            transpose_square(
-                reinterpret_cast<const std::byte*>(from + square * from_stride + row),
-                from_stride * 4, reinterpret_cast<std::byte*>(to + row * to_stride + square),
-                to_stride * 4);
+            transpose_square(reinterpret_cast<const std::byte*>(from + square * from_stride + row),
+                             from_stride * 4,
+                             reinterpret_cast<std::byte*>(to + row * to_stride + square),
+                             to_stride * 4);
           }
         }
       }

@@ -98,13 +98,13 @@ inline Vector erf(Vector x) {
 }
 
 // GELU: x / 2 (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 e^-q(|x|), where the error of q is 2.3e-8
-// of erf. From 14 on e^-q is 0. Minus infinity becomes NaN, as in ONNX's definition, which multiplies
-// it by 0.
+// of erf. From 14 on e^-q is 0. Minus infinity becomes NaN, as in ONNX's definition, which
+// multiplies it by 0.
 inline Vector gelu(Vector x) {
   const Vector a = min(broadcast(14.0F), magnitude(x));
-  const Vector q = a * polynomial(a, {0.797885299F, 0.318298876F, 0.0363875777F, -0.00489598978F,
-                                      9.49170426e-05F, 0.000129050313F, -2.72945363e-05F,
-                                      1.96501173e-06F});
+  const Vector q =
+      a * polynomial(a, {0.797885299F, 0.318298876F, 0.0363875777F, -0.00489598978F,
+                         9.49170426e-05F, 0.000129050313F, -2.72945363e-05F, 1.96501173e-06F});
   return max(Vector{}, x) + (0.0F * min(Vector{}, x) - 0.5F * a * exp(-q));
 }
 

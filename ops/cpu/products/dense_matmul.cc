@@ -27,10 +27,7 @@ struct Operands {
 class DenseMatMul final : public Step {
  public:
   DenseMatMul(const Node& node, const Context& context, const Operands& operands)
-      : context_(context),
-        name_(to_string(node)),
-        operands_(operands),
-        product_(context) {
+      : context_(context), name_(to_string(node)), operands_(operands), product_(context) {
     const Value* weight = node.input(1);
     if (weight == nullptr || !weight->shape || weight->shape->rank() != 2 ||
         weight->shape->elements() < 0 || (*weight->shape)[0] < 0) {

@@ -14,8 +14,8 @@ from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
 from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, summed
 
 # Errors of one rounding: to bf16, with 8 significant bits; to int8 relative to the group's largest number, half of a
-# 127th, or of a 63rd on AVX2 if the weight is int8 in the model (a group is part of a row); to 7 bits (AVX2; else 8) between a group's lowest and highest number, relative to
-# their distance.
+# 127th, or of a 63rd on AVX2 if the weight is int8 in the model (a group is part of a row); to 7 bits (AVX2; else 8)
+# between a group's lowest and highest number, relative to their distance.
 BFLOAT16, INT8, INT7, BYTE = 2.0**-8, 0.5 / 127 * 1.02, 0.5 / 63 * 1.02, 0.5 / 127 * 1.02
 # A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)

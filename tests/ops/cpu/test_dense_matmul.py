@@ -34,7 +34,7 @@ LARGEST_CODE = {"avx512": 255, "avx2": 127}
 
 
 def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
-    """The type that inputs are rounded to, where it has dot products. Few rows or columns are not, unless of an int8 weight."""
+    """The type that inputs are rounded to, where it has dot products. Few rows or columns are not, unless of int8."""
     rounds = isa == "avx512" or (isa == "avx2" and activations == "int8")
     stores_int8 = weight.dtype == np.int8
     few_rows = rows <= FEW_ROWS and not (stores_int8 and activations == "int8")

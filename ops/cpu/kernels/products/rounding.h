@@ -42,8 +42,7 @@ inline void store_group(std::int8_t* out, const Integers (&group)[Group::kVector
   };
   // Each half of the vectors is packed by itself, four bytes of each vector in turn.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes =
-      _mm256_permutevar8x32_epi32(_mm256_packs_epi16(pack(0), pack(2)), order);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(pack(0), pack(2)), order);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
 #else
   for (int v = 0; v < Group::kVectors; ++v) store_bytes(out + v * kLanes, group[v]);

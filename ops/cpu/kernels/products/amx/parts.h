@@ -60,9 +60,9 @@ inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const st
   store_tile<kOdd1>(dots.odd + kTileRows, kTileBytes);
 }
 
-// Products of `count` rows from `first` on with a range of parts of PART columns, added to `out` from
-// the second part on. A core does not load from memory what it has just stored from a tile before
-// the caches have it: so dots are scaled while the next ones are made.
+// Products of `count` rows from `first` on with a range of parts of PART columns, added to `out`
+// from the second part on. A core does not load from memory what it has just stored from a tile
+// before the caches have it: so dots are scaled while the next ones are made.
 template <std::int64_t PART>
 void multiply_range_tiles(const BytePartRange& range, const RoundedActivations& a,
                           std::int64_t first, std::int64_t count, RangeFetch& fetch, float* out) {

@@ -25,9 +25,12 @@ constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
 // it reads the columns from a third-level cache (at 20 GB/s, and 900 GOP/s in int8).
 constexpr std::int64_t kLeastTaskRows = 48;
 constexpr std::int64_t kTasksPerThread = 8;
-// The fewest multiply-adds of a task: some 10 us in f32, or the bytes of such a weight from a
-// third-level cache, against 1 to 5 us to hand a task to another thread.
+// The fewest multiply-adds of a task: some 10 us in f32, against 1 to 5 us to hand a task to
+// another thread.
 constexpr std::int64_t kLeastTaskWork = std::int64_t{1} << 18;
+// A few rows take as long as their weight's bytes from a third-level cache: 13 us at 20 GB/s for so
+// many elements of 4 bytes.
+constexpr std::int64_t kLeastFewElements = std::int64_t{1} << 16;
 
 std::int64_t element_bytes(DenseRounding rounding) {
   return rounding == DenseRounding::kFloat ? 4 : rounding == DenseRounding::kBFloat16 ? 2 : 1;
@@ -44,8 +47,8 @@ std::shared_ptr<std::byte> allocate(std::size_t bytes) {
 }
 
 // In how many tasks to do `items` of `each` multiply-adds, at most.
-std::int64_t tasks_of(std::int64_t items, std::int64_t each) {
-  return std::clamp<std::int64_t>(items * each / kLeastTaskWork, 1, items);
+std::int64_t tasks_of(std::int64_t items, std::int64_t each, std::int64_t least = kLeastTaskWork) {
+  return std::clamp<std::int64_t>(items * each / least, 1, items);
 }
 
 // If there are enough rows, each task multiplies all columns: its rows stay in half of the L2, and
@@ -201,12 +204,15 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
   });
 }
 
-// Each task multiplies some columns, a block at a time.
+// Each task multiplies some columns, a block at a time. All threads get as many tasks, because
+// there are few.
 void DenseProduct::multiply_few(const float* x, std::int64_t rows, const DenseWeight& weight,
                                 const ProductEpilogue& epilogue) const {
   const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
-  const std::int64_t tasks = std::min<std::int64_t>(context_.pool->threads() * kTasksPerThread,
-                                                    tasks_of(blocks, weight.k * kDenseColumns));
+  const std::int64_t threads = context_.pool->threads();
+  const std::int64_t least = tasks_of(blocks, weight.k * kDenseColumns, kLeastFewElements);
+  const std::int64_t each = std::min(q4nx::ceil_div(least, threads), kTasksPerThread);
+  const std::int64_t tasks = least == 1 ? 1 : std::min(blocks, each * threads);
   context_.pool->run(tasks, [&](std::int64_t task) {
     const auto [begin, end] = part(blocks, tasks, task);
     alignas(64) float product[kFewRows * kDenseColumns] = {};

@@ -211,7 +211,7 @@ def test_token_reads_weights_and_visible_keys():
 
 
 def test_roof_of_mixture_reads_chosen_experts_alone():
-    """Of Qwen3-30B-A3B's 128 experts a token reads 8: 1.9 GB of Q4NX weights in all, and keys."""
+    """A token reads 8 of Qwen3-30B-A3B's 128 experts: 1.9 GB of Q4NX weights in all, and keys."""
     layer = 2048 * (32 + 2 * 4) * 128 + 32 * 128 * 2048 + 8 * 3 * 768 * 2048
     weights = 48 * layer + 151936 * 2048
     least = weights * 5120 / (32 * 256) + 1024 * 48 * 4 * 2 * 128 * 2

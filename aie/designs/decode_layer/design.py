@@ -277,7 +277,7 @@ class DecodeLayer:
         types["state"] = tensor(self.state_size)
         if count and (cache_bytes := self.attention.cache_bytes(count, token.capacity)):
             types["cache_bytes"] = tensor(cache_bytes, U8)
-        if shape.int8_cache:
+        if count and shape.int8_cache:
             types["int8_rows"] = tensor(count * token.capacity * shape.kv_heads * 2 * shape.row_bytes, U8)
         return types | ({"logits": tensor(head.rows)} if head else {})
 

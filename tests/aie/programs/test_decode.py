@@ -120,6 +120,18 @@ def test_experts_are_computed_where_that_is_predicted_faster(shape, way, experts
     assert ("experts" in constants) == ("route" in experts)
 
 
+def test_experts_with_int8_cache_have_steps_of_bf16_cache():
+    """The LM head alone reads no cache, so that it stays on the layers' array."""
+    shape = LayerShape(2048, 32, 4, 128, 768, "swiglu", qk_norm=True, experts=8)
+    programs = [
+        decode_program(decoder_of(one, layers=2), "npu2", CONTEXT, ways=("split",)).program
+        for one in (shape, replace(shape, int8_cache=True))
+    ]
+    in_bf16, in_int8 = ([step.call.operator for step in program.steps] for program in programs)
+    assert in_int8 == in_bf16
+    assert in_int8[-1] == "decode_layer"
+
+
 def test_experts_beyond_offset_limit_are_the_hosts():
     shape = LayerShape(4096, 32, 8, 128, 14336, "swiglu", experts=2)  # 32 experts of 110 MB
     choice = decode_program(decoder_of(shape, layers=1), "npu2", CONTEXT)

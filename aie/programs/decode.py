@@ -102,11 +102,7 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
     shape, buffers, layers = decoder.shape, DecoderBuffers(decoder, context), len(decoder.windows)
-    try:
-        design.calls(1, decoder.head.rows)
-        with_head = True
-    except ValueError:
-        with_head = False
+    with_head = design.takes_head(decoder.head.rows)
     most, calls = layers, list[ArtifactCall]()
     while not calls:
         counts = design.calls(layers, decoder.head.rows * with_head, most)

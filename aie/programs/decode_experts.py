@@ -72,11 +72,11 @@ class _Token:
             self._attend(layer)
             self._normalise(layer)
             (self._route if self._on_array else self._compute)(layer)
-        try:
+        if self._design.takes_head(decoder.head.rows):
             head = fixed_call("decode_layer", self._array, "head", self._head, self._context)
             constants = self._buffers.weights(layers), self._buffers.norm(layers)
             writer.step(head, "the LM head", *constants, "state", "logits")
-        except ValueError:  # its weights do not fit a call
+        else:
             TokenSteps(decoder, "npu2", self._context, writer).head(self._region("update"), "state")
         # The second row is the update, which is and stays zero.
         given = writer.rows("state", 2, shape.hidden, shape.line)

@@ -152,6 +152,10 @@ class DecodeLayer:
         """How many arguments of a token's call are the bytes that it reads of a cache with this `capacity`."""
         return (self.attention.cache_bytes(1, capacity) is not None) + self.shape.int8_cache
 
+    def takes_head(self, vocabulary: int) -> bool:
+        """Whether a call takes the weights of an LM head with so many rows behind a layer's."""
+        return self._head(vocabulary).bytes + self.shape.weight_bytes <= _WEIGHTS_MAXIMUM
+
     def calls(self, layers: int, vocabulary: int = 0, most: int | None = None) -> list[int]:
         """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
 

@@ -101,7 +101,7 @@ def test_product_of_four_bits_is_a_q4nx_product(
 
 
 @pytest.mark.parametrize("form", ["matmul", "gemm of rows"])
-def test_one_scale_for_all_gives_each_row_that_scale(ep_devices: list[Any], tmp_path: Path, form: str) -> None:
+def test_single_scale_gives_each_row_that_scale(ep_devices: list[Any], tmp_path: Path, form: str) -> None:
     axis, nodes = FORMS[form]
     weight = Weight("uint4", 40, 96, None, axis, zero=True)
     x, result, operators = product(ep_devices, tmp_path, weight, nodes)

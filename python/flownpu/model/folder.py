@@ -32,7 +32,7 @@ EXPORTED_GRAPH = "onnx/model.onnx"
 
 # The settings of genai_config.json that are read, whether each is required, and its type. GenAI keeps sizes and token
 # ids in 32 bits.
-_NEEDED = ("model.type", "model.decoder", "model.context_length", "model.vocab_size")
+_NEEDED = ("model.decoder", "model.type", "model.context_length", "model.vocab_size")
 _KINDS = {
     "model": "an object",
     "model.type": "a text",

@@ -93,7 +93,8 @@ class EmulatedOracle(DecoderOracle):
         folder = Path(self._folder.name) / str(len(self._built))
         folder.mkdir()
         (folder / "model.onnx").write_bytes(model)
-        settings = {"context_length": CONTEXT, "vocab_size": VOCABULARY, "decoder": {"filename": "model.onnx"}}
+        decoder = {"filename": "model.onnx"}
+        settings = {"type": "llama", "context_length": CONTEXT, "vocab_size": VOCABULARY, "decoder": decoder}
         (folder / "genai_config.json").write_text(json.dumps({"model": settings}))
         build_artifacts(folder, context=CONTEXT, output=folder / "artifacts")
         return folder / "artifacts"

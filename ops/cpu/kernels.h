@@ -4,6 +4,7 @@
 // on the instruction set.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -56,7 +57,8 @@ struct RoundedActivations {
   std::int64_t part_columns = 32;
   // int8 only: f32 [rows][padded_k / part_columns], x = scale * value.
   const float* scales = nullptr;
-  // f32 [rows][padded_k / part_columns]: the sum of the rounded x, which the minima multiply.
+  // f32 [rows][padded_k / part_columns]: the sum of the rounded x, which the minima multiply; of
+  // unsigned values the lowest x, which multiplies the weights' sums.
   const float* sums = nullptr;
   // K padded to whole parts; its groups of 32 columns; and the groups that have any activation.
   // Products of many rows compute only these groups. Products of few rows wait for memory, and
@@ -128,18 +130,9 @@ using MatMulBlocks = void (*)(const Q4NXRows& weight, std::int64_t row_blocks,
 // 8-bit codes (1 KB). 32 KB is the L1 data cache of a Zen 4 core.
 inline constexpr std::size_t kMatMulScratchBytes = 33 * 1024;
 
-// The type in which a dense product multiplies: bf16 or int8 if the instruction set has dot
-// products of that type, else f32 without rounding. kInt7: weights that are int8, which lose no
-// bit, by activations of 7 bits.
-enum class DenseRounding : std::uint8_t { kFloat, kBFloat16, kInt8, kInt7 };
-inline bool is_int8(DenseRounding rounding) {
-  return rounding == DenseRounding::kInt8 || rounding == DenseRounding::kInt7;
-}
-
 // The largest integer of an activation that is rounded to int8: 127, not 128, so that -x rounds to
 // minus the integer of x.
 inline constexpr int kLargestInt8 = 127;
-inline constexpr int kLargestInt7 = 63;
 
 // A weight W[k, m] (transposed: [m, k]) as a model's file stores it: f32, bf16, f16 or int8, dense,
 // row by row. `scales`, f32 [m] or null, multiply its columns.
@@ -152,12 +145,37 @@ struct DenseWeight {
   const float* scales = nullptr;
 };
 
-// Columns of k that share a scale in int8, of activations and of a dense weight. Trained encoders
-// have a few columns with large activations, which take bits from those that share their scale. In
-// a simulation of a trained MiniLM's products on 29 texts the least cosine to f32 was 0.998 with
-// 256 columns, 0.9993 with 128 and 0.9997 with 32; against 256, 128 take 5 % more instructions and
-// 32 take 40 %.
+// Columns of k that share a scale in int8, of activations and of a dense weight: parts of k that
+// are alike, and as long as they may be. Trained encoders have a few columns with large
+// activations, which take bits from those that share their scale. In a simulation of a trained
+// MiniLM's products on 29 texts the least cosine to f32 was 0.998 with 256 columns, 0.9993 with 128
+// and 0.9997 with 32.
 inline constexpr std::int64_t kDensePart = 128;
+// Of a weight that is int8 already, whose owner bore one scale for a whole tensor of activations.
+// Results of a part are added up in f32 at a cost of 100 columns' dots (AVX2, tiles of 4 x 16). The
+// dots of 512 columns, at most 512 x 255 x 127, are less than 2^24: exact in f32.
+inline constexpr std::int64_t kLongDensePart = 512;
+
+// The type in which a dense product multiplies: bf16 or int8 if the instruction set has dot
+// products of that type, else f32 without rounding.
+enum class DenseType : std::uint8_t { kFloat, kBFloat16, kInt8 };
+
+struct DenseRounding {
+  DenseType type = DenseType::kFloat;
+  // int8 only: the largest integer of an activation, the most columns of a part, and whether
+  // activations are from the least of a part upwards, for kernels that take them without a sign.
+  int largest = 0;
+  std::int64_t most_columns = 0;
+  bool is_unsigned = false;
+
+  // The columns of each part of k. Tiles of AMX take 64 at once.
+  std::int64_t part_columns(std::int64_t k) const {
+    constexpr std::int64_t kStep = 64;
+    if (type != DenseType::kInt8) return q4nx::kGroup;
+    const std::int64_t parts = q4nx::ceil_div(std::max<std::int64_t>(k, 1), most_columns);
+    return q4nx::ceil_div(q4nx::ceil_div(k, parts), kStep) * kStep;
+  }
+};
 
 // Columns of a dense weight that are packed together, and the columns of a product that a kernel
 // makes at once.
@@ -207,6 +225,11 @@ struct Kernels {
   void (*round_to_int8)(const float* x, std::int64_t k, std::int64_t padded_k,
                         std::int64_t part_columns, int largest, void* values, float* scales,
                         float* sums);
+  // The same, x = lowest + scale * value with values from 0 to `largest`, which is at most 255; and
+  // the lowest x of each part. Null for an instruction set whose products do not take them.
+  void (*round_to_unsigned)(const float* x, std::int64_t k, std::int64_t padded_k,
+                            std::int64_t part_columns, int largest, void* values, float* scales,
+                            float* lowest);
   // The order in which matmul_int8 takes activations of `rows` rows in all. round_to_panels rounds
   // one row x[k] as the row `row`; it is null for an instruction set without panels.
   Int8Order (*int8_order)(std::int64_t rows);
@@ -224,12 +247,12 @@ struct Kernels {
   DenseRounding (*dense_rounding)(bool int8, DataType weight);
   // 32 columns of a dense weight, from column 32 * block on, in the order in which matmul_dense
   // reads them: dense_block_bytes(k) bytes, 64-byte aligned. Columns past the last are zero.
-  std::int64_t (*dense_block_bytes)(std::int64_t k, DenseRounding rounding);
-  void (*pack_dense)(const DenseWeight& weight, std::int64_t block, DenseRounding rounding,
+  std::int64_t (*dense_block_bytes)(std::int64_t k, const DenseRounding& rounding);
+  void (*pack_dense)(const DenseWeight& weight, std::int64_t block, const DenseRounding& rounding,
                      std::byte* packed);
   // `count` rows of activations from row `first` on times 32 packed columns: out[count][32]. For
   // kFloat `values` are the activations, f32 [rows][padded_k = k].
-  void (*matmul_dense)(const std::byte* packed, DenseRounding rounding,
+  void (*matmul_dense)(const std::byte* packed, DenseType type,
                        const RoundedActivations& activations, std::int64_t first,
                        std::int64_t count, float* out);
   // `count` rows x[count][k] times columns [begin, end) of a weight as it lies, in f32, nothing

@@ -53,7 +53,7 @@ class DenseProduct {
                     const ProductEpilogue& epilogue) const;
 
   Context context_;
-  DenseRounding rounding_ = DenseRounding::kFloat;
+  DenseRounding rounding_;
   std::int64_t cache_bytes_;
   std::int64_t few_rows_ = kFewRows;
   // The constant weight in blocks of packed columns; null: none.

@@ -2,6 +2,7 @@
 // A product with a dense weight. Rows of activations are rounded, and multiplied in tiles by packed
 // columns: a constant's, packed when the session was made, or a panel at a time.
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -32,8 +33,8 @@ constexpr std::int64_t kLeastTaskWork = std::int64_t{1} << 18;
 // many elements of 4 bytes.
 constexpr std::int64_t kLeastFewElements = std::int64_t{1} << 16;
 
-std::int64_t element_bytes(DenseRounding rounding) {
-  return rounding == DenseRounding::kFloat ? 4 : rounding == DenseRounding::kBFloat16 ? 2 : 1;
+std::int64_t element_bytes(DenseType type) {
+  return type == DenseType::kFloat ? 4 : type == DenseType::kBFloat16 ? 2 : 1;
 }
 
 // Large pages for weights of several of them (2 MiB); they would waste most of one with a small
@@ -63,11 +64,30 @@ MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t bl
   return {row_parts, block_parts};
 }
 
+// The largest integer without a sign of which no two products with neighbouring int8 weights of a
+// column, from an even row on, are more than 16 bits hold together.
+int largest_without_overflow(const DenseWeight& weight) {
+  const auto* data = static_cast<const std::int8_t*>(weight.data);
+  const std::int64_t along_k = weight.transposed ? 1 : weight.m;
+  const std::int64_t along_m = weight.transposed ? weight.k : 1;
+  int most = 1;
+  for (std::int64_t k = 0; k < weight.k; k += 2) {
+    for (std::int64_t m = 0; m < weight.m; ++m) {
+      const std::int8_t* at = data + k * along_k + m * along_m;
+      const int first = at[0];
+      const int second = k + 1 < weight.k ? at[along_k] : 0;
+      most = std::max({most, std::max(first, 0) + std::max(second, 0),
+                       -std::min(first, 0) - std::min(second, 0)});
+    }
+  }
+  return std::min<int>(std::numeric_limits<std::int16_t>::max() / most,
+                       std::numeric_limits<std::uint8_t>::max());
+}
+
 }  // namespace
 
 // Memory of the rounded activations and of the packed columns of a panel.
 struct DenseProduct::Work {
-  DenseRounding rounding = DenseRounding::kFloat;
   RoundedActivations activations;
   std::byte* values = nullptr;
   float* scales = nullptr;
@@ -89,7 +109,6 @@ void DenseProduct::round_as_chosen(DataType weight, std::int64_t m) {
 DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::int64_t k,
                                       std::int64_t m) const {
   Work work;
-  work.rounding = rounding_;
   if (rows <= few_rows_) return work;
   work.block_bytes = context_.kernels.dense_block_bytes(k, rounding_);
   const std::int64_t blocks = q4nx::ceil_div(m, kDenseColumns);
@@ -98,20 +117,20 @@ DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::
       std::min(blocks, std::max(least, kPanelBytes / std::max<std::int64_t>(work.block_bytes, 1)));
   if (!kept_) work.packed = scratch.take<std::byte>(work.panel_blocks * work.block_bytes);
   RoundedActivations& a = work.activations;
-  if (work.rounding == DenseRounding::kFloat) {
+  if (rounding_.type == DenseType::kFloat) {
     a.padded_k = k;
     return work;
   }
-  const bool int8 = is_int8(work.rounding);
-  a.padded_k = q4nx::ceil_div(k, kDensePart) * kDensePart;
+  a.part_columns = rounding_.part_columns(k);
+  a.padded_k = q4nx::ceil_div(k, a.part_columns) * a.part_columns;
   a.groups = a.padded_k / q4nx::kGroup;
   a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
   a.values = work.values =
-      scratch.take<std::byte>(rows * a.padded_k * element_bytes(work.rounding));
-  if (int8) a.part_columns = kDensePart;
+      scratch.take<std::byte>(rows * a.padded_k * element_bytes(rounding_.type));
   const std::int64_t parts = a.padded_k / a.part_columns;
   a.sums = work.sums = scratch.take<float>(rows * parts);
-  if (int8) a.scales = work.scales = scratch.take<float>(rows * parts);
+  if (rounding_.type == DenseType::kInt8)
+    a.scales = work.scales = scratch.take<float>(rows * parts);
   return work;
 }
 
@@ -123,19 +142,19 @@ std::size_t DenseProduct::scratch_bytes(std::int64_t rows, std::int64_t k, std::
 
 void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work& work) const {
   const RoundedActivations& a = work.activations;
-  if (work.rounding == DenseRounding::kFloat) {
+  if (rounding_.type == DenseType::kFloat) {
     work.activations.values = x;
     return;
   }
   const Kernels& kernels = context_.kernels;
   const std::int64_t parts = a.padded_k / a.part_columns;
   const auto round_row = [&](std::int64_t row) {
-    std::byte* values = work.values + row * a.padded_k * element_bytes(work.rounding);
+    std::byte* values = work.values + row * a.padded_k * element_bytes(rounding_.type);
     float* sums = work.sums + row * parts;
-    if (is_int8(work.rounding)) {
-      const int largest = work.rounding == DenseRounding::kInt8 ? kLargestInt8 : kLargestInt7;
-      kernels.round_to_int8(x + row * k, k, a.padded_k, a.part_columns, largest, values,
-                            work.scales + row * parts, sums);
+    if (rounding_.type == DenseType::kInt8) {
+      const auto round = rounding_.is_unsigned ? kernels.round_to_unsigned : kernels.round_to_int8;
+      round(x + row * k, k, a.padded_k, a.part_columns, rounding_.largest, values,
+            work.scales + row * parts, sums);
     } else {
       kernels.round_to_bf16(x + row * k, k, a.padded_k, values, sums);
     }
@@ -144,13 +163,15 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
 }
 
 void DenseProduct::keep(const DenseWeight& weight) {
+  if (rounding_.is_unsigned && weight.type == DataType::kInt8)
+    rounding_.largest = largest_without_overflow(weight);
   const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
   const std::int64_t bytes = context_.kernels.dense_block_bytes(weight.k, rounding_) * blocks;
   if (bytes == 0) return;
   kept_ = allocate(static_cast<std::size_t>(bytes));
   pack(weight, 0, blocks, kept_.get());
   // Stored int8 is widened to f32, which takes longer than reading what is packed.
-  if (weight.type == DataType::kInt8 && is_int8(rounding_)) few_rows_ = 0;
+  if (weight.type == DataType::kInt8 && rounding_.type == DenseType::kInt8) few_rows_ = 0;
 }
 
 void DenseProduct::pack(const DenseWeight& weight, std::int64_t first_block, std::int64_t blocks,
@@ -186,7 +207,7 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
                             std::int64_t blocks, std::int64_t rows,
                             const ProductEpilogue& epilogue) const {
   const std::int64_t padded_k = work.activations.padded_k;
-  const std::int64_t row_bytes = padded_k * element_bytes(work.rounding);
+  const std::int64_t row_bytes = padded_k * element_bytes(rounding_.type);
   const MatMulPlan plan = plan_dense(rows, row_bytes, rows * padded_k * kDenseColumns, blocks,
                                      context_.pool->threads(), cache_bytes_);
   context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
@@ -196,7 +217,7 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
     // With K = 0 a kernel has nothing to add up, and writes nothing.
     if (row_bytes == 0) std::fill(std::begin(product), std::end(product), 0.0F);
     for (std::int64_t block = begin; block < end; ++block) {
-      context_.kernels.matmul_dense(packed + block * work.block_bytes, work.rounding,
+      context_.kernels.matmul_dense(packed + block * work.block_bytes, rounding_.type,
                                     work.activations, first, last - first, product);
       context_.kernels.finish_product(product, 1, first, last - first,
                                       (first_block + block) * kDenseColumns, epilogue);

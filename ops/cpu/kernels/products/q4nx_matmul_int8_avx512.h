@@ -215,7 +215,7 @@ class RangeFetch {
   std::int64_t step_;
 };
 
-// The dots of COUNT rows of activations with a part: at most 256 x 255 x 127, far from 2^31.
+// The dots of COUNT rows of activations with a part: at most 512 x 255 x 127 < 2^24.
 template <int COUNT>
 inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
                      std::int64_t x_stride, IntegerRows (&dot)[COUNT]) {
@@ -270,18 +270,18 @@ struct PartResults {
   }
 };
 
-template <int COUNT, std::int64_t PART = kPartColumns>
+template <int COUNT>
 void tile_int8(const BytePartRange& range, const RoundedActivations& a, std::int64_t row,
                RangeFetch& fetch, float* out) {
-  constexpr std::int64_t kGroups = PART / q4nx::kGroup;
+  const std::int64_t part_groups = a.part_columns / q4nx::kGroup;
   for (std::int64_t p = 0; p < range.parts; ++p) {
     fetch.step();
     const std::int64_t part = range.first_part + p;
     IntegerRows dot[COUNT];
-    dot_part<COUNT>(range.codes + p * PART * q4nx::kBlockRows,
-                    std::min(kGroups, range.groups - p * kGroups),
-                    static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * PART,
-                    a.padded_k, dot);
+    const auto* x =
+        static_cast<const std::int8_t*>(a.values) + row * a.padded_k + part * a.part_columns;
+    dot_part<COUNT>(range.codes + p * a.part_columns * q4nx::kBlockRows,
+                    std::min(part_groups, range.groups - p * part_groups), x, a.padded_k, dot);
     const PartResults results(range.parameters[p], a, row, part);
     for (int r = 0; r < COUNT; ++r) results.add(dot[r], r, out + r * q4nx::kBlockRows);
   }

@@ -32,9 +32,10 @@ inline Group load_group(const float* x, std::int64_t start, std::int64_t k) {
   return group;
 }
 
-// Stores a group of integers up to 127. With AVX2 four instructions narrow 32 of them, where
-// store_bytes takes nine for 8.
-inline void store_group(std::int8_t* out, const Integers (&group)[Group::kVectors]) {
+// Stores a group of integers up to 127, or without a sign up to 255. With AVX2 four instructions
+// narrow 32 of them, where store_bytes takes nine for 8.
+template <bool SIGNED = true>
+void store_group(std::int8_t* out, const Integers (&group)[Group::kVectors]) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   const auto pack = [&](int v) {
     return _mm256_packs_epi32(reinterpret_cast<__m256i>(group[v]),
@@ -42,7 +43,9 @@ inline void store_group(std::int8_t* out, const Integers (&group)[Group::kVector
   };
   // Each half of the vectors is packed by itself, four bytes of each vector in turn.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(pack(0), pack(2)), order);
+  const __m256i packed =
+      SIGNED ? _mm256_packs_epi16(pack(0), pack(2)) : _mm256_packus_epi16(pack(0), pack(2));
+  const __m256i bytes = _mm256_permutevar8x32_epi32(packed, order);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
 #else
   for (int v = 0; v < Group::kVectors; ++v) store_bytes(out + v * kLanes, group[v]);
@@ -64,7 +67,7 @@ inline float largest_magnitude(const float* x, std::int64_t start, std::int64_t 
 }
 
 // The rounding of a part's `columns` columns from `start` on: x = scale * integer, integer = x *
-// inverse to the nearest. `largest_integer`: kLargestInt8 or kLargestInt7.
+// inverse to the nearest.
 struct Int8Scale {
   float scale;
   float inverse;

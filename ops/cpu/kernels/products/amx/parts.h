@@ -60,17 +60,18 @@ inline void dot_part_tiles(const std::byte* codes, std::int64_t groups, const st
   store_tile<kOdd1>(dots.odd + kTileRows, kTileBytes);
 }
 
-// Products of `count` rows from `first` on with a range of parts of PART columns, added to `out`
+// Products of `count` rows from `first` on with a range of parts of columns, added to `out`
 // from the second part on. A core does not load from memory what it has just stored from a tile
 // before the caches have it: so dots are scaled while the next ones are made.
-template <std::int64_t PART>
-void multiply_range_tiles(const BytePartRange& range, const RoundedActivations& a,
-                          std::int64_t first, std::int64_t count, RangeFetch& fetch, float* out) {
-  constexpr std::int64_t kGroups = PART / q4nx::kGroup;
+inline void multiply_range_tiles(const BytePartRange& range, const RoundedActivations& a,
+                                 std::int64_t first, std::int64_t count, RangeFetch& fetch,
+                                 float* out) {
+  const std::int64_t part = a.part_columns;
+  const std::int64_t part_groups = part / q4nx::kGroup;
   const std::int64_t rows = std::min(count, kPartsRows);
   const std::int64_t tiles = q4nx::ceil_div(count, rows);
   const std::int8_t* x =
-      static_cast<const std::int8_t*>(a.values) + first * a.padded_k + range.first_part * PART;
+      static_cast<const std::int8_t*>(a.values) + first * a.padded_k + range.first_part * part;
   // The last tiles begin so that they end with the last row; the rows in them that are done already
   // are skipped.
   const auto first_row = [&](std::int64_t tile) { return std::min(tile * rows, count - rows); };
@@ -79,9 +80,9 @@ void multiply_range_tiles(const BytePartRange& range, const RoundedActivations& 
   for (std::int64_t step = 0; step <= steps; ++step) {
     if (step < steps) {
       const std::int64_t p = step / tiles;
-      dot_part_tiles(range.codes + p * PART * q4nx::kBlockRows,
-                     std::min(kGroups, range.groups - p * kGroups),
-                     x + first_row(step % tiles) * a.padded_k + p * PART, a.padded_k, rows, fetch,
+      dot_part_tiles(range.codes + p * part * q4nx::kBlockRows,
+                     std::min(part_groups, range.groups - p * part_groups),
+                     x + first_row(step % tiles) * a.padded_k + p * part, a.padded_k, rows, fetch,
                      dots[step % 2]);
     }
     if (step == 0) continue;
@@ -108,7 +109,7 @@ inline void multiply_bytes_tiles(const Q4NXRows& weight, std::int64_t row_blocks
   const std::int64_t tiles = q4nx::ceil_div(count, kPartsRows);
   for_each_range(weight, row_blocks, a, count, tiles * kByteParts * kPartPairs, scratch, out,
                  [&](const BytePartRange& range, RangeFetch fetch, float* y) {
-                   multiply_range_tiles<kPartColumns>(range, a, first, count, fetch, y);
+                   multiply_range_tiles(range, a, first, count, fetch, y);
                  });
 }
 
@@ -116,9 +117,9 @@ inline void multiply_dense_tiles(const std::byte* packed, const RoundedActivatio
                                  std::int64_t first, std::int64_t count, float* out) {
   const Tiles configured = tiles_for(count);
   const std::int64_t tiles = q4nx::ceil_div(count, kPartsRows);
-  for_each_dense_range(packed, a, tiles * kDenseParts * kDensePart / kTileBytes,
+  for_each_dense_range(packed, a, tiles * parts_of_range(a) * a.part_columns / kTileBytes,
                        [&](const BytePartRange& range, RangeFetch fetch) {
-                         multiply_range_tiles<kDensePart>(range, a, first, count, fetch, out);
+                         multiply_range_tiles(range, a, first, count, fetch, out);
                        });
 }
 

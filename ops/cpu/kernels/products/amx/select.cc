@@ -31,11 +31,11 @@ void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActi
   avx512::kernels().matmul_int8(weight, row_blocks, a, first, count, scratch, out);
 }
 
-void multiply_dense(const std::byte* packed, DenseRounding rounding, const RoundedActivations& a,
+void multiply_dense(const std::byte* packed, DenseType type, const RoundedActivations& a,
                     std::int64_t first, std::int64_t count, float* out) {
-  if (rounding == DenseRounding::kInt8 && count >= kFewestTileRows)
+  if (type == DenseType::kInt8 && count >= kFewestTileRows)
     return multiply_dense_tiles(packed, a, first, count, out);
-  avx512::kernels().matmul_dense(packed, rounding, a, first, count, out);
+  avx512::kernels().matmul_dense(packed, type, a, first, count, out);
 }
 
 }  // namespace

@@ -14,45 +14,46 @@ namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 DenseRounding dense_rounding([[maybe_unused]] bool int8, [[maybe_unused]] DataType weight) {
+#if defined(__AVX2__)
+  if (int8) return int8_rounding(weight);
+#endif
 #if defined(__AVX512BF16__)
-  return int8 ? DenseRounding::kInt8 : DenseRounding::kBFloat16;
-#elif defined(__AVX2__)
-  if (!int8) return DenseRounding::kFloat;
-  return weight == DataType::kInt8 ? DenseRounding::kInt7 : DenseRounding::kInt8;
+  return {DenseType::kBFloat16};
 #else
-  return DenseRounding::kFloat;
+  return {};
 #endif
 }
 
-std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] DenseRounding rounding) {
+std::int64_t dense_block_bytes(std::int64_t k, [[maybe_unused]] const DenseRounding& rounding) {
 #if defined(__AVX2__)
-  if (is_int8(rounding)) return int8_block_bytes(k);
+  if (rounding.type == DenseType::kInt8) return int8_block_bytes(k, rounding.part_columns(k));
 #endif
 #if defined(__AVX512BF16__)
-  if (rounding == DenseRounding::kBFloat16) return bf16_block_bytes(k);
+  if (rounding.type == DenseType::kBFloat16) return bf16_block_bytes(k);
 #endif
   return k * kDenseColumns * static_cast<std::int64_t>(sizeof(float));
 }
 
 void pack_dense(const DenseWeight& weight, std::int64_t block,
-                [[maybe_unused]] DenseRounding rounding, std::byte* packed) {
+                [[maybe_unused]] const DenseRounding& rounding, std::byte* packed) {
 #if defined(__AVX2__)
-  if (is_int8(rounding)) return pack_int8(weight, block, packed);
+  if (rounding.type == DenseType::kInt8)
+    return pack_int8(weight, block, rounding.part_columns(weight.k), packed);
 #endif
 #if defined(__AVX512BF16__)
-  if (rounding == DenseRounding::kBFloat16) return pack_bf16(weight, block, packed);
+  if (rounding.type == DenseType::kBFloat16) return pack_bf16(weight, block, packed);
 #endif
   widen_columns(weight, 0, weight.k, block, reinterpret_cast<float*>(packed));
   scale_columns(weight, weight.k, block, reinterpret_cast<float*>(packed));
 }
 
-void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseRounding rounding,
+void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseType type,
                   const RoundedActivations& a, std::int64_t first, std::int64_t count, float* out) {
 #if defined(__AVX2__)
-  if (is_int8(rounding)) return dense_int8(packed, a, first, count, out);
+  if (type == DenseType::kInt8) return dense_int8(packed, a, first, count, out);
 #endif
 #if defined(__AVX512BF16__)
-  if (rounding == DenseRounding::kBFloat16) return dense_bf16(packed, a, first, count, out);
+  if (type == DenseType::kBFloat16) return dense_bf16(packed, a, first, count, out);
 #endif
   dense_float(packed, a, first, count, out);
 }
@@ -65,6 +66,9 @@ void fill_dense_matmul(Kernels& kernels) {
   kernels.pack_dense = pack_dense;
   kernels.matmul_dense = matmul_dense;
   kernels.dense_rows = dense_rows;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  kernels.round_to_unsigned = round_to_unsigned;
+#endif
 }
 
 }  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul in AVX-512, with dot products of int8 or of bf16.
 //
-// int8: 32 columns of the weight x 128 of k get one scale and one minimum a column, as Q4NXMatMul's
-// 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile kernel multiplies them): w = minimum +
-// scale * u with u in 0 .. 255 and scale = (range of the 128 weights) / 255; a weight that is int8
-// is its code less 128, exactly. Packed: for each 128 of k codes [k / 4][even columns, odd
-// columns][16 lanes of 4], then for each 128 of k the scales and minima.
+// int8: 32 columns of the weight x a part of k get one scale and one minimum a column, as
+// Q4NXMatMul's 8-bit codes have (q4nx_matmul_int8_avx512.h, whose tile kernel multiplies them): w =
+// minimum + scale * u with u in 0 .. 255 and scale = (range of the part's weights) / 255; a weight
+// that is int8 is its code less 128, exactly. Packed: for each part of k codes [k / 4][even
+// columns, odd columns][16 lanes of 4], then for each part the scales and minima.
 //
 // bf16: weights are rounded to bf16 where they are not. Packed: [k / 2][even, odd][16 lanes of 2].
 #pragma once
@@ -22,13 +22,21 @@ static_assert(kDenseColumns == q4nx::kBlockRows);
 
 // --- int8 -------------------------------------------------------------------------------------
 
-constexpr std::int64_t kDensePartBytes = kDensePart * kDenseColumns;
-// Parts whose codes and scales fill an L1 data cache, as the scratch of other products does.
-constexpr std::int64_t kDenseParts = kMatMulScratchBytes / (kDensePartBytes + 4 * 64);
+inline DenseRounding int8_rounding(DataType weight) {
+  return {DenseType::kInt8, kLargestInt8, weight == DataType::kInt8 ? kLongDensePart : kDensePart};
+}
 
-inline std::int64_t int8_block_bytes(std::int64_t k) {
-  return q4nx::ceil_div(k, kDensePart) *
-         (kDensePartBytes + static_cast<std::int64_t>(sizeof(Parameters)));
+inline std::int64_t bytes_of_part(std::int64_t columns) {
+  return columns * kDenseColumns + static_cast<std::int64_t>(sizeof(Parameters));
+}
+
+// Parts whose codes and scales fill an L1 data cache, as the scratch of other products does.
+inline std::int64_t parts_of_range(const RoundedActivations& a) {
+  return kMatMulScratchBytes / bytes_of_part(a.part_columns);
+}
+
+inline std::int64_t int8_block_bytes(std::int64_t k, std::int64_t part) {
+  return q4nx::ceil_div(k, part) * bytes_of_part(part);
 }
 
 // The range of `count` rows of 32 columns; for int8 weights the range of their type, so that no
@@ -66,21 +74,23 @@ inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse)
   return codes;
 }
 
-inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* packed) {
-  alignas(64) float columns[kDensePart * kDenseColumns];
-  const std::int64_t k_blocks = q4nx::ceil_div(weight.k, kDensePart);
-  auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * kDensePartBytes);
+inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::int64_t part,
+                      std::byte* packed) {
+  alignas(64) float columns[kLongDensePart * kDenseColumns];
+  const std::int64_t part_bytes = part * kDenseColumns;
+  const std::int64_t k_blocks = q4nx::ceil_div(weight.k, part);
+  auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * part_bytes);
   for (std::int64_t b = 0; b < k_blocks; ++b) {
-    const std::int64_t k = b * kDensePart;
-    const std::int64_t count = std::min(kDensePart, weight.k - k);
+    const std::int64_t k = b * part;
+    const std::int64_t count = std::min(part, weight.k - k);
     widen_columns(weight, k, count, block, columns);
-    std::fill(columns + count * kDenseColumns, std::end(columns), 0.0F);
+    std::fill(columns + count * kDenseColumns, columns + part * kDenseColumns, 0.0F);
     const ByteRange range = dense_range(weight, columns, count);
     // Codes are steps of the range / 255; byte_range's inverse is in 256ths of a step.
-    const __m512 part = _mm512_set1_ps(1.0F / 256.0F);
-    const Rows inverse{_mm512_mul_ps(range.inverse.even, part),
-                       _mm512_mul_ps(range.inverse.odd, part)};
-    std::byte* codes = packed + b * kDensePartBytes;
+    const __m512 step = _mm512_set1_ps(1.0F / 256.0F);
+    const Rows inverse{_mm512_mul_ps(range.inverse.even, step),
+                       _mm512_mul_ps(range.inverse.odd, step)};
+    std::byte* codes = packed + b * part_bytes;
     for (std::int64_t i = 0; i < count; i += 4, codes += 128) {
       __m512 even[4];
       __m512 odd[4];
@@ -94,7 +104,7 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
       _mm512_store_si512(codes + 64, code_quad(odd, lowest.odd, inverse.odd));
     }
     // The rest of the last group, whose activations are zero.
-    std::fill(codes, packed + b * kDensePartBytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
+    std::fill(codes, packed + b * part_bytes + q4nx::ceil_div(count, q4nx::kGroup) * 1024,
               std::byte{0});
     alignas(64) float scales[2 * kDenseColumns];
     store_rows(range.parameters.scale, scales);
@@ -109,25 +119,26 @@ inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::byte* 
 template <typename Function>
 void for_each_dense_range(const std::byte* packed, const RoundedActivations& a, std::int64_t steps,
                           const Function& function) {
-  constexpr std::int64_t kGroups = kDensePart / q4nx::kGroup;
-  const std::int64_t k_blocks = a.padded_k / kDensePart;
-  const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * kDensePartBytes);
-  for (std::int64_t b = 0; b < k_blocks; b += kDenseParts) {
-    const std::int64_t blocks = std::min(kDenseParts, k_blocks - b);
-    const std::int64_t groups = std::min(blocks * kGroups, a.filled_groups - b * kGroups);
-    const BytePartRange range{packed + b * kDensePartBytes, parameters + b, b, blocks, groups};
-    function(range, RangeFetch(range.codes + blocks * kDensePartBytes,
-                               kDenseParts * kDensePartBytes, steps));
+  const std::int64_t part_groups = a.part_columns / q4nx::kGroup;
+  const std::int64_t part_bytes = a.part_columns * kDenseColumns;
+  const std::int64_t k_blocks = a.padded_k / a.part_columns;
+  const std::int64_t most = parts_of_range(a);
+  const auto* parameters = reinterpret_cast<const Parameters*>(packed + k_blocks * part_bytes);
+  for (std::int64_t b = 0; b < k_blocks; b += most) {
+    const std::int64_t blocks = std::min(most, k_blocks - b);
+    const std::int64_t groups = std::min(blocks * part_groups, a.filled_groups - b * part_groups);
+    const BytePartRange range{packed + b * part_bytes, parameters + b, b, blocks, groups};
+    function(range, RangeFetch(range.codes + blocks * part_bytes, most * part_bytes, steps));
   }
 }
 
 inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
                        std::int64_t count, float* out) {
-  const std::int64_t steps = q4nx::ceil_div(count, kTile) * kDenseParts;
+  const std::int64_t steps = q4nx::ceil_div(count, kTile) * parts_of_range(a);
   for_each_dense_range(packed, a, steps, [&](const BytePartRange& range, RangeFetch fetch) {
     for (std::int64_t row = 0; row < count; row += kTile) {
       with_count<kTile>(std::min<std::int64_t>(kTile, count - row), [&]<int COUNT>() {
-        tile_int8<COUNT, kDensePart>(range, a, first + row, fetch, out + row * kDenseColumns);
+        tile_int8<COUNT>(range, a, first + row, fetch, out + row * kDenseColumns);
       });
     }
   });

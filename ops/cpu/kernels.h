@@ -172,8 +172,9 @@ struct DenseRounding {
   std::int64_t part_columns(std::int64_t k) const {
     constexpr std::int64_t kStep = 64;
     if (type != DenseType::kInt8) return q4nx::kGroup;
-    const std::int64_t parts = q4nx::ceil_div(std::max<std::int64_t>(k, 1), most_columns);
-    return q4nx::ceil_div(q4nx::ceil_div(k, parts), kStep) * kStep;
+    const std::int64_t columns = std::max<std::int64_t>(k, 1);
+    const std::int64_t parts = q4nx::ceil_div(columns, most_columns);
+    return q4nx::ceil_div(q4nx::ceil_div(columns, parts), kStep) * kStep;
   }
 };
 

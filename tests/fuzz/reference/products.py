@@ -16,7 +16,7 @@ from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, sum
 # Errors of one rounding: to bf16, with 8 significant bits; to int8 relative to the group's largest number, half of a
 # 127th, or of a 63rd on AVX2 if the weight is int8 in the model (a group is part of a row); to 7 bits (AVX2; else 8)
 # between a group's lowest and highest number, relative to their distance.
-BFLOAT16, INT8, INT7, BYTE = 2.0**-8, 0.5 / 127 * 1.02, 0.5 / 63 * 1.02, 0.5 / 127 * 1.02
+BFLOAT16, INT7, BYTE = 2.0**-8, 0.5 / 63 * 1.02, 0.5 / 127 * 1.02
 # A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 # Above this, roundings to bf16 and scales of int8 may overflow.
@@ -73,9 +73,10 @@ def _rounded_operands(
         return x.shaken(BFLOAT16), w.shaken(BFLOAT16)
     if rounding != "int8" or not (sizes[0].size and sizes[1].size):
         return x, w
-    error = sizes[0].max(axis=-1, keepdims=True) * (INT8 if scale is None else INT7) + np.minimum(sizes[0], NEGLIGIBLE)
+    # Half a step: twice the largest magnitude by at least 127 steps (182 with AVX2); weights by at least 180.
+    error = sizes[0].max(axis=-1, keepdims=True) * INT7 + np.minimum(sizes[0], NEGLIGIBLE)
     finite = np.where(np.isfinite(w.numbers[0]), w.numbers[0], 0)
-    of_weight = (np.ptp(finite, axis=-2, keepdims=True) if span is None else span) * BYTE
+    of_weight = (2 * np.abs(finite).max(axis=-2, keepdims=True) if span is None else span) * BYTE
     if scale is not None:  # 128 is added to the codes, and subtracted from the product
         of_weight = of_weight + np.abs(scale.numbers[0]).max(initial=0) * 128 * 2.0**-22
     return x.shaken(absolute=error), w.shaken(absolute=of_weight)

@@ -17,8 +17,10 @@ from tests.ops.device import ISAS, one, run
 SHAPES = [(1, 33, 7), (4, 256, 72), (5, 40, 97), (13, 588, 96), (300, 72, 40), (300, 72, 72), (7, 2080, 80)]
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 FEW_ROWS, FEW_COLUMNS = 4, 64
-# Columns of K that share a scale in int8.
-PART = 128
+# The most columns of K that share a scale in int8: of weights that are rounded, and of int8 ones.
+MOST_COLUMNS = {"avx512": (128, 512), "avx2": (384, 512)}
+# The largest codes of AVX2, whose instruction adds two products in 16 bits.
+SIGNED_CODE, UNSIGNED_CODE = 90, 182
 
 
 def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -27,10 +29,6 @@ def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.
         return rng.integers(-128, 128, (k, m)).astype(np.int8), rng.uniform(0.5, 2, m).astype(np.float32) / 128
     # A mean other than 0: the range of 8-bit codes is not symmetric.
     return (rng.standard_normal((k, m), dtype=np.float32) + 0.25).astype(TYPES[dtype]), None
-
-
-# Largest 8-bit code of a float weight: AVX2 adds two products in 16 bits.
-LARGEST_CODE = {"avx512": 255, "avx2": 127}
 
 
 def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
@@ -42,13 +40,43 @@ def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
     return activations if rounds and not few_rows and not few_columns else "none"
 
 
-def largest_activation(isa: str, weight: np.ndarray) -> int:
-    """The largest integer of int8 activations: AVX2 multiplies 8 bits of the one by 7 bits of the other operand."""
-    return 63 if isa == "avx2" and weight.dtype == np.int8 else 127
+def part_columns(isa: str, k: int, weight: np.ndarray) -> int:
+    """The columns of a part: all parts are alike, of a multiple of 64."""
+    parts = -(-k // MOST_COLUMNS[isa][weight.dtype == np.int8])
+    return -(-(-(-k // parts)) // 64) * 64
+
+
+def largest_unsigned(weight: np.ndarray) -> int:
+    """The largest code of activations of which no two products with int8 weights pass 16 bits."""
+    pairs = np.pad(weight.astype(np.int64), ((0, len(weight) % 2), (0, 0))).reshape(-1, 2, weight.shape[1])
+    most = max(np.maximum(pairs, 0).sum(1).max(), np.maximum(-pairs, 0).sum(1).max())
+    return min(32767 // int(most), 255)
+
+
+def near_ties(scaled: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """A step, where four roundings in float32 of a number up to 255 decide between two codes; else 0."""
+    return np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 255 * 4 * EPSILON, step, 0)
+
+
+def unsigned_activations(x: np.ndarray, part: int, largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """x in codes from the least of a part upwards, in float64, and the error of those that are near a tie.
+
+    Zeros fill up a group of 32, and belong to the last part.
+    """
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, -x.shape[1] % 32)))
+    found, error = np.empty_like(padded), np.zeros_like(padded)
+    for start in range(0, padded.shape[1], part):
+        of_part = padded[:, start : start + part]
+        lowest = of_part.min(1, keepdims=True)
+        step = (of_part.max(1, keepdims=True) - lowest) / largest
+        scaled = (of_part - lowest) / step
+        found[:, start : start + part] = lowest + step * np.rint(scaled)
+        error[:, start : start + part] = near_ties(scaled, step)
+    return found[:, : x.shape[1]], error[:, : x.shape[1]]
 
 
 def rounded_weight(
-    weight: np.ndarray, scale: np.ndarray | None, activations: str, codes: int = 255
+    weight: np.ndarray, scale: np.ndarray | None, activations: str, part: int, signed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The weight as multiplied, [K, M] in float64, and its error where float32 decides between two codes."""
     exact = weight.astype(np.float64) * (1 if scale is None else scale.astype(np.float64))
@@ -58,13 +86,13 @@ def rounded_weight(
     if weight.dtype == np.int8:
         return exact, np.zeros_like(exact)
     found, error = np.empty_like(exact), np.zeros_like(exact)
-    for start in range(0, len(exact), PART):
-        part = exact[start : start + PART]
-        lowest, step = part.min(0), (part.max(0) - part.min(0)) / codes
-        scaled = (part - lowest) / np.where(step > 0, step, 1)
-        found[start : start + PART] = lowest + step * np.floor(scaled + 0.5)
-        # Four roundings of a number up to 255 (difference, inverse, product, and the range before).
-        error[start : start + PART] = np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 255 * 4 * EPSILON, step, 0)
+    for start in range(0, len(exact), part):
+        of_part = exact[start : start + part]
+        lowest = np.zeros(exact.shape[1]) if signed else of_part.min(0)
+        step = np.abs(of_part).max(0) / SIGNED_CODE if signed else (of_part.max(0) - lowest) / 255
+        scaled = (of_part - lowest) / np.where(step > 0, step, 1)
+        found[start : start + part] = lowest + step * np.floor(scaled + 0.5)
+        error[start : start + part] = near_ties(scaled, step)
     return found, error
 
 
@@ -91,12 +119,16 @@ def test_product_equals_float64(
     exact_x, exact_w = x.astype(np.float64), dense_matmul.reference(np.eye(k), weight, scale)
     slack = np.zeros((rows, m))
     if rounding(isa, rows, activations, weight) != "none":
-        most = largest_activation(isa, weight)
-        exact_x = rounded(x, activations, PART, most)
-        exact_w, error = rounded_weight(weight, scale, activations, LARGEST_CODE[isa])
-        slack = tie_error(x, activations, PART, most) @ np.abs(exact_w) + np.abs(exact_x) @ error
-    # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sum
-    # over a group of 32 and over a block of 128), relative to the sum of magnitudes: an 8-bit weight is the sum of a
+        part, avx2 = part_columns(isa, k, weight), isa == "avx2"
+        if avx2:
+            largest = largest_unsigned(weight) if dtype == "int8" else UNSIGNED_CODE
+            exact_x, of_x = unsigned_activations(x, part, largest)
+        else:
+            exact_x, of_x = rounded(x, activations, part), tie_error(x, activations, part)
+        exact_w, error = rounded_weight(weight, scale, activations, part, signed=avx2)
+        slack = of_x @ np.abs(exact_w) + np.abs(exact_x) @ error
+    # At most K + 8 float32 roundings (a product and a sum for each of K, one of them fused; scale, minimum and the sums
+    # over a group of 32 and over a part), relative to the sum of magnitudes: an 8-bit weight is the sum of a
     # minimum and steps, whose magnitudes are up to three times the largest weight.
     magnitudes = np.abs(exact_x).sum(1)[:, None] * 3 * np.abs(exact_w).max()
     assert np.all(np.abs(y - exact_x @ exact_w) <= (k + 8) * EPSILON * magnitudes + slack)

@@ -18,32 +18,32 @@ def blocks_of(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     return q4nx.pack(*q4nx.quantize(rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)))
 
 
-def rounded(x: np.ndarray, activations: str, part: int = 32, most: int = 127) -> np.ndarray:
-    """The activations by definition: bf16, or integers up to `most` with one scale for each `part` columns."""
+def rounded(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
+    """The activations by definition: bf16, or integers up to 127 with one scale for each `part` columns."""
     if activations == "bf16":
         return x.astype(ml_dtypes.bfloat16).astype(np.float64)
-    scaled, step = steps_of(x, part, most)
+    scaled, step = steps_of(x, part)
     return unite(np.rint(scaled) * step, x.shape[-1])
 
 
-def steps_of(x: np.ndarray, part: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """x in steps of integers up to `most`, before rounding, and the steps: [rows, parts, part] and [rows, parts, 1]."""
+def steps_of(x: np.ndarray, part: int) -> tuple[np.ndarray, np.ndarray]:
+    """x in steps of integers up to 127, before rounding, and the steps: [rows, parts, part] and [rows, parts, 1]."""
     groups = np.pad(x, ((0, 0), (0, -x.shape[-1] % part))).reshape(len(x), -1, part)
     largest = np.abs(groups).max(-1, keepdims=True)
-    inverse = np.divide(np.float32(most), largest, out=np.zeros_like(largest), where=largest > 0)
-    return groups * inverse.astype(np.float64), (largest / np.float32(most)).astype(np.float64)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    return groups * inverse.astype(np.float64), (largest / np.float32(127)).astype(np.float64)
 
 
 def unite(groups: np.ndarray, columns: int) -> np.ndarray:
     return groups.reshape(len(groups), -1)[:, :columns]
 
 
-def tie_error(x: np.ndarray, activations: str, part: int = 32, most: int = 127) -> np.ndarray:
+def tie_error(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
     """The error of an activation: one step, where it is so near the middle of two integers that the rounding
-    of the product x * most / max (up to 127, so half an ulp is 2^-18) decides between them."""
+    of the product x * 127 / max (up to 127, so half an ulp is 2^-18) decides between them."""
     if activations == "bf16":
         return np.zeros(x.shape)
-    scaled, step = steps_of(x, part, most)
+    scaled, step = steps_of(x, part)
     tie = np.abs(np.abs(scaled - np.trunc(scaled)) - 0.5) <= 2.0**-18
     return unite(np.where(tie, step, 0), x.shape[-1])
 

@@ -112,6 +112,21 @@ std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {
 
 std::atomic<int> ThreadPool::computing_{0};
 
+namespace {
+
+// Whether this thread does tasks of a job with others. A job inside of such a task is the thread's
+// own, and does not count as another thread that computes: the others would leave the outer job.
+thread_local bool in_job = false;
+
+struct InJob {
+  InJob() { in_job = true; }
+  ~InJob() { in_job = false; }
+  InJob(const InJob&) = delete;
+  InJob& operator=(const InJob&) = delete;
+};
+
+}  // namespace
+
 ThreadPool::ThreadPool(int threads)
     : ThreadPool(threads, describe_processors(allowed_processors())) {}
 
@@ -172,6 +187,10 @@ bool ThreadPool::enter() {
 }
 
 void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) {
+  if (in_job) {
+    for (std::int64_t index = 0; index < tasks; ++index) call(context, index, 0);
+    return;
+  }
   const int others = computing_.fetch_add(1, std::memory_order_relaxed);
   if (tasks <= 1 || tasks > kMostTasks || shares_.size() == 1 || others + 1 >= most_ || !enter()) {
     for (std::int64_t index = 0; index < tasks; ++index) call(context, index, 0);
@@ -191,9 +210,12 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
   jobs_.fetch_add(1, std::memory_order_release);
   wake_all(jobs_);
-  for (std::int64_t index = claim(0); index != kNone; index = claim(0)) {
-    call(context, index, 0);
-    ++shares_[0].done;
+  {
+    const InJob job;
+    for (std::int64_t index = claim(0); index != kNone; index = claim(0)) {
+      call(context, index, 0);
+      ++shares_[0].done;
+    }
   }
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   Fetch fetch(*this, 0);
@@ -216,6 +238,7 @@ void ThreadPool::run_lent(LentThreads& threads) {
       shares_.size(),
       [](void* self, std::size_t thread) {
         auto& pool = *static_cast<ThreadPool*>(self);
+        const InJob job;
         for (std::int64_t index = pool.claim(thread); index != kNone; index = pool.claim(thread))
           pool.call_(pool.context_, index, thread);
       },
@@ -254,6 +277,7 @@ std::int64_t ThreadPool::claim(std::size_t thread) {
 
 // A worker's part of the job.
 void ThreadPool::drain(std::size_t thread) {
+  const InJob job;
   while (computing_.load(std::memory_order_relaxed) <= most_) {
     const std::int64_t index = claim(thread);
     if (index == kNone) return;

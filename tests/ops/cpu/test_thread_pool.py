@@ -43,6 +43,11 @@ def test_share_of_slow_thread_is_done_by_others() -> None:
     assert next(done for done in lists if 0 in done)[-1] == 0
 
 
+def test_jobs_inside_of_tasks_leave_other_tasks_to_other_threads() -> None:
+    """A thread that runs a job inside of a task counts once among those that compute, so a worker still joins."""
+    assert testing.ThreadPool(max(2, len(os.sched_getaffinity(0)))).inner_jobs_meet()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 7, 16, 100, 1000])
 def test_row_is_done_exactly_once(rows: int) -> None:
     assert sorted(chain(*testing.ThreadPool(2).run_rows(rows))) == list(range(rows))

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -85,6 +86,22 @@ double seconds_of_jobs(ThreadPool& pool, int jobs, int microseconds) {
   return std::chrono::duration<double>(Clock::now() - started).count();
 }
 
+// Whether two tasks of a job are inside of jobs of their own at the same time.
+bool inner_jobs_meet(ThreadPool& pool) {
+  using Clock = std::chrono::steady_clock;
+  const nb::gil_scoped_release released;
+  const auto end = Clock::now() + std::chrono::seconds(5);
+  std::atomic<int> inside{0};
+  pool.run(2, [&](std::int64_t /*index*/) {
+    pool.run(2, [&](std::int64_t index) {
+      if (index != 0) return;
+      ++inside;
+      while (inside < 2 && Clock::now() < end) std::this_thread::yield();
+    });
+  });
+  return Clock::now() < end;
+}
+
 using Bytes = nb::ndarray<std::uint8_t, nb::c_contig>;
 
 void expect(ThreadPool& pool, const std::vector<Bytes>& arrays) {
@@ -104,5 +121,6 @@ void bind_thread_pool(nb::module_& module) {
       .def("run", run, nb::arg("tasks"), nb::arg("slow") = -1, nb::arg("milliseconds") = 0)
       .def("run_rows", run_rows, nb::arg("rows"))
       .def("seconds_of_jobs", seconds_of_jobs, nb::arg("jobs"), nb::arg("microseconds"))
+      .def("inner_jobs_meet", inner_jobs_meet)
       .def("expect", expect, nb::arg("streams"));
 }

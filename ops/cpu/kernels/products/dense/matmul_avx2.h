@@ -169,22 +169,30 @@ struct ActivationRange {
 
 inline ActivationRange activation_range(const float* x, std::int64_t start, std::int64_t columns,
                                         std::int64_t k, int largest) {
-  Vector lowest = broadcast(x[start]);
-  Vector highest = lowest;
-  Vector zero_or_nan{};
+  // A vector of each place in a group, so that no instruction waits for the one before.
+  Group lowest;
+  Group highest;
+  Group zero_or_nan{};
+  for (int v = 0; v < Group::kVectors; ++v) lowest.part[v] = highest.part[v] = broadcast(x[start]);
   for (std::int64_t at = start; at < std::min(start + columns, k); at += q4nx::kGroup) {
-    for (const Vector part : load_group(x, at, k).part) {
-      lowest = _mm256_min_ps(part, lowest);
-      highest = _mm256_max_ps(part, highest);
-      zero_or_nan += part * 0.0F;
+    const Group group = load_group(x, at, k);
+    for (int v = 0; v < Group::kVectors; ++v) {
+      lowest.part[v] = _mm256_min_ps(group.part[v], lowest.part[v]);
+      highest.part[v] = _mm256_max_ps(group.part[v], highest.part[v]);
+      zero_or_nan.part[v] += group.part[v] * 0.0F;
     }
   }
-  const float low = -reduce_max(-lowest);
-  const float range = reduce_max(highest) - low;
+  for (int v = 1; v < Group::kVectors; ++v) {
+    lowest.part[0] = _mm256_min_ps(lowest.part[v], lowest.part[0]);
+    highest.part[0] = _mm256_max_ps(highest.part[v], highest.part[0]);
+    zero_or_nan.part[0] += zero_or_nan.part[v];
+  }
+  const float low = -reduce_max(-lowest.part[0]);
+  const float range = reduce_max(highest.part[0]) - low;
   // Of a smaller range the inverse would be infinite; such columns count as their lowest.
   constexpr float kNegligible = 255 / std::numeric_limits<float>::max();
   const auto steps = static_cast<float>(largest);
-  return {low, range / steps + range * 0.0F + reduce_add(zero_or_nan),
+  return {low, range / steps + range * 0.0F + reduce_add(zero_or_nan.part[0]),
           range > kNegligible ? steps / range : 0.0F};
 }
 

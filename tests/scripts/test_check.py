@@ -23,7 +23,7 @@ def chosen(*names: str) -> list[str]:
         ("ep/partition/planner.cc", ["tests/ep"]),
         ("ops/nodes/contract.cc", ["tests/ops"]),
         ("ops/lowering/qk_norm.cc", ["tests/ops/lowering"]),
-        ("graph_rewrites/plain/gelu.py", ["graph_rewrites/plain", "tests/rewrites/test_signatures.py"]),
+        ("graph_rewrites/plain/rms_norm.py", ["graph_rewrites/plain", "tests/rewrites/test_signatures.py"]),
         ("docs/npu.md", ["tests/docs"]),
         ("tests/ep/test_names.py", ["tests/ep/test_names.py"]),
         ("tests/ep/conftest.py", ["tests/ep"]),

@@ -20,13 +20,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # With this variable each of the hundreds of Pythons that the tests start would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
+.PHONY: help demo test environment sanitizers tools tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
 .PHONY: clients wheels windows clean demo-packages demo-wheel
 
 help:
 	@echo 'make demo      build FlowNPU, convert a small model and generate text with it: some minutes'
 	@echo 'make test      run all checks and tests, as CI does'
-	@echo 'make check     check style, types and related tests of the files that differ from main (BASE=COMMIT: from a commit)'
 	@echo 'make lint      check style and types of all files, or of those that differ from a commit (CHANGED=main)'
 	@echo 'make site      build the documentation as a site in out/site'
 	@echo 'make sanitize  run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
@@ -68,15 +67,15 @@ tools:
 tests: .venv/test
 	$(BIN)/python -m pytest $(PARALLEL) $(ONCE)
 
-check: .venv/test
-	$(TOOLS) python -m scripts.check $(BASE)
-
 site: .venv/test
 	$(TOOLS) mkdocs build --strict --quiet
 
+# The files that differ from where HEAD left a commit or branch, and those that git does not know yet.
+DIFFERING = $$(git diff --name-only --diff-filter=d $$(git merge-base HEAD $(CHANGED)); git ls-files --others --exclude-standard)
+
 # Formats files as well; the checks are those of .pre-commit-config.yaml.
 lint: .venv/test
-	$(TOOLS) pre-commit run $(if $(CHANGED),--files $$($(BIN)/python -m scripts.check --list $(CHANGED)),--all-files)
+	$(TOOLS) pre-commit run $(if $(CHANGED),--files $(DIFFERING),--all-files)
 
 # Tools for the tests, from Debian's packages (scripts/tools.py). Tests that need one are skipped where it cannot be had.
 mlir-opt xrt-headers xrt chromium: | .venv

@@ -20,19 +20,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # With this variable each of the hundreds of Pythons that the tests start would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test environment sanitizers tools tests check site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
-.PHONY: clients figures wheels windows clean demo-packages demo-wheel
+.PHONY: help demo test environment sanitizers tools tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
+.PHONY: clients wheels windows clean demo-packages demo-wheel
 
 help:
 	@echo 'make demo      build FlowNPU, convert a small model and generate text with it: some minutes'
 	@echo 'make test      run all checks and tests, as CI does'
-	@echo 'make check     check style, types and related tests of the files that differ from main (BASE=COMMIT: from a commit)'
 	@echo 'make lint      check style and types of all files, or of those that differ from a commit (CHANGED=main)'
 	@echo 'make site      build the documentation as a site in out/site'
 	@echo 'make sanitize  run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make clients   install third-party clients and try the server with them'
 	@echo 'make fuzz      try random graphs, decoders and damaged files under the sanitizers (CASES=50000 SEED=1)'
-	@echo 'make figures   draw the pictures of the README and of docs/npu.md'
 	@echo 'make wheels    build the sources and the wheels for Linux (glibc 2.28 or newer) in dist'
 	@echo 'make windows   build for Windows x64 in dist/windows, and try it where there is Wine'
 	@echo 'make clean     remove everything that make has made'
@@ -69,15 +67,15 @@ tools:
 tests: .venv/test
 	$(BIN)/python -m pytest $(PARALLEL) $(ONCE)
 
-check: .venv/test
-	$(TOOLS) python -m scripts.check $(BASE)
-
 site: .venv/test
 	$(TOOLS) mkdocs build --strict --quiet
 
+# The files that differ from where HEAD left a commit or branch, and those that git does not know yet.
+DIFFERING = $$(git diff --name-only --diff-filter=d $$(git merge-base HEAD $(CHANGED)); git ls-files --others --exclude-standard)
+
 # Formats files as well; the checks are those of .pre-commit-config.yaml.
 lint: .venv/test
-	$(TOOLS) pre-commit run $(if $(CHANGED),--files $$($(BIN)/python -m scripts.check --list $(CHANGED)),--all-files)
+	$(TOOLS) pre-commit run $(if $(CHANGED),--files $(DIFFERING),--all-files)
 
 # Tools for the tests, from Debian's packages (scripts/tools.py). Tests that need one are skipped where it cannot be had.
 mlir-opt xrt-headers xrt chromium: | .venv
@@ -143,13 +141,6 @@ build/sanitize/built: .venv/test
 	MAKEFLAGS= $(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	cp build/testing/libflownpu_aie_xdna*.so build/sanitize/
 	touch $@
-
-figures: .venv/test chromium
-	$(BIN)/python scripts/figures/demo.py
-	$(BIN)/python scripts/figures/npu_designs.py
-	$(BIN)/python -m scripts.figures.shapes
-	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
-	$(BIN)/python -m scripts.figures.chat_page out/gemma3-shapes
 
 wheels: | .venv
 	$(BIN)/python -m scripts.release.wheels

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets tools for the tests and the releases from Debian's packages, each unpacked below build/, without root.
 
-    python -m scripts.tools mlir-opt chromium xrt-headers xrt glibc rusticl
+    python -m scripts.tools mlir-opt chromium xrt-headers xrt onnxruntime-headers glibc rusticl
 
 Only missing ones are fetched. If one cannot be had, the reason is kept, and tests that need it are skipped with it.
 """
@@ -80,6 +80,11 @@ def _xrt(apt: Apt) -> list[str]:
     return apt.libraries("libxrt2", "libxrt-npu2", "libxrt-utils")
 
 
+def _onnxruntime_headers(apt: Apt) -> list[str]:
+    apt.use_suite("unstable")  # has the newest version
+    return ["libonnxruntime-dev"]
+
+
 def _glibc(apt: Apt) -> list[str]:
     apt.use_suite(OLD_SUITE)
     return [f"{package}/{OLD_SUITE}" for package in ("libc6", "libc6-dev", "linux-libc-dev", "libuuid1")]
@@ -109,6 +114,9 @@ TOOLS = {
         "for the tests of the XRT runtime: about 25 MB", _xrt_headers, "usr/include/xrt/xrt_device.h", folder="xrt"
     ),
     "xrt": Tool("for the tests over it: about 20 MB", _xrt, "usr/lib/*/libxrt_driver_xdna.so.2", folder="xrt/run"),
+    "onnxruntime-headers": Tool(
+        "for the test of the ABI: less than 1 MB", _onnxruntime_headers, "usr/include/**/onnxruntime_c_api.h"
+    ),
     "glibc": Tool("for wheels that old systems load: 6 MB", _glibc, "usr/include/stdio.h", folder="release/sysroot"),
     # It also needs libclc, which Mesa finds only where Debian installs it.
     "rusticl": Tool(

@@ -11,7 +11,6 @@ from onnxscript import optimizer
 
 from flownpu.graph_rewrites.native_graph import apply_rules
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
-from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.known_sizes import MOST_SIZES, fold_known_sizes, take_sizes_from_inputs
 from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
 from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
@@ -95,7 +94,7 @@ def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = N
     report.misses += unknown_parts(model)
     _note(report, "layer_norm", fold_layer_norm(model))
     _note(report, "rms_norm", fold_rms_norm(model))
-    _note(report, "gelu", fold_gelu(model))
+    apply_rules(model, report, ("gelu",))
     _note(report, "mixture", fold_mixture(model))
     passes.RemoveUnusedNodesPass()(model)  # removes the routers' softmaxes, which are not those of an attention
     _note(report, "part_products", part_products(model))

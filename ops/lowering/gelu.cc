@@ -159,6 +159,7 @@ void gelu(Graph& graph) {
     node.attributes = {{"approximate", std::string(found.by_tanh ? "tanh" : "none")}};
     node.inputs = {x};
     graph.changed();
+    graph.applied("gelu");
   });
 }
 

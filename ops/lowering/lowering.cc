@@ -152,6 +152,10 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
       {"", "Split"},
       {"", "Mul"},
       {"", "Add"},
+      {"", "Div"},
+      {"", "Pow"},
+      {"", "Erf"},
+      {"", "Tanh"},
       {"", "Sigmoid"},
       {"", "Gelu"},
       {"com.microsoft", "FastGelu"}};

@@ -15,8 +15,7 @@ from auditwheel.error import NonPlatformWheelError, WheelToolsError
 from auditwheel.wheel_abi import analyze_wheel_abi
 from auditwheel.wheeltools import get_wheel_architecture, get_wheel_libc
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
-from elftools.elf.sections import NoteSection, SymbolTableSection
+from elftools.elf.sections import NoteSection
 
 MIB = 2**20
 MOST_BYTES = 8 * MIB
@@ -89,28 +88,6 @@ def _glibc(platform: str) -> Version:
     """The version of glibc that a platform's name requires; () if it requires none."""
     match = re.fullmatch(r"manylinux_(\d+)_(\d+)_\w+", platform)
     return (int(match[1]), int(match[2])) if match else ()
-
-
-def newer_symbols(library: bytes, newest: Version) -> dict[str, Version]:
-    """The symbols that a library needs from a glibc newer than `newest`, such as (2, 28), with the version of each."""
-    file = ELFFile(io.BytesIO(library))
-    needs = file.get_section_by_name(".gnu.version_r")
-    table, indices = file.get_section_by_name(".dynsym"), file.get_section_by_name(".gnu.version")
-    if not isinstance(needs, GNUVerNeedSection) or not isinstance(table, SymbolTableSection):
-        return {}
-    if not isinstance(indices, GNUVerSymSection):
-        return {}
-    versions = {}
-    for _, wanted in needs.iter_versions():
-        for auxiliary in wanted:
-            if match := re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", auxiliary.name):
-                versions[auxiliary["vna_other"]] = tuple(map(int, match[1].split(".")))
-    found = {}
-    for number, symbol in enumerate(table.iter_symbols()):
-        version = versions.get(indices.get_symbol(number)["ndx"], (0,))
-        if symbol["st_shndx"] == "SHN_UNDEF" and version > newest:
-            found[symbol.name] = version
-    return found
 
 
 def build_id(library: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.abi.official_headers import HEADER, UnavailableError, fetch
+from scripts import tools
 
 ROOT = Path(__file__).parents[2]
 ABI = ROOT / "ep" / "abi.h"
@@ -51,7 +51,7 @@ def comparison(header_text: str) -> str:
     return "\n".join(
         [
             *translated,
-            f'#include "{HEADER}"',
+            '#include "onnxruntime_c_api.h"',
             '#include "ep/abi.h"',
             '#include "tests/abi/compare.h"',
             *specializations,
@@ -66,10 +66,11 @@ def comparison(header_text: str) -> str:
 def headers(pytestconfig: pytest.Config) -> Path:
     if given := pytestconfig.getoption("--onnxruntime-headers"):
         return Path(given).resolve()
-    try:
-        return fetch(ROOT / "build" / "official-headers")
-    except UnavailableError as reason:
-        pytest.skip(f"ONNX Runtime's official headers cannot be had: {reason}")
+    tools.fetch("onnxruntime-headers")
+    found = tools.find("onnxruntime-headers")
+    if found is None:
+        pytest.skip(f"ONNX Runtime's official headers cannot be had: {tools.reason('onnxruntime-headers')}")
+    return Path(found).parent
 
 
 def test_declared_abi_equals_official_headers(headers: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_code_blocks_except_builds_are_marked_as_tested():
         fenced[block.page] -= 1
     # tests/serve/test_scale.py runs these.
     fenced["docs/use/scale.md"] -= texts["docs/use/scale.md"].count("<!-- tested with Ray -->")
-    # README: make demo, make test; CONTRIBUTING: make check, make test; architecture: fuzzing; releasing, windows: make
+    # README: make demo, make test; CONTRIBUTING: make lint, make test; architecture: fuzzing; releasing, windows: make
     builds = {"README.md": 1, "CONTRIBUTING.md": 1, "docs/architecture.md": 1, "docs/releasing.md": 1}
     builds["docs/use/windows.md"] = 2
     assert {name: count for name, count in fenced.items() if count} == builds

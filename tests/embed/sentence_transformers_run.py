@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,6 @@ def embed(
     options: dict[str, str] | None = None,
     library: str = "",
     file_name: str = "model.onnx",
-    rounds: int = 0,
 ) -> dict[str, Any]:
     """Embeds texts.
 
@@ -93,10 +91,9 @@ def embed(
         options: the provider's options.
         library: the path of FlowNPU's library, to be registered; empty: none.
         file_name: the name of the graph's file.
-        rounds: how often to embed the texts again, taking the time.
 
     Returns:
-        "vectors" [texts, D], and "seconds" of each round.
+        "vectors" [texts, D].
     """
     import onnxruntime
     from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]  # of its own environment
@@ -106,13 +103,7 @@ def embed(
         onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
     given = {"provider": provider, "provider_options": options or {}, "file_name": file_name, "export": False}
     opened = SentenceTransformer(model, backend="onnx", model_kwargs=given, device="cpu")
-    vectors = opened.encode(texts)
-    seconds = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        opened.encode(texts)
-        seconds.append(time.perf_counter() - started)
-    return {"vectors": vectors.tolist(), "seconds": seconds}
+    return {"vectors": opened.encode(texts).tolist()}
 
 
 if __name__ == "__main__":

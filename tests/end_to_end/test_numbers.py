@@ -17,8 +17,8 @@ ACTIVATIONS = ("bf16", "int8")
 # The rms error of rounding what a product multiplies, relative to its rms, if values are normal; the error is uniform
 # over a step. bf16: a step is 2^-7 of the value's power of two, whose rms is 0.74 of the values'. int8: a
 # step is 1/127 of the largest of 32 activations (in rms 2.39), and where weights have 8 bits, of the largest of 256
-# (3.07), and of weights 1/255 of the range of 256 (5.68). benchmarks/accuracy.py measures products: 1.7e-3, and 5.4e-3
-# and 9.4e-3 with 4-bit and with 8-bit codes.
+# (3.07), and of weights 1/255 of the range of 256 (5.68). Measured on products: 1.7e-3, and 5.4e-3 and 9.4e-3 with
+# 4-bit and with 8-bit codes.
 ROUNDING = {"bf16": 0.74 * 2.0**-7 / math.sqrt(12), "int8": math.hypot(3.07 / 127, 5.68 / 255) / math.sqrt(12)}
 
 
@@ -115,7 +115,7 @@ def test_distributions_on_held_out_text_are_within_bound(
 def test_int8_cache_distributions_are_within_bound(
     open_model: Callable[..., Any], held_out: Tokens, reference: Any
 ) -> None:
-    """benchmarks/accuracy.py measures it on more tokens; a tenth of what all roundings may cost is allowed."""
+    """A tenth of what all roundings may cost is allowed."""
     tokens = held_out[:512]
     model = open_model(provider_options={"activations": "bf16"}, logits="all", kv_dtype="int8")
     generator = og.Generator(model, og.GeneratorParams(model))

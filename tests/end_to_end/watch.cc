@@ -1,27 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_watch: counts what one library of a process allocates and which system calls it makes.
-// Preloaded (LD_PRELOAD), it takes the place of malloc; from watch_start() on, seccomp hands it
-// every system call of every thread as SIGSYS, and it makes the call itself. A call belongs to the
-// first library above libc on the stack. No tool is needed, and no privilege.
+// flownpu_watch: counts how often one library of a process allocates memory and asks the system for
+// something. Preloaded (LD_PRELOAD), it takes the place of libc's functions of these names; a call
+// counts if it comes from the library's own code. No tool is needed, and no privilege.
 #include <dlfcn.h>
 #include <errno.h>
-#include <execinfo.h>
 #include <link.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <signal.h>
-#include <stddef.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <ucontext.h>
-#include <unistd.h>
+#include <sys/types.h>
+#include <time.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
-#if !defined(__x86_64__) || !defined(__GLIBC__)
-#error "written for x86-64 and glibc; build it nowhere else"
+#ifndef __GLIBC__
+#error "written for glibc; build it nowhere else"
 #endif
 
 #define WATCH_EXPORT extern "C" __attribute__((visibility("default")))
@@ -34,194 +28,109 @@ void* __libc_calloc(std::size_t count, std::size_t bytes);
 void* __libc_realloc(void* memory, std::size_t bytes);
 void* __libc_memalign(std::size_t alignment, std::size_t bytes);
 // NOLINTEND(bugprone-reserved-identifier)
-
-// Makes system call `number` with six arguments and returns what the kernel returns. The filter
-// lets all system calls through that are made here.
-std::int64_t watch_syscall(std::int64_t number, std::int64_t a, std::int64_t b, std::int64_t c,
-                           std::int64_t d, std::int64_t e, std::int64_t f);
-extern const char watch_syscall_end[];
 }
-asm(R"(
-.text
-.globl watch_syscall
-.hidden watch_syscall
-.type watch_syscall, @function
-watch_syscall:
-  .cfi_startproc
-  movq %rdi, %rax
-  movq %rsi, %rdi
-  movq %rdx, %rsi
-  movq %rcx, %rdx
-  movq %r8, %r10
-  movq %r9, %r8
-  movq 8(%rsp), %r9
-  syscall
-.globl watch_syscall_end
-.hidden watch_syscall_end
-watch_syscall_end:
-  ret
-  .cfi_endproc
-.size watch_syscall, .-watch_syscall
-)");
 
 namespace {
 
-constexpr int kCalls = 512;  // Above the highest number of a system call.
-constexpr int kRanges = 16;
-constexpr int kFrames = 24;
+// Addresses of the watched library's code. Set before `watching`.
+std::uintptr_t code_begin = 0;
+std::uintptr_t code_end = 0;
+std::atomic<bool> watching{false};
 
-// Addresses of a library's code and data. Filled before `watching` is set.
-struct Ranges {
-  std::uintptr_t begin[kRanges];
-  std::uintptr_t end[kRanges];
-  int count = 0;
-
-  bool contains(const void* address) const {
-    const auto at = reinterpret_cast<std::uintptr_t>(address);
-    for (int i = 0; i < count; ++i) {
-      if (begin[i] <= at && at < end[i]) return true;
-    }
-    return false;
-  }
+struct Count {
+  const char* name;
+  std::atomic<std::int64_t> calls{0};
 };
 
-Ranges watched;
-Ranges below;  // libc, the dynamic linker, this library: they call on behalf of others.
-std::atomic<bool> watching{false};
-std::atomic<std::int64_t> allocations{0};
-std::atomic<std::int64_t> calls[kCalls];
-thread_local bool handling = false;
+std::array<Count, 11> counts{{{"malloc"},
+                              {"mmap"},
+                              {"munmap"},
+                              {"mprotect"},
+                              {"madvise"},
+                              {"open"},
+                              {"read"},
+                              {"write"},
+                              {"ioctl"},
+                              {"nanosleep"},
+                              {"sched_yield"}}};
 
-void note_allocation(const void* caller) {
-  if (watching.load(std::memory_order_relaxed) && watched.contains(caller)) ++allocations;
+void note(const char* name, const void* caller) {
+  const auto at = reinterpret_cast<std::uintptr_t>(caller);
+  if (!watching.load(std::memory_order_relaxed) || at < code_begin || code_end <= at) return;
+  for (Count& count : counts)
+    if (strcmp(count.name, name) == 0) ++count.calls;
 }
 
-bool ours() {
-  void* frames[kFrames];
-  const int count = backtrace(frames, kFrames);
-  for (int i = 0; i < count; ++i) {
-    if (!below.contains(frames[i])) return watched.contains(frames[i]);
-  }
-  return false;
-}
-
-void handle(int /*signal*/, siginfo_t* /*info*/, void* context) {
-  const int saved_errno = errno;
-  greg_t* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  const auto number = static_cast<std::int64_t>(registers[REG_RAX]);
-  if (!handling && watching.load(std::memory_order_relaxed)) {
-    handling = true;
-    if (number >= 0 && number < kCalls && ours()) ++calls[number];
-    handling = false;
-  }
-  registers[REG_RAX] =
-      watch_syscall(number, registers[REG_RDI], registers[REG_RSI], registers[REG_RDX],
-                    registers[REG_R10], registers[REG_R8], registers[REG_R9]);
-  errno = saved_errno;
-}
-
-int find_ranges(dl_phdr_info* info, std::size_t /*size*/, void* library) {
-  const char* name = info->dlpi_name;
-  const bool is_watched = strstr(name, static_cast<const char*>(library)) != nullptr;
-  const bool is_below = strstr(name, "/libc.so") != nullptr ||
-                        strstr(name, "/ld-linux") != nullptr ||
-                        strstr(name, "flownpu_watch") != nullptr;
-  if (!is_watched && !is_below) return 0;
-  Ranges& ranges = is_watched ? watched : below;
+// Sets the addresses of the library whose path contains `library`; 1 if it is this one.
+int find(dl_phdr_info* info, std::size_t /*size*/, void* library) {
+  if (strstr(info->dlpi_name, static_cast<const char*>(library)) == nullptr) return 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& segment = info->dlpi_phdr[i];
-    if (segment.p_type != PT_LOAD || ranges.count == kRanges) continue;
-    ranges.begin[ranges.count] = info->dlpi_addr + segment.p_vaddr;
-    ranges.end[ranges.count] = info->dlpi_addr + segment.p_vaddr + segment.p_memsz;
-    ++ranges.count;
+    if (segment.p_type != PT_LOAD || (segment.p_flags & PF_X) == 0) continue;
+    code_begin = info->dlpi_addr + segment.p_vaddr;
+    code_end = code_begin + segment.p_memsz;
   }
-  return 0;
+  return 1;
 }
 
-// Turns system calls into SIGSYS. Exceptions are calls from watch_syscall, the return from a
-// handler, and calls that a handler cannot make for its caller (new threads and processes, and
-// calls of a thread that blocks signals). Returns 0 or the error number.
-int install_filter() {
-  const auto end = reinterpret_cast<std::uintptr_t>(watch_syscall_end);
-  const auto low = static_cast<std::uint32_t>(end);
-  const auto high = static_cast<std::uint32_t>(end >> 32);
-  constexpr auto kPointer = static_cast<std::uint32_t>(offsetof(seccomp_data, instruction_pointer));
-  constexpr int kLetThrough[] = {SYS_rt_sigreturn, SYS_rt_sigprocmask, SYS_clone,
-                                 SYS_clone3,       SYS_fork,           SYS_vfork,
-                                 SYS_execve,       SYS_exit,           SYS_exit_group,
-                                 SYS_rseq,         SYS_set_robust_list};
-  sock_filter filter[64];
-  int n = 0;
-  const auto load = [&](std::uint32_t offset) {
-    filter[n++] = BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offset);
-  };
-  load(kPointer);
-  filter[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, low, 0, 3);
-  load(kPointer + 4);
-  filter[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, high, 0, 1);
-  filter[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-  load(offsetof(seccomp_data, nr));
-  for (const int number : kLetThrough) {
-    filter[n++] = BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(number), 0, 1);
-    filter[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-  }
-  filter[n++] = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP);
-  const sock_fprog program{static_cast<decltype(sock_fprog::len)>(n), filter};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return errno;
-  if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) != 0)
-    return errno;
-  return 0;
+// Counts the call of a function of libc, and makes it.
+template <typename Result, typename... Arguments>
+Result forward(const char* name, const void* caller, Arguments... arguments) {
+  note(name, caller);
+  return reinterpret_cast<Result (*)(Arguments...)>(dlsym(RTLD_NEXT, name))(arguments...);
 }
 
 }  // namespace
 
 WATCH_EXPORT void* malloc(std::size_t bytes) {
-  note_allocation(__builtin_return_address(0));
+  note("malloc", __builtin_return_address(0));
   return __libc_malloc(bytes);
 }
 WATCH_EXPORT void* calloc(std::size_t count, std::size_t bytes) {
-  note_allocation(__builtin_return_address(0));
+  note("malloc", __builtin_return_address(0));
   return __libc_calloc(count, bytes);
 }
 WATCH_EXPORT void* realloc(void* memory, std::size_t bytes) {
-  note_allocation(__builtin_return_address(0));
+  note("malloc", __builtin_return_address(0));
   return __libc_realloc(memory, bytes);
 }
 WATCH_EXPORT void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
-  note_allocation(__builtin_return_address(0));
+  note("malloc", __builtin_return_address(0));
   return __libc_memalign(alignment, bytes);
 }
 WATCH_EXPORT int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
-  note_allocation(__builtin_return_address(0));
+  note("malloc", __builtin_return_address(0));
   *memory = __libc_memalign(alignment, bytes);
   return *memory == nullptr ? ENOMEM : 0;
 }
 
-// Watches the library whose path contains `library`, which must be loaded, until watch_stop().
-// Returns 0, or the error number of the call that the system refused; ENOENT without such a
-// library.
-WATCH_EXPORT int watch_start(const char* library) {
-  watched.count = below.count = 0;
-  dl_iterate_phdr(find_ranges, const_cast<char*>(library));
-  if (watched.count == 0) return ENOENT;
-  void* frame = nullptr;
-  backtrace(&frame, 1);  // The first call loads the unwinder.
-  for (std::atomic<std::int64_t>& count : calls) count = 0;
-  allocations = 0;
-  static bool installed = false;
-  if (!installed) {
-    struct sigaction action = {};
-    action.sa_sigaction = handle;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
-    if (sigaction(SIGSYS, &action, nullptr) != 0) return errno;
-    if (const int error = install_filter(); error != 0) return error;
-    installed = true;
+// The types of the arguments are those with which libc's functions are called: what they point to
+// does not matter here.
+#define WATCH(Result, name, parameters, ...)                                               \
+  WATCH_EXPORT Result name parameters {                                                    \
+    return forward<Result>(#name, __builtin_return_address(0) __VA_OPT__(, ) __VA_ARGS__); \
   }
-  watching = true;
-  return 0;
-}
+WATCH(void*, mmap, (void* at, std::size_t size, int access, int flags, int file, off_t offset), at,
+      size, access, flags, file, offset)
+WATCH(int, munmap, (void* at, std::size_t size), at, size)
+WATCH(int, mprotect, (void* at, std::size_t size, int access), at, size, access)
+WATCH(int, madvise, (void* at, std::size_t size, int advice), at, size, advice)
+WATCH(int, open, (const char* path, int flags, mode_t mode), path, flags, mode)
+WATCH(ssize_t, read, (int file, void* into, std::size_t size), file, into, size)
+WATCH(ssize_t, write, (int file, const void* from, std::size_t size), file, from, size)
+WATCH(int, ioctl, (int file, unsigned long request, void* argument), file, request, argument)
+WATCH(int, nanosleep, (const timespec* time, timespec* left), time, left)
+WATCH(int, sched_yield, ())
 
+// Watches the library whose path contains `library` until watch_stop(); false if none is loaded.
+WATCH_EXPORT bool watch_start(const char* library) {
+  for (Count& count : counts) count.calls = 0;
+  watching = dl_iterate_phdr(find, const_cast<char*>(library)) != 0;
+  return watching;
+}
 WATCH_EXPORT void watch_stop() { watching = false; }
-WATCH_EXPORT std::int64_t watch_allocations() { return allocations; }
-// The number of times that the library made the system call `number`.
-WATCH_EXPORT std::int64_t watch_calls(int number) { return calls[number]; }
+// The functions that are counted, from 0 on; null after the last. All that allocate are "malloc".
+WATCH_EXPORT const char* watch_name(std::size_t number) {
+  return number < counts.size() ? counts.at(number).name : nullptr;
+}
+WATCH_EXPORT std::int64_t watch_calls(std::size_t number) { return counts.at(number).calls; }

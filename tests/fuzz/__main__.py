@@ -72,16 +72,11 @@ def graphs(
 def decoders(
     cases: Cases = 200, seed: Seed = 1, sanitize: Sanitize = False, library: Library = None, isa: Isa = None,
     minutes: Minutes = None, output: Output = FOUND, seconds: Seconds = 300.0,
-    device: Annotated[str, typer.Option("--device", help="cpu, or emulate: some seconds a case.")] = "cpu",
 ) -> None:  # fmt: skip
     """Random small decoders: prompts, chunks, tokens, rewinds, batches."""
-    from tests.fuzz.decoders import emulated, oracle
+    from tests.fuzz.decoders import oracle
 
     with _workers(library, sanitize, seconds) as (reference, ours):
-        if device == "emulate":
-            with emulated.EmulatedOracle(reference, ours) as judges:
-                _run("emulated", emulated.cases(), judges.judge, cases, seed, minutes, output)
-            return
         strategy = oracle.cases(tuple(isa or INSTRUCTION_SETS))
         judge = oracle.DecoderOracle(reference, ours).judge
         _run("decoders", strategy, judge, cases, seed, minutes, output)

@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from tests.fuzz.decoders.emulated import EmulatedOracle
 from tests.fuzz.decoders.models import DecoderModel
 from tests.fuzz.decoders.oracle import DecoderCase, DecoderOracle, describe
 from tests.fuzz.decoders.runs import Step
@@ -72,9 +71,6 @@ def judge_saved(case: Case | DecoderCase, reference: Worker, ours: Worker) -> Ve
     """Runs and judges a case that was loaded."""
     if isinstance(case, Case):
         return Oracle(reference, ours).judge(case)
-    if case.options["device"] == "emulate":
-        with EmulatedOracle(reference, ours) as oracle:
-            return oracle.judge(case)
     return DecoderOracle(reference, ours).judge(case)
 
 

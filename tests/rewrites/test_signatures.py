@@ -14,7 +14,6 @@ import pytest
 from flownpu import _native
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.plain.attention.scaled_dot_product_attention import fold_attention
-from flownpu.graph_rewrites.plain.gelu import fold_gelu
 from flownpu.graph_rewrites.plain.layer_norm import fold_layer_norm
 from flownpu.graph_rewrites.plain.rewriter import rewrite_plain
 from flownpu.graph_rewrites.plain.rms_norm import fold_rms_norm
@@ -26,7 +25,7 @@ from flownpu.graph_rewrites.report import Report
 from flownpu.graph_rewrites.rewriter import rewrite
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.ops.contracts import input_names
-from graph_rewrites.plain import gelu_test, layer_norm_test, rms_norm_test, rotary_embedding_test
+from graph_rewrites.plain import layer_norm_test, rms_norm_test, rotary_embedding_test
 from graph_rewrites.plain.attention import scaled_dot_product_attention_test
 from graph_rewrites.plain.weights import embedding_test, parts_test, projection_test
 from tests.ops.lowering import (
@@ -38,6 +37,7 @@ from tests.ops.lowering import (
     test_q4nx_matmul,
     test_q4nx_moe,
     test_qk_norm,
+    test_rules,
     test_split_qkv,
 )
 
@@ -76,8 +76,8 @@ EXAMPLES: dict[str, Example] = {
     "gated_projection: geglu": (test_gated_projection._model, _of_rule("gated_projection")),
     "layer_norm": (layer_norm_test._model, _of_function(fold_layer_norm)),
     "rms_norm": (rms_norm_test._model, _of_function(fold_rms_norm)),
-    "gelu: Erf": (lambda: gelu_test._model(gelu_test.ERF), _of_function(fold_gelu)),
-    "gelu: Tanh": (lambda: gelu_test._model(gelu_test.TANH), _of_function(fold_gelu)),
+    "gelu: Erf": (lambda: testing.parse(test_rules.ERF_GELU.format(**test_rules.BY_ERF)), _of_rule("gelu")),
+    "gelu: Tanh": (lambda: testing.parse(test_rules.TANH_GELU.format(**test_rules.BY_TANH)), _of_rule("gelu")),
     "rotary_embedding": (rotary_embedding_test._model, _of_function(lambda model: fold_rotary_embedding(model, 64))),
     "scaled_dot_product_attention": (scaled_dot_product_attention_test._model, _of_function(fold_attention)),
     "part_products": (parts_test._model, _of_function(part_products)),

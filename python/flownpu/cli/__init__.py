@@ -66,7 +66,6 @@ _COMMANDS = {
     "build": "build:build",
     "compile": "compile_model:compile_model_folder",
     "predict": "predict:predict",
-    "tune": "tune:tune",
     "trace": "trace:trace",
     "selftest": "selftest:selftest",
     "doctor": "doctor:doctor",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import bytes_text, console, print_json, print_table, status
+from flownpu.cli.output import bytes_text, console, print_json, print_table
 from flownpu.errors import require
 from flownpu.machine import describe_threads
 
@@ -37,7 +37,6 @@ def explain(
         ),
     ] = None,
     as_json: options.AsJson = False,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw what runs where, by layer.")] = None,
 ) -> None:
     """Show which nodes of a model run where and why, without running it and without an NPU.
 
@@ -50,11 +49,6 @@ def explain(
 
     chosen = options.provider_options(device, None, option)
     explanation = explain_model(model, chosen, None if bandwidth is None else 1e9 * bandwidth)
-    if svg is not None:
-        from flownpu.explain.drawing import draw  # noqa: PLC0415
-
-        svg.write_text(draw(explanation), encoding="utf-8")
-        status(f"wrote {svg}")
     if as_json:
         document = asdict(explanation)
         document["placement"]["counts"] = explanation.placement.count()

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from flownpu.cli import options
-from flownpu.cli.output import console, print_json, status, waiting
+from flownpu.cli.output import console, print_json, waiting
 
 if TYPE_CHECKING:
     from flownpu.predict.report import PredictionReport
@@ -54,10 +54,6 @@ def predict(
         ),
     ] = None,
     as_json: options.AsJson = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="DIR", help="Write decode.svg and ttft.svg into this folder; needs Matplotlib."),
-    ] = None,
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
 
@@ -65,7 +61,7 @@ def predict(
     docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic.
     """
     if device == "gpu" or device.startswith("radeon"):
-        _predict_gpus(model, device, parse_contexts(context) if context else [], measured, plot, as_json=as_json)
+        _predict_gpus(model, device, parse_contexts(context) if context else [], measured, as_json=as_json)
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
@@ -79,27 +75,20 @@ def predict(
     values = measured_values(measured) if measured else VALUES
     with waiting("pricing the programs ..."):
         report = predict_model(target(model), CHIPS[device], contexts, values)
-    if plot is not None:
-        plot.mkdir(parents=True, exist_ok=True)
-        for name, drawing in report.plots().items():
-            (plot / f"{name}.svg").write_text(drawing, encoding="utf-8")
-            status(f"wrote {plot / name}.svg")
     if as_json:
         print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))
         return
     _print(report, CHIPS[device].description, "published" if measured is None else f"those of {measured}")
 
 
-def _predict_gpus(
-    model: str, device: str, contexts: list[int], measured: Path | None, plot: Path | None, *, as_json: bool
-) -> None:
+def _predict_gpus(model: str, device: str, contexts: list[int], measured: Path | None, *, as_json: bool) -> None:
     from flownpu.predict.gpu import GPUS, predict_gpu  # noqa: PLC0415 other commands need none of it
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
 
     if device != "gpu" and device not in GPUS:
         raise typer.BadParameter(f"no such GPU: {device}{nearest(device, GPUS)}", param_hint="--device")
-    if measured is not None or plot is not None:
-        raise typer.BadParameter("expected no --measured and no --plot with a GPU: they are the NPU's")
+    if measured is not None:
+        raise typer.BadParameter("expected no --measured with a GPU: it is the NPU's")
     found = target(model)
     points = {name: predict_gpu(found, GPUS[name], contexts) for name in GPUS if device in ("gpu", name)}
     if as_json:

@@ -118,22 +118,6 @@ def layer_of(node: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def by_layer(nodes: tuple[Place, ...]) -> list[tuple[str, list[Place]]]:
-    """Nodes in groups: "before", "layer 0" .., "after".
-
-    Nodes without a layer are in "before" if they come before the last node with a layer, else in "after".
-    """
-    layered = [number for number, node in enumerate(nodes) if node.layer is not None]
-    last = layered[-1] if layered else len(nodes)
-    groups: dict[int | None, list[Place]] = {}
-    before = [node for number, node in enumerate(nodes) if node.layer is None and number < last]
-    after = [node for number, node in enumerate(nodes) if node.layer is None and number > last]
-    for number in layered:
-        groups.setdefault(nodes[number].layer, []).append(nodes[number])
-    layers = [(f"layer {layer}", groups[layer]) for layer in sorted(groups, key=lambda layer: layer or 0)]
-    return [(name, found) for name, found in [("before", before), *layers, ("after", after)] if found]
-
-
 def _places(graph: Any, assigned: dict[str, tuple[str, str]], report: dict[str, Any]) -> list[Place]:
     reasons, on_host, inlined = (_reasons(report[kind]) for kind in ("left", "on_host", "inlined"))
     reasons |= _reasons(report["control_flow"])

@@ -6,13 +6,11 @@ Everything here is **predicted**. Published numbers of the same model and chip s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.parameters import VALUES, Values
-from flownpu.bench.plot import draw
 from flownpu.errors import FlowNPUError
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import TABLES, watts
@@ -91,23 +89,6 @@ class PredictionReport:
         """The published tables whose numbers stand beside the points."""
         names = (name for point in self.points for of in point.published.values() for name in of)
         return [TABLES[name] for name in dict.fromkeys(names)]
-
-    def plots(self) -> dict[str, str]:
-        """SVG drawings by name: predicted beside published."""
-        roof = [(float(point.context), point.roof) for point in self.points]
-        decoding, first = self._series("decode", "decode_tokens_per_second"), self._series("ttft", "ttft_seconds")
-        return {
-            "decode": draw(f"{self.model}: decode, tokens/s (predicted)", decoding, roof),
-            "ttft": draw(f"{self.model}: time to the first token, s (predicted)", first, []),
-        }
-
-    def _series(self, quantity: str, predicted: str) -> dict[str, list[tuple[float, float]]]:
-        """Curves by name, value over context: the prediction, and one for each published table."""
-        series = defaultdict[str, list[tuple[float, float]]](list)
-        for point in self.points:
-            for name, value in {"predicted": getattr(point, predicted), **point.published[quantity]}.items():
-                series[name].append((float(point.context), value))
-        return series
 
 
 def predict(target: Target, device: Chip, contexts: Sequence[int] = (), values: Values = VALUES) -> PredictionReport:

@@ -3,23 +3,17 @@
 
 import json
 import math
-from itertools import pairwise
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
-from flownpu.explain import drawing as partition_drawing
-from flownpu.explain.overview import Explanation
-from flownpu.explain.placement import Place, Placement, by_layer, layer_of
-from flownpu.explain.speed import NPU, Speed
+from flownpu.explain.placement import layer_of
 from flownpu.npu.artifacts import programs_of_model
 from flownpu.npu.layers import read_decoder
 from flownpu.ops.definitions import add_functions
 
-SVG = "{http://www.w3.org/2000/svg}"
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "ai.flownpu": 1]>'
 
 
@@ -296,56 +290,6 @@ def test_text_report_has_rows(flownpu, model):
         "NPU, predicted", "at 10.0 GB/s", "nothing was run",
     ):  # fmt: skip
         assert text in done.out
-
-
-# --- The picture ------------------------------------------------------------------------------------------------------
-
-
-def test_picture_boxes_count_all_nodes(flownpu, model, tmp_path):
-    done = flownpu("explain", model, "--device", "cpu", "--bandwidth", 10, "--svg", tmp_path / "model.svg")
-    assert done.code == 0
-    root = ET.parse(tmp_path / "model.svg").getroot()  # noqa: S314 our own
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    for label in ("before", *(f"layer {layer}" for layer in range(6)), "after"):
-        assert label in texts
-    boxes = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
-    titles = [rect.find(f"{SVG}title").text.partition(": ")[2] for rect in boxes]
-    counts = [int(part.rpartition("(")[2].rstrip(")")) if "(" in part else 1 for t in titles for part in t.split(", ")]
-    assert sum(counts) == 73
-    assert "FlowNPU on cpu" in " ".join(texts)
-
-
-def drawn(nodes):
-    placement = Placement("", "npu", tuple(nodes), ())
-    explanation = Explanation(
-        "m.onnx", "converted", placement, (), (), {}, 0, 0, Speed(NPU(False, "", ""), None, 0, ())
-    )
-    return ET.fromstring(partition_drawing.draw(explanation))  # noqa: S314 our own
-
-
-def test_picture_of_34_layers_is_legible():
-    places = ["flownpu", "host", "cpu", "folded", "CUDAExecutionProvider"]
-    nodes = [Place(f"n{i}", "Add", i // 20, places[i // 4 % 5]) for i in range(34 * 20)]
-    root = drawn(nodes)
-    assert len(by_layer(tuple(nodes))) == 34
-    width, height = float(root.get("width")), float(root.get("height"))
-    boxes = [
-        [float(rect.get(name)) for name in ("x", "y", "width", "height")]
-        for rect in root.iter(f"{SVG}rect")
-        if rect.find(f"{SVG}title") is not None
-    ]
-    assert len(boxes) == 34 * 5
-    assert height < 1080  # a screen
-    assert all(x + w <= width and y + h <= height for x, y, w, h in boxes)
-    rows = {}
-    for x, y, w, _ in boxes:
-        rows.setdefault(y, []).append((x, w))
-    for row in rows.values():
-        # Rounded to tenths.
-        assert all(x + w <= following + 0.11 for (x, w), (following, _) in pairwise(row))
-    assert min(y1 - y0 for y0, y1 in pairwise(sorted(rows))) >= boxes[0][3]
-    colours = {rect.get("fill") for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None}
-    assert len(colours) == 5
 
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------

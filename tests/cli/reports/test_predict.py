@@ -2,7 +2,6 @@
 """`flownpu predict`, and its cost model compared with published tables."""
 
 import json
-import xml.etree.ElementTree as ET
 
 import pytest
 import typer
@@ -63,16 +62,6 @@ def test_json_equals_prediction(flownpu):
     }  # fmt: skip
     assert document["tables"]["flm-llama-decode-0.9.8"]["label"] == "FastFlowLM 0.9.8"
     assert 0 < document["errors"]["ttft"] < 0.2
-
-
-def test_plots_are_written(flownpu, tmp_path):
-    done = flownpu("predict", "gemma3-1b", "--context", "100,1k", "--plot", tmp_path / "plots", "--json")
-    assert done.code == 0, done.err
-    for name, curves in (("decode", ["predicted", "gemma3-1b-decode", "memory roof"]), ("ttft", ["predicted"])):
-        drawing = (tmp_path / "plots" / f"{name}.svg").read_text(encoding="utf-8")
-        ET.fromstring(drawing)  # noqa: S314 our own
-        assert "predicted" in drawing
-        assert all(f">{curve}<" in drawing for curve in curves)
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def random_decoder(choices: Choices) -> Decoder:
     )
 
 
-def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: bool | None = None) -> DecoderModel:
-    """A decoder like `flownpu convert` writes it, with random weights; without `decoder`, of a random shape."""
-    decoder = decoder or random_decoder(choices)
+def converted(choices: Choices) -> DecoderModel:
+    """A random decoder like `flownpu convert` writes it."""
+    decoder = random_decoder(choices)
     rng = np.random.default_rng(choices.seed())
     weights = RandomWeights(choices.seed(), symmetric=choices.chance(50))
     tensors: dict[str, ir.TensorProtocol] = {}
@@ -92,7 +92,7 @@ def converted(choices: Choices, decoder: Decoder | None = None, *, all_logits: b
         for name, table in zip(rotary_cache_names(i), rotary.caches(CONTEXT, decoder.head_size), strict=True):
             tensors[name] = ir.tensor(table)
     kv_dtype = choices.pick(("fp32", "bf16", "fp16"))
-    all_logits = choices.chance(50) if all_logits is None else all_logits
+    all_logits = choices.chance(50)
     model = build_model(decoder, tensors, kv_dtype=kv_dtype, logits="all" if all_logits else "last")
     cache = {"fp32": FLOAT, "bf16": TensorProto.BFLOAT16, "fp16": TensorProto.FLOAT16}[kv_dtype]
     serialised = ir.to_proto(model).SerializeToString()

@@ -72,9 +72,9 @@ def cases(isas: tuple[str, ...] = INSTRUCTION_SETS) -> strategies.SearchStrategy
     return strategies.binary(min_size=BYTES, max_size=BYTES).map(lambda data: build(data, isas))
 
 
-def script(choices: Choices, batches: tuple[int, ...] = (1, 1, 1, 2, 3)) -> tuple[list[Step], list[int]]:
+def script(choices: Choices) -> tuple[list[Step], list[int]]:
     """Calls: a prompt and its continuation; and the lengths of the prompt's rows, which are padded on the right."""
-    batch = choices.pick(batches)
+    batch = choices.pick((1, 1, 1, 2, 3))
     tokens = choices.pick((3, 1, 5, 9, 17, 33, 40, 70))
     lengths = [tokens] * batch
     if batch > 1 and choices.chance(60):
@@ -99,8 +99,6 @@ def script(choices: Choices, batches: tuple[int, ...] = (1, 1, 1, 2, 3)) -> tupl
 
 class DecoderOracle:
     """Judges cases; `reference` is a worker with ONNX Runtime alone, `ours` one with the library."""
-
-    roundings = ROUNDINGS
 
     def __init__(self, reference: Worker, ours: Worker) -> None:
         self._reference, self._ours = reference, ours
@@ -163,7 +161,7 @@ class DecoderOracle:
 
     def _bound(self, case: DecoderCase, exact: NDArray[Any], rough: NDArray[Any], valid: NDArray[np.bool_]) -> float:
         measured = float(np.sqrt(np.square(exact.astype(np.float64) - rough)[valid].mean()))
-        return self.roundings * measured + float32_tolerance(exact[valid], case.decoder.layers, 256)
+        return ROUNDINGS * measured + float32_tolerance(exact[valid], case.decoder.layers, 256)
 
 
 def row_errors(a: NDArray[Any], b: NDArray[Any], valid: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test environment sanitizers tools tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
-.PHONY: clients wheels windows clean demo-packages demo-wheel
+.PHONY: clients figures wheels windows clean demo-packages demo-wheel
 
 help:
 	@echo 'make demo      build FlowNPU, convert a small model and generate text with it: some minutes'
@@ -31,6 +31,7 @@ help:
 	@echo 'make sanitize  run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make clients   install third-party clients and try the server with them'
 	@echo 'make fuzz      try random graphs, decoders and damaged files under the sanitizers (CASES=50000 SEED=1)'
+	@echo 'make figures   draw the pictures of the README and of docs/npu.md'
 	@echo 'make wheels    build the sources and the wheels for Linux (glibc 2.28 or newer) in dist'
 	@echo 'make windows   build for Windows x64 in dist/windows, and try it where there is Wine'
 	@echo 'make clean     remove everything that make has made'
@@ -141,6 +142,13 @@ build/sanitize/built: .venv/test
 	MAKEFLAGS= $(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	cp build/testing/libflownpu_aie_xdna*.so build/sanitize/
 	touch $@
+
+figures: .venv/test chromium
+	$(BIN)/python scripts/figures/demo.py
+	$(BIN)/python scripts/figures/npu_designs.py
+	$(BIN)/python -m scripts.figures.shapes
+	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
+	$(BIN)/python -m scripts.figures.chat_page out/gemma3-shapes
 
 wheels: | .venv
 	$(BIN)/python -m scripts.release.wheels

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from flownpu.cli.options import Activations, Device
-from scripts import draw_npu_designs
+from scripts.figures import npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -64,5 +64,5 @@ def test_command_line_page_is_up_to_date():
 
 
 def test_design_figures_are_up_to_date():
-    for path, picture in draw_npu_designs.pictures().items():
-        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/draw_npu_designs.py"
+    for path, picture in npu_designs.pictures().items():
+        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/figures/npu_designs.py"

@@ -32,6 +32,12 @@ DECODER = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# Shapes of known encoders, for benchmarks: their checkpoints are made in the same way, with the usual initialisation.
+SHAPES = {
+    "minilm-l6": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+    "bge-small": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "bge-base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
+}
 # EmbeddingGemma's window covers both sides of a token: a window of 10 is 5 tokens on each side, and the token itself.
 WINDOW = 10
 PROMPTS = {"query": "find: ", "document": ""}
@@ -49,8 +55,8 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     """Writes a checkpoint, its tokenizer and the files of sentence-transformers; returns the folder.
 
     Args:
-        name: "bert-mean", "bert-cls", "xlm-roberta-mean", "qwen3", "gemma3", "bert-score" or
-            "xlm-roberta-score".
+        name: "bert-mean", "bert-cls", "xlm-roberta-mean", "qwen3", "gemma3", "bert-score", "xlm-roberta-score", or one
+            of SHAPES.
         folder: the folder to make.
     """
     folder.mkdir(parents=True)
@@ -162,6 +168,8 @@ def _model(name: str, words: int) -> Any:
         "query_pre_attn_scalar": 24,
         "layer_types": ["sliding_attention", "full_attention"],
     }
+    if name in SHAPES:
+        return t.BertModel(t.BertConfig(**SHAPES[name])).eval()
     model = {
         "bert-mean": lambda: t.BertModel(t.BertConfig(**bert)),
         "bert-cls": lambda: t.BertModel(t.BertConfig(**bert, hidden_act="gelu_new")),

@@ -9,7 +9,7 @@ from flownpu.aie.plan.drawing import draw
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.npu.catalogue import catalogue
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "figures"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
 TARGET = "npu2"
 # The model whose shapes most designs are drawn with. Its 8 heads share 4 KV heads, so that the picture of attention
 # shows the distribution of heads to columns. One operator on rows represents all of them, which look alike.

@@ -37,29 +37,32 @@ class MatMulInteger final : public Step {
     outputs[0][-1] = b[1];
   }
 
-  // Each task makes some columns of all rows, kColumns at a time.
+  // Each task makes some columns of all rows, kColumns at a time, from kDepth rows of B at a time,
+  // widened to 16 bits less their zero points.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
     const Tensor& a = inputs[0];
-    const Tensor& b = inputs[1];
-    const std::int64_t k = b.shape[0];
-    const std::int64_t m = b.shape[1];
+    const std::int64_t k = inputs[1].shape[0];
+    const std::int64_t m = inputs[1].shape[1];
     const std::int64_t rows = outputs[0].shape.elements() / std::max<std::int64_t>(m, 1);
     const int a_zero = is_given(inputs, 2) ? byte_at(inputs[2], 0) : 0;
     context_.pool->run((m + kColumns - 1) / kColumns, [&](std::int64_t task) {
       const std::int64_t begin = task * kColumns;
       const std::int64_t count = std::min(kColumns, m - begin);
-      std::int32_t zeros[kColumns] = {};
-      for (std::int64_t c = 0; is_given(inputs, 3) && c < count; ++c)
-        zeros[c] = byte_at(inputs[3], inputs[3].shape.elements() == 1 ? 0 : begin + c);
-      for (std::int64_t row = 0; row < rows; ++row) {
-        std::int32_t sums[kColumns] = {};
-        for (std::int64_t i = 0; i < k; ++i) {
-          const std::int32_t factor = byte_at(a, row * k + i) - a_zero;
-          for (std::int64_t c = 0; c < count; ++c)
-            sums[c] += factor * (byte_at(b, i * m + begin + c) - zeros[c]);
+      auto* y = outputs[0].as<std::int32_t>() + begin;
+      for (std::int64_t row = 0; row < rows; ++row) std::fill_n(y + row * m, count, 0);
+      std::int16_t columns[kDepth][kColumns] = {};
+      for (std::int64_t start = 0; start < k; start += kDepth) {
+        const std::int64_t depth = std::min(kDepth, k - start);
+        widen(inputs, start, depth, begin, count, columns);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          std::int32_t sums[kColumns] = {};
+          for (std::int64_t i = 0; i < depth; ++i) {
+            const auto factor = static_cast<std::int16_t>(byte_at(a, row * k + start + i) - a_zero);
+            for (std::int64_t c = 0; c < kColumns; ++c) sums[c] += factor * columns[i][c];
+          }
+          for (std::int64_t c = 0; c < count; ++c) y[row * m + c] += sums[c];
         }
-        std::copy_n(sums, count, outputs[0].as<std::int32_t>() + row * m + begin);
       }
     });
   }
@@ -68,6 +71,20 @@ class MatMulInteger final : public Step {
 
  private:
   static constexpr std::int64_t kColumns = 32;
+  // Widened rows of 32 columns fill half of an L1 data cache of 32 KB.
+  static constexpr std::int64_t kDepth = 256;
+
+  static void widen(std::span<const Tensor> inputs, std::int64_t start, std::int64_t depth,
+                    std::int64_t begin, std::int64_t count, std::int16_t (*columns)[kColumns]) {
+    const std::int64_t m = inputs[1].shape[1];
+    const bool is_one = !is_given(inputs, 3) || inputs[3].shape.elements() == 1;
+    for (std::int64_t c = 0; c < count; ++c) {
+      const int zero = is_given(inputs, 3) ? byte_at(inputs[3], is_one ? 0 : begin + c) : 0;
+      for (std::int64_t i = 0; i < depth; ++i)
+        columns[i][c] =
+            static_cast<std::int16_t>(byte_at(inputs[1], (start + i) * m + begin + c) - zero);
+    }
+  }
 
   Context context_;
   std::string name_;

@@ -151,10 +151,6 @@ struct DenseWeight {
 // MiniLM's products on 29 texts the least cosine to f32 was 0.998 with 256 columns, 0.9993 with 128
 // and 0.9997 with 32.
 inline constexpr std::int64_t kDensePart = 128;
-// Of a weight that is int8 already, whose owner bore one scale for a whole tensor of activations.
-// Results of a part are added up in f32 at a cost of 100 columns' dots (AVX2, tiles of 4 x 16). The
-// dots of 512 columns, at most 512 x 255 x 127, are less than 2^24: exact in f32.
-inline constexpr std::int64_t kLongDensePart = 512;
 
 // The type in which a dense product multiplies: bf16 or int8 if the instruction set has dot
 // products of that type, else f32 without rounding.

@@ -54,7 +54,7 @@ void round_to_int8(const float* x, std::int64_t k, std::int64_t padded_k, std::i
       store_group(out, integers);
       out += q4nx::kGroup;
     }
-    // A sum of 512 integers up to 127 is exact.
+    // A sum of 256 integers up to 127 is exact.
     *scales++ = scale.scale;
     *sums++ = reduce_add(sum) * scale.scale;
   }

@@ -215,7 +215,7 @@ class RangeFetch {
   std::int64_t step_;
 };
 
-// The dots of COUNT rows of activations with a part: at most 512 x 255 x 127 < 2^24.
+// The dots of COUNT rows of activations with a part: at most 256 x 255 x 127, far from 2^31.
 template <int COUNT>
 inline void dot_part(const std::byte* codes, std::int64_t groups, const std::int8_t* x,
                      std::int64_t x_stride, IntegerRows (&dot)[COUNT]) {

@@ -4,7 +4,7 @@
 // an integer, and l = 2^(t - m), as after a chunk with that key alone (common/attention.h).
 //
 // Dataflow: the rows of a head, `queries` one after the other, get its m and l, which the host has
-// computed (ops/npu/weights/sinks.h). Layout: from `element` of x on m f32[heads], l f32[heads],
+// computed (ops/npu/nodes/sinks.h). Layout: from `element` of x on m f32[heads], l f32[heads],
 // four numbers after the other four `step` numbers on: 4 in lines, 32 in the first row of
 // tiled(). state: f32, where m begins at `maxima` and l at `sums`. Callers: aie/designs/flow_kv.py,
 // flow_qkv.py, decode_layer/split.py.

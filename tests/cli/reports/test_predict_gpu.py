@@ -82,6 +82,7 @@ def test_gpu_prediction_is_in_json(flownpu):
     ("arguments", "message"),
     [
         (("--device", "radeon-790m"), "no such GPU: radeon-790m; did you mean radeon-"),
+        (("--device", "gpu", "--kv-dtype", "int8"), "expected no --kv-dtype int8 with a GPU"),
         (("--device", "gpu", "--plot", "x"), "expected no --measured and no --plot with a GPU"),
         (("--device", "gpu", "--context", "900k"), "expected contexts of 1 to 32768 tokens"),
     ],

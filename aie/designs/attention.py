@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel
 
 ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
-# Elements behind sinks. A walk cannot stay where it is, so the other rows of a chunk begin 2 elements (a shim's granule)
-# later each; a chunk has up to 64.
+# Elements behind sinks. A walk cannot stay where it is, so the other rows of a chunk begin 2 elements (a shim's
+# granule) later each; a chunk has up to 64.
 SINK_PADDING = 2 * 64
 MOVING = 4  # words of `Sweep.words` that change with the position: chunks, first query, first key, key end
 

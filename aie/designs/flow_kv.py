@@ -135,6 +135,7 @@ class FlowKV:
         parameters = RunTimeParameters(names)
         cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         queries, keys, values, outputs, workers = self._array(parameters)
+        sinks = self.sinks
 
         def sequence(ends: Any, q: Any, kv: Any, o: Any, *of_sinks: Any) -> None:
             q_ends, k_ends, v_ends, o_ends = ends
@@ -153,10 +154,9 @@ class FlowKV:
             windows = [Window() for _ in (*k_ends, *v_ends)]
             most, count = limits_of(self.target).iteration_maximum, self.pairs_of_column
             for turn in range(self.turns):
-                for sinks, given in zip(held, of_sinks, strict=True):
-                    for column, end in enumerate(k_ends):
-                        first = (turn * self.pairs + column * count) * self.d
-                        windows[column].add(end.fill, given, sinks.chunk(sinks.size, first, count, self.keys))
+                for column, end in enumerate(k_ends if sinks else []):
+                    first = (turn * self.pairs + column * count) * self.d
+                    windows[column].add(end.fill, *of_sinks, sinks.chunk(sinks.size, first, count, self.keys))
                 taps = [
                     cache.chunks(part, 2 * (turn * self.pairs + column * count) + value, count, 2, most)
                     for value in range(2)
@@ -172,8 +172,7 @@ class FlowKV:
 
         line = self.heads * self.d
         buffers = {"q": tensor(line), "kv": tensor(cache.size), "o": tensor(line)}
-        held = [self.sinks] if self.sinks else []
-        buffers |= {"sinks": tensor(sinks.size) for sinks in held}
+        buffers |= {"sinks": tensor(sinks.size)} if sinks else {}
         ends = [
             [fifo.prod(tile=Tile(self.columns + place, 0)) for place, fifo in enumerate(queries)],
             *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (keys, values)],

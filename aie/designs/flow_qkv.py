@@ -234,6 +234,7 @@ class FlowQKV:
         workers, ends, shared = _build(self)
         parameters = [of_column.of_a_sequence() for of_column in shared]
         block, parts, queue = TILES * self.queries, self.output_parts, limits_of(self.target).task_queue
+        sinks = self.sinks
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
         def sequence(ends: Any, q: Any, kv: Any, o: Any, *of_sinks: Any) -> None:
@@ -255,9 +256,9 @@ class FlowQKV:
                         drains[column].add(o_ends[column].drain, o, tap)
                     parts_of_outputs.append(o_taps[queue:])
                     windows.append(Window())
-                    for sinks, given in zip(held, of_sinks, strict=True):
+                    if sinks:
                         of_head = sinks.chunk(sinks.size, head * self.d, 1, self.keys)
-                        windows[column].add(kv_ends[column].fill, given, of_head)
+                        windows[column].add(kv_ends[column].fill, *of_sinks, of_head)
                     chunks.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
                 _add_in_turns(windows, [end.fill for end in kv_ends], kv, chunks)
                 for window_of_column in windows:
@@ -269,8 +270,7 @@ class FlowQKV:
                     drains_of_column.finish()
 
         buffers = {"q": tensor(rows * q_line), "kv": tensor(cache.size), "o": tensor(rows * o_line)}
-        held = [self.sinks] if self.sinks else []
-        buffers |= {"sinks": tensor(sinks.size) for sinks in held}
+        buffers |= {"sinks": tensor(sinks.size)} if sinks else {}
         runtime = Runtime(named(sequence, ["ends", *buffers]), [ends, *buffers.values()])
         return Program(device(self.target), runtime, workers)
 

@@ -177,8 +177,8 @@ class Attention(ABC):
 def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, list[ObjectFifo], Worker]:
     """The fifo of batches of heads, those of queries and of keys and values, and the tile.
 
-    Keys and values leave in bf16, and with an int8 cache on one more fifo in int8. Sinks, if the way deals heads, follow
-    the values on their way to the projecting tiles.
+    Keys and values leave in bf16, and with an int8 cache on one more fifo in int8. If the way deals heads, sinks follow
+    the values to the projecting tiles.
 
     The first batches are tables: the norms of queries and keys, if there are any, and the angles. If the way deals
     heads to the projecting tiles, keys and values follow the queries on their fifo, too. Words: word 0, epsilon's bits.

@@ -166,7 +166,8 @@ class LayerSequence:
         """Send the inputs of an entry except the update, which may not be there yet."""
         norms = self._shape.entry_norms * self._shape.line
         self.send_region(self.ends.vectors, "hidden")
-        self.send(self.ends.vectors, self.buffers.vectors, run(self.vectors_size, index * self._shape.vector_size, norms))
+        first = index * self._shape.vector_size
+        self.send(self.ends.vectors, self.buffers.vectors, run(self.vectors_size, first, norms))
 
     # --- Run-time parameters ------------------------------------------------------------------------------------------
 

@@ -37,8 +37,8 @@ cache: they must be finite there.
 
 **Nothing waits for the cache.** Queries, and the token's own keys and values with them, go from the RoPE tile to the
 residual tile beside it, and as x to all tiles. What the cache has at the token's position, stale or new, is not used:
-so keys come as early as weights, and the new position is on its way to main memory meanwhile. Sinks go the same way, and
-are counted once: by the tile of each class that has the result.
+so keys come as early as weights, and the new position is on its way to main memory meanwhile. Sinks go the same way.
+The tile of each class that has the result begins with them, the others without.
 
 The cache is an argument twice: `cache`, to which bf16 are written, and `cache_bytes`, the same memory, since what the
 weights' streams carry are bytes. **With an int8 cache** `cache_bytes` is another memory, with rows of int8, and so is
@@ -87,9 +87,10 @@ _PART = BLOCK_ROWS  # elements in which a tile gives its results
 # the kernel takes five, or four, at once.
 _BUNDLE = 256
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head (kernels/flow_kv_split.cc)
-# Where Y begins in a tile's share (kernels/flow_kv_split.cc): behind position, powers of it and of up to three others,
-# m and l.
-_FIRST_OUTPUT = 16 + 3 * 2 * _MOST_LANES + 2 * _MOST_LANES
+# Where m, l and Y begin in a tile's share (kernels/flow_kv_split.cc), behind position, powers of it and of up to three
+# others.
+_FIRST_MAXIMUM = 16 + 3 * 2 * _MOST_LANES
+_FIRST_SUM, _FIRST_OUTPUT = _FIRST_MAXIMUM + _MOST_LANES, _FIRST_MAXIMUM + 2 * _MOST_LANES
 _HEADS = 2  # parts of a share before those of Y: m and l
 _HEADS_OF_X, _TURNS, _HEAD, _WORDS = 9, 10, 11, 14  # words of a tile: see `attend_to_share`
 
@@ -242,7 +243,7 @@ class SplitKeys(Attention):
         start, attend, meet, give, store, *with_sinks = kernels
         heads, rows, d, cap = self.bundle, self.shape.group, self.shape.d, bits(self.shape.softcap)
         objects, parts_of_heads, turns, *first_head = counts
-        has_result = meeting.leaves and not meeting.onward
+        has_result, before_sinks = meeting.leaves and not meeting.onward, self.shape.dealt_heads - self.shape.kv_heads
 
         def pass_on(part: Any) -> None:
             for number, other in enumerate(meeting.others):
@@ -257,9 +258,8 @@ class SplitKeys(Attention):
             start(rtp, share, heads * rows, d)
             for begin, first in zip(with_sinks, first_head, strict=True):
                 for head in range_(heads) if has_result else ():
-                    element = (first + turn * heads + head) * d + (self.shape.dealt_heads - self.shape.kv_heads) * d
-                    row = head * rows
-                    begin(x, share, element, 4, _FIRST_OUTPUT - 2 * _MOST_LANES + row, _FIRST_OUTPUT - _MOST_LANES + row, rows, 1)
+                    element = (before_sinks + first + turn * heads + head) * d
+                    begin(x, share, element, 4, _FIRST_MAXIMUM + head * rows, _FIRST_SUM + head * rows, rows, 1)
             for _ in range_(objects):
                 attend(w.acquire(1), x, rtp, share, *dequantized, turn, heads, rows, d, cap)
                 w.release(1)
@@ -324,7 +324,8 @@ class SplitKeys(Attention):
         if shape.norm_of_all_heads:
             super().send_heads(steps, index)
         else:
-            steps.send(end, steps.buffers.state, run(steps.state_size, steps.regions["qkv"].offset, shape.projections[0].rows))
+            first, count = steps.regions["qkv"].offset, shape.projections[0].rows
+            steps.send(end, steps.buffers.state, run(steps.state_size, first, count))
         if shape.sinks:
             of_heads = run(steps.vectors_size, steps.sinks_of(index), shape.kv_heads * shape.d)
             steps.send(end, steps.buffers.vectors, of_heads)

@@ -59,7 +59,7 @@ class Target:
 def target(text: str, *, int8_cache: bool = False) -> Target:
     """The model of a name, a folder or a file.
 
-    `int8_cache`: whether a model that is not converted yet keeps keys and values in int8; a graph has a type of its own.
+    `int8_cache`: whether a model that is not converted yet keeps keys and values in int8; a graph has its own type.
 
     Raises:
         FlowNPUError: there is none (the message has the nearest names), it is a graph whose cache is not in int8 though

@@ -6,7 +6,6 @@ import pytest
 
 from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
-from flownpu.ops.definitions import q4nx_moe
 from tests.npu.arrays import npu
 from tests.ops.cpu.test_q4nx_moe import Mixture, decided_rows, mixture, routed, run
 from tests.ops.device import ISAS, _argument

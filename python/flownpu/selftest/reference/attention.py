@@ -166,7 +166,7 @@ def expectation(
 
 
 def sink_heads(sinks: np.ndarray, kv_heads: int, d: int) -> np.ndarray:
-    """Sinks [H] as the array reads them (designs/attention.py): bf16 [G d], and padding of NaN, which nothing may use."""
+    """Sinks [H] as the array reads them (designs/attention.py): bf16 [G d], and padding of NaN that nothing may use."""
     t = sinks.astype(np.float64).reshape(kv_heads, -1) * LOG2_E
     heads = np.full((kv_heads, d // 2), np.nan, np.float32)
     group = t.shape[1]

@@ -226,7 +226,7 @@ class SplitKeys(Attention):
 
     def counts_of_share(self, rtp: Buffer) -> Sequence[Any]:
         """(objects of a bundle, parts of x that hold heads, bundles; with sinks, first head): see `attend_to_share`."""
-        return rtp[0], rtp[_HEADS_OF_X], rtp[_TURNS], *[rtp[_HEAD]] * self.shape.has_sinks
+        return [rtp[word] for word in (0, _HEADS_OF_X, _TURNS, *[_HEAD] * self.shape.has_sinks)]
 
     def attend_to_share(
         self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
@@ -283,7 +283,7 @@ class SplitKeys(Attention):
         tiles = self.columns * TILES
         if part is None:
             nothing: list[int | None] = [None] * _WORDS
-            nothing[_HEADS_OF_X] = nothing[_TURNS] = 0
+            nothing[_HEADS_OF_X] = nothing[_TURNS] = nothing[_HEAD] = 0
             return [nothing] * tiles
         shape = self.shape
         chunks, position, first, *others = part.words(token.position, 1)

@@ -283,7 +283,8 @@ class SplitKeys(Attention):
         tiles = self.columns * TILES
         if part is None:
             nothing: list[int | None] = [None] * _WORDS
-            nothing[_HEADS_OF_X] = nothing[_TURNS] = nothing[_HEAD] = 0
+            nothing[_HEADS_OF_X] = nothing[_TURNS] = 0
+            nothing[_HEAD] = 0 if self.shape.has_sinks else None
             return [nothing] * tiles
         shape = self.shape
         chunks, position, first, *others = part.words(token.position, 1)

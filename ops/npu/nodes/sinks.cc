@@ -8,6 +8,8 @@
 #include <numbers>
 #include <vector>
 
+#include "ops/error.h"
+
 namespace flownpu::npu {
 namespace {
 
@@ -26,6 +28,9 @@ std::int64_t sink_elements(std::int64_t kv_heads, std::int64_t head_size) {
 void write_sinks(std::span<const float> sinks, std::int64_t kv_heads, std::int64_t head_size,
                  PackedWriter& writer) {
   const std::size_t group = sinks.size() / static_cast<std::size_t>(kv_heads);
+  if (static_cast<std::int64_t>(4 * group) > head_size)
+    fail("[FlowNPU] expected ", head_size / 4, " query heads or fewer to a KV head with sinks, got ",
+         group);
   for (std::int64_t head = 0; head < kv_heads; ++head, sinks = sinks.subspan(group)) {
     std::vector<float> numbers(static_cast<std::size_t>(head_size) / 2);
     for (std::size_t i = 0; i < group; ++i) {

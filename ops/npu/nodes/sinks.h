@@ -15,8 +15,8 @@ namespace flownpu::npu {
 // Elements of the sinks of a layer, or of an attention by itself.
 std::int64_t sink_elements(std::int64_t kv_heads, std::int64_t head_size);
 
-// Writes them. `sinks`: those of all query heads, at most d / 4 for each KV head; one of -infinity
-// has no share of the denominator.
+// Writes them. `sinks`: those of all query heads; one of -infinity has no share of the denominator.
+// Throws Error for more than d / 4 query heads to a KV head.
 void write_sinks(std::span<const float> sinks, std::int64_t kv_heads, std::int64_t head_size,
                  PackedWriter& writer);
 

@@ -154,9 +154,10 @@ class FlowKV:
             windows = [Window() for _ in (*k_ends, *v_ends)]
             most, count = limits_of(self.target).iteration_maximum, self.pairs_of_column
             for turn in range(self.turns):
-                for column, end in enumerate(k_ends if sinks else []):
-                    first = (turn * self.pairs + column * count) * self.d
-                    windows[column].add(end.fill, *of_sinks, sinks.chunk(sinks.size, first, count, self.keys))
+                if sinks:
+                    for column, end in enumerate(k_ends):
+                        first = (turn * self.pairs + column * count) * self.d
+                        windows[column].add(end.fill, of_sinks[0], sinks.chunk(sinks.size, first, count, self.keys))
                 taps = [
                     cache.chunks(part, 2 * (turn * self.pairs + column * count) + value, count, 2, most)
                     for value in range(2)

@@ -258,7 +258,7 @@ class FlowQKV:
                     windows.append(Window())
                     if sinks:
                         of_head = sinks.chunk(sinks.size, head * self.d, 1, self.keys)
-                        windows[column].add(kv_ends[column].fill, *of_sinks, of_head)
+                        windows[column].add(kv_ends[column].fill, of_sinks[0], of_head)
                     chunks.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
                 _add_in_turns(windows, [end.fill for end in kv_ends], kv, chunks)
                 for window_of_column in windows:

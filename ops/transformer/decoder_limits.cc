@@ -9,8 +9,7 @@ namespace flownpu::transformer {
 std::string unsupported(const Attention& attention, const DecoderLimits& limits) {
   if (attention.softcap != 0 && !limits.softcap)
     return "expected no softcap: " + limits.who + " has none";
-  if (attention.sinks && !limits.sinks)
-    return "expected no head_sink: " + limits.who + " has none";
+  if (attention.sinks && !limits.sinks) return "expected no head_sink: " + limits.who + " has none";
   if (attention.qk_norm == QkNorm::kAllHeads && !limits.norms_after)
     return "expected norms of each head, or none: " + limits.means + " have none of all heads";
   return "";

@@ -125,9 +125,10 @@ class PairsOfTiles(Attention):
         cache = Cache(len(steps.layers) * capacity, shape.kv_heads, shape.d, self.keys)
         here = replace(part, first_key=index * capacity + part.first_key)
         for turn in range(self.turns):
-            for column, end in enumerate(ends.keys if shape.sinks else []):
-                first = steps.sinks_of(index) + (turn * self.pairs + column * pairs) * shape.d
-                steps.send(end, steps.buffers.vectors, shape.sinks.chunk(steps.vectors_size, first, pairs, self.keys))
+            if sinks := shape.sinks:
+                for column, end in enumerate(ends.keys):
+                    first = steps.sinks_of(index) + (turn * self.pairs + column * pairs) * shape.d
+                    steps.send(end, steps.buffers.vectors, sinks.chunk(steps.vectors_size, first, pairs, self.keys))
             taps = [
                 (end, cache.chunks(here, 2 * (turn * self.pairs + column * pairs) + value, pairs, 2, most))
                 for value, ends_of_columns in enumerate((ends.keys, ends.values))

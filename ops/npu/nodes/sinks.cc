@@ -29,8 +29,8 @@ void write_sinks(std::span<const float> sinks, std::int64_t kv_heads, std::int64
                  PackedWriter& writer) {
   const std::size_t group = sinks.size() / static_cast<std::size_t>(kv_heads);
   if (static_cast<std::int64_t>(4 * group) > head_size)
-    fail("[FlowNPU] expected ", head_size / 4, " query heads or fewer to a KV head with sinks, got ",
-         group);
+    fail("[FlowNPU] expected ", head_size / 4,
+         " query heads or fewer to a KV head with sinks, got ", group);
   for (std::int64_t head = 0; head < kv_heads; ++head, sinks = sinks.subspan(group)) {
     std::vector<float> numbers(static_cast<std::size_t>(head_size) / 2);
     for (std::size_t i = 0; i < group; ++i) {

@@ -72,7 +72,7 @@ def test_answers_from_packed_memory_equal_operator(isa: str) -> None:
 
 
 def test_answers_are_shares_of_chosen_experts() -> None:
-    """What `route` chooses is what `answer` adds up: an expert that no row chooses may hold anything."""
+    """The answers of the experts that `route` names are added up, and no others: those may hold anything."""
     layers = mixtures()
     x = decided_rows(1, layers[0])
     chosen, _ = experts_of(layers).route(0, x[0], 2)

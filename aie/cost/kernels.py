@@ -45,7 +45,7 @@ _SPLIT_KEYS = {"flow_kv_split": 1280, "flow_kv_split_int8": 2048}
 
 def priced_by_integers(kernel: str) -> bool:
     """Whether a call's cycles depend on its integer arguments."""
-    return kernel in _VECTORS or kernel in _GEMM or kernel in _FLOW_QKV or kernel in _FLOW_KV
+    return any(kernel in kinds for kinds in (_VECTORS, _GEMM, _FLOW_QKV, _FLOW_KV, {"attention_sinks"}))
 
 
 def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
@@ -65,6 +65,9 @@ def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int
         cycles = blocks + gemm_parameters(chip.limits.name)["call"]
         if any(integers[3:]):  # a soft cap
             cycles += rows * keys * values["softcap_tile"]
+    elif kernel == "attention_sinks":  # two numbers a head, each loaded, and stored to the head's rows one by one
+        heads, rows = integers[4:]
+        cycles = 2 * heads * (_LATENCY + rows)
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(chip, values, kernel, integers)
     elif kernel in _VECTORS:

@@ -8,6 +8,10 @@ key there must be finite numbers, which the kernels mask.
 
 An encoder has no cache: its keys and values are read where the packed projection left them (`PackedQKV`).
 
+**Sinks**, one number a head that joins its softmax as a key's score and has no value, are [KV heads][d] and
+`SINK_PADDING` elements, bf16: for each KV head, m f32[group] and l f32[group], the maximum and the denominator with
+which its query heads begin (kernels/sinks.cc). They come as a chunk ahead of the keys, whose first row they are.
+
 A **sweep** takes the chunks of `keys` positions from the one with the first visible key to the one with the last.
 """
 
@@ -15,11 +19,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.common import bits, ceil_div
+from flownpu.aie.designs.common import F32, I32, bits, ceil_div, kernel, tensor
 from flownpu.aie.iron.compat import TensorAccessPattern
 
+if TYPE_CHECKING:
+    from flownpu.aie.iron.compat import Kernel
+
 ALL_KEYS = 2147483647  # the window that hides no key (kernels/README.md)
+# Elements behind sinks. A walk cannot stay where it is, so the other rows of a chunk begin 2 elements (a shim's
+# granule) later each; a chunk has up to 64.
+SINK_PADDING = 2 * 64
 MOVING = 4  # words of `Sweep.words` that change with the position: chunks, first query, first key, key end
 
 
@@ -131,3 +142,47 @@ class PackedQKV(Cache):
     def of_head(self, part: Sweep, head: int, most: int) -> list[TensorAccessPattern]:
         """A sweep's chunks of one KV head: its keys, then its values."""
         return self.chunks(part, self.heads + head, 2, self.kv_heads, most)
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """The sinks of a call or layer, as the array reads them.
+
+    Attributes:
+        kv_heads: KV heads.
+        group: query heads of a KV head, at most d / 4: each has two numbers in f32.
+        d: head size.
+
+    Raises:
+        ValueError: a group is larger.
+    """
+
+    kv_heads: int
+    group: int
+    d: int
+
+    def __post_init__(self) -> None:
+        if 4 * self.group > self.d:
+            raise ValueError(
+                f"[attention] expected {self.d // 4} query heads or fewer to a KV head with sinks, got {self.group}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Elements in all."""
+        return self.kv_heads * self.d + SINK_PADDING
+
+    def chunk(self, total: int, first: int, count: int, keys: int) -> TensorAccessPattern:
+        """The walk over a chunk of `keys` rows for each of `count` neighbouring KV heads.
+
+        `total`: elements of the buffer; `first`: where the first KV head's sinks begin in it.
+        """
+        return TensorAccessPattern([total], first, [count, keys, self.d], [self.d, 2, 1])
+
+    def kernel_of_chunk(self, chunk: Any, rows: int) -> tuple[Kernel, tuple[int, ...]]:
+        """The kernel that begins a state of `rows` rows with a chunk's sinks, and its arguments after both.
+
+        `chunk`: its type.
+        """
+        made = kernel("sinks", "attention_sinks", chunk, tensor(2 * rows + 16, F32), *[I32] * 6)
+        return made, (0, 32, 16, 16 + rows, self.group)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.attention import Cache, sweep
+from flownpu.aie.designs.attention import Cache, Sinks, sweep
 from flownpu.aie.designs.common import (
     F32,
     I32,
@@ -32,6 +32,7 @@ from flownpu.aie.designs.common import (
     device,
     kernel,
     limits_of,
+    named,
     pieces,
     tensor,
     tiled,
@@ -59,6 +60,7 @@ class FlowKV:
         keys: positions of a chunk, a multiple of 8. The default is 16 to 64, so that a chunk has at most 16 KB (with
             d <= 512), and two fit L1 with the rest.
         softcap: c of c tanh(score / c), by which scores are bounded; 0: none.
+        has_sinks: each head has a sink.
     """
 
     target: str
@@ -67,6 +69,7 @@ class FlowKV:
     d: int
     keys: int = 0
     softcap: float = 0
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.keys == 0:
@@ -75,6 +78,12 @@ class FlowKV:
             raise ValueError(f"[flow_kv] expected KV heads that divide the heads, got {self.kv_heads} of {self.heads}")
         if self.d % 8 or self.keys % 8:
             raise ValueError(f"[flow_kv] expected d and keys in multiples of 8, got {self.d} and {self.keys}")
+        _ = self.sinks  # raises for groups that are too large
+
+    @property
+    def sinks(self) -> Sinks | None:
+        """The sinks, if there are any."""
+        return Sinks(self.kv_heads, self.group, self.d) if self.has_sinks else None
 
     @property
     def pairs(self) -> int:
@@ -110,6 +119,8 @@ class FlowKV:
     def program(self, total: int, capacity: int, *, window: int | None = None, scale: float | None = None) -> Program:
         """Host buffers q [H, d], kv [capacity, G, 2, d], o [H, d], bf16; the token is at position total - 1.
 
+        With sinks there is one more, `sinks` (designs/attention.py).
+
         `window`: keys that it sees, its own included; None: all. `scale`: of the scores; None: 1 / sqrt(d).
 
         Raises:
@@ -124,8 +135,10 @@ class FlowKV:
         parameters = RunTimeParameters(names)
         cache = Cache(capacity, self.kv_heads, self.d, self.keys)
         queries, keys, values, outputs, workers = self._array(parameters)
+        sinks = self.sinks
 
-        def sequence(q: Any, kv: Any, o: Any, q_ends: Any, k_ends: Any, v_ends: Any, o_ends: Any) -> None:
+        def sequence(ends: Any, q: Any, kv: Any, o: Any, *of_sinks: Any) -> None:
+            q_ends, k_ends, v_ends, o_ends = ends
             for number in range(0, len(names), 2):
                 parameters.write(number, part.words(total - 1, 1))
                 parameters.write(number + 1, [part.chunks])
@@ -141,6 +154,10 @@ class FlowKV:
             windows = [Window() for _ in (*k_ends, *v_ends)]
             most, count = limits_of(self.target).iteration_maximum, self.pairs_of_column
             for turn in range(self.turns):
+                if sinks:
+                    for column, end in enumerate(k_ends):
+                        first = (turn * self.pairs + column * count) * self.d
+                        windows[column].add(end.fill, of_sinks[0], sinks.chunk(sinks.size, first, count, self.keys))
                 taps = [
                     cache.chunks(part, 2 * (turn * self.pairs + column * count) + value, count, 2, most)
                     for value in range(2)
@@ -155,13 +172,15 @@ class FlowKV:
                 task.await_()
 
         line = self.heads * self.d
-        buffers = [tensor(line), tensor(cache.size), tensor(line)]
+        buffers = {"q": tensor(line), "kv": tensor(cache.size), "o": tensor(line)}
+        buffers |= {"sinks": tensor(sinks.size)} if sinks else {}
         ends = [
             [fifo.prod(tile=Tile(self.columns + place, 0)) for place, fifo in enumerate(queries)],
             *[[fifo.prod(tile=Tile(column, 0)) for column, fifo in enumerate(fifos)] for fifos in (keys, values)],
             [fifo.cons(tile=Tile(column, 0)) for column, fifo in enumerate(outputs)],
         ]
-        return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
+        runtime = Runtime(named(sequence, ["ends", *buffers]), [ends, *buffers.values()])
+        return Program(device(self.target), runtime, workers)
 
     def _of_pairs(self, first: int, count: int) -> TensorAccessPattern:
         """The heads of pairs first .. first + count, as far as they exist, in q or o [turn][pair][group d]."""
@@ -183,8 +202,9 @@ class FlowKV:
             offsets, memory = [pair * line for pair in range(pairs)], Tile(self.columns + place, 1)
             query_parts += queries[-1].cons().split(offsets, memory, obj_types=[tensor(line)] * pairs)
         columns = Pairs(
-            self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns, self.softcap
-        )
+            self.group, self.keys, self.d, self.pairs_of_column, range(self.columns), self.turns, self.softcap,
+            self.sinks,
+        )  # fmt: skip
         return queries, *columns.columns_of(query_parts, parameters.buffers, parameters)
 
 
@@ -200,6 +220,7 @@ class Pairs:
         columns: the array's columns that hold pairs.
         turns: KV heads of a pair.
         softcap: c of c tanh(score / c), by which scores are bounded; 0: none.
+        sinks: the heads' sinks, which come as a chunk ahead of each KV head's keys.
     """
 
     heads: int
@@ -209,6 +230,7 @@ class Pairs:
     columns: Sequence[int]
     turns: int = 1
     softcap: float = 0
+    sinks: Sinks | None = None
 
     def columns_of(
         self, queries: Sequence[ObjectFifo], words: Sequence[Buffer], parameters: RunTimeParameters
@@ -258,10 +280,12 @@ class Pairs:
         start_values = kernel("flow_kv", "flow_kv_start_values", y, I32, I32)
         values = kernel("flow_kv", "flow_kv_values", shared, chunk, y, I32, I32, I32)
         finish = kernel("flow_kv", "flow_kv_finish", y, line, I32, I32, I32)
+        begin = [self.sinks.kernel_of_chunk(chunk, rows)] if self.sinks else []
 
         def k_tile(
             q: ObjectFifoHandle, k: ObjectFifoHandle, out: ObjectFifoHandle, tile: Buffer, state: Buffer,
             scratch: Buffer, rtp: Buffer, barrier: Any, start: Kernel, scores: Kernel,
+            begin: list[tuple[Kernel, tuple[int, ...]]],
         ) -> None:  # fmt: skip
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
@@ -269,6 +293,9 @@ class Pairs:
             for _ in range_(turns):
                 start(q.acquire(1), rtp, tile, state, heads, rows, d)
                 q.release(1)
+                for with_sinks, places in begin:
+                    with_sinks(k.acquire(1), state, *places, 1)
+                    k.release(1)
                 for _ in range_(chunks):
                     scores(tile, k.acquire(1), rtp, state, out.acquire(1), scratch, rows, keys, d, cap)
                     k.release(1)
@@ -293,7 +320,7 @@ class Pairs:
         kinds = {"q_tile": q_tile, "state": state, "scores": scratch}
         buffers = [Buffer(kind, name=f"{name}_{number}") for name, kind in kinds.items()]
         k_words, v_words = words
-        k_arguments = [q_end, k_end, handoff.prod(), *buffers, k_words, parameters.barrier, start, scores]
+        k_arguments = [q_end, k_end, handoff.prod(), *buffers, k_words, parameters.barrier, start, scores, begin]
         v_arguments = [handoff.cons(), v_end, o_end, Buffer(y, name=f"context_{number}"), v_words, parameters.barrier]
         column, row = place
         return [

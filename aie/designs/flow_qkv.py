@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flownpu.aie.designs.attention import MOVING, Cache, PackedQKV, sweep
+from flownpu.aie.designs.attention import MOVING, Cache, PackedQKV, Sinks, sweep
 from flownpu.aie.designs.common import (
     F32,
     I32,
@@ -42,6 +42,7 @@ from flownpu.aie.designs.common import (
     device,
     kernel,
     limits_of,
+    named,
     tensor,
     tiled,
     untiled,
@@ -95,6 +96,7 @@ class FlowQKV:
             multiples of 16 (the kernels take two sub-tiles of 8 at a time) unless those do not fit.
         keys: positions of a chunk; the default is the power of two nearest to 2048 / d, from 8 to 32.
         softcap: c of c tanh(score / c), by which scores are bounded; 0: none.
+        has_sinks: each head has a sink.
     """
 
     target: str
@@ -104,6 +106,7 @@ class FlowQKV:
     rows: int = 0
     keys: int = 0
     softcap: float = 0
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.d % 8:
@@ -120,6 +123,12 @@ class FlowQKV:
             raise ValueError(
                 f"[flow_qkv] expected rows in multiples of {step} and keys of 8, got {self.rows} and {self.keys}"
             )
+        _ = self.sinks  # raises for groups that are too large
+
+    @property
+    def sinks(self) -> Sinks | None:
+        """The sinks, if there are any."""
+        return Sinks(self.kv_heads, self.group, self.d) if self.has_sinks else None
 
     @property
     def group(self) -> int:
@@ -174,6 +183,8 @@ class FlowQKV:
     ) -> Program:
         """Host buffers q [tokens, H, d] (padded), kv [capacity, G, 2, d], o as q, bf16; the first token is at `past`.
 
+        With sinks there is one more, `sinks` (designs/attention.py).
+
         `window`: keys that a token sees, its own included; None: all. `scale`: of the scores; None: 1 / sqrt(d).
         `total`: keys in the cache; None: past + tokens. With a causal mask there may not be fewer. `o_line`: elements
         from one token's outputs to the next's, where they are more than H d.
@@ -223,9 +234,11 @@ class FlowQKV:
         workers, ends, shared = _build(self)
         parameters = [of_column.of_a_sequence() for of_column in shared]
         block, parts, queue = TILES * self.queries, self.output_parts, limits_of(self.target).task_queue
+        sinks = self.sinks
         items = [(head, top) for top in range(0, self.padded(tokens), block) for head in range(self.kv_heads)]
 
-        def sequence(q: Any, kv: Any, o: Any, q_ends: Any, kv_ends: Any, o_ends: Any) -> None:
+        def sequence(ends: Any, q: Any, kv: Any, o: Any, *of_sinks: Any) -> None:
+            q_ends, kv_ends, o_ends = ends
             for place in range(0, len(items), self.columns):
                 tasks, windows, chunks, drains, parts_of_outputs = [], [], [], [], []
                 for column, (head, top) in enumerate(items[place : place + self.columns]):
@@ -243,6 +256,9 @@ class FlowQKV:
                         drains[column].add(o_ends[column].drain, o, tap)
                     parts_of_outputs.append(o_taps[queue:])
                     windows.append(Window())
+                    if sinks:
+                        of_head = sinks.chunk(sinks.size, head * self.d, 1, self.keys)
+                        windows[column].add(kv_ends[column].fill, of_sinks[0], of_head)
                     chunks.append(cache.of_head(part, head, limits_of(self.target).iteration_maximum))
                 _add_in_turns(windows, [end.fill for end in kv_ends], kv, chunks)
                 for window_of_column in windows:
@@ -253,8 +269,10 @@ class FlowQKV:
                 for drains_of_column in drains:
                     drains_of_column.finish()
 
-        buffers = [tensor(rows * q_line), tensor(cache.size), tensor(rows * o_line)]
-        return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
+        buffers = {"q": tensor(rows * q_line), "kv": tensor(cache.size), "o": tensor(rows * o_line)}
+        buffers |= {"sinks": tensor(sinks.size)} if sinks else {}
+        runtime = Runtime(named(sequence, ["ends", *buffers]), [ends, *buffers.values()])
+        return Program(device(self.target), runtime, workers)
 
     def _tokens(self, head: int, top: int, rows: int, line: int, parts: int) -> list[TensorAccessPattern]:
         """An item's queries or outputs, part after part of the columns: tile x query head of the group x token x d."""
@@ -324,16 +342,21 @@ class FlowQKV:
             kernel("flow_qkv", "flow_qkv_values", f, chunk, correction, y, *sizes),
             kernel("flow_qkv", "flow_qkv_finish", state, y, tensor(rows * columns), I32, *sizes),
         ]
+        begin = [self.sinks.kernel_of_chunk(chunk, rows)] if self.sinks else []
 
         def tile(
             q: ObjectFifoHandle, kv: ObjectFifoHandle, o: ObjectFifoHandle, buffers: list[Buffer], rtp: Buffer,
-            barrier: Any, start: Kernel, scores: Kernel, values: Kernel, finish: Kernel,
+            barrier: Any, begin: list[tuple[Kernel, tuple[int, ...]]], start: Kernel, scores: Kernel, values: Kernel,
+            finish: Kernel,
         ) -> None:  # fmt: skip
             y, state, correction, f, scratch = buffers
             barrier.wait_for_value(1)
             barrier.release_with_value(1)
             chunks = rtp[0]
             start(rtp, state, y, rows, d)
+            for with_sinks, places in begin:
+                with_sinks(kv.acquire(1), state, *places, rows // self.group)
+                kv.release(1)
             held = q.acquire(1)
             for _ in range_(chunks):
                 scores(held, kv.acquire(1), rtp, state, correction, f, scratch, rows, keys, d, cap)
@@ -346,7 +369,7 @@ class FlowQKV:
                 o.release(1)
 
         buffers = [Buffer(kind, name=f"{name}_{column}_{row}") for name, kind in kinds.items()]
-        arguments = [*ends, buffers, parameters.buffers[row], parameters.barrier, *kernels]
+        arguments = [*ends, buffers, parameters.buffers[row], parameters.barrier, begin, *kernels]
         return worker(tile, arguments, tile=Tile(column, limits_of(self.target).first_compute_row + row))
 
 

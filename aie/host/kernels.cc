@@ -32,6 +32,7 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(flow_kv_split_meet),
     FLOWNPU_KERNEL(flow_kv_split_give),
     FLOWNPU_KERNEL(flow_kv_split_store),
+    FLOWNPU_KERNEL(attention_sinks),
     FLOWNPU_KERNEL(rms_norm),
     FLOWNPU_KERNEL(rms_norm_add),
     FLOWNPU_KERNEL(add_rms_norm),

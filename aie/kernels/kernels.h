@@ -59,6 +59,10 @@ void flow_kv_split_meet(const float* part, float* share, std::int32_t index, std
 void flow_kv_split_give(const float* share, float* part, std::int32_t index);
 void flow_kv_split_store(const float* share, bfloat16* part, std::int32_t index, std::int32_t d);
 
+void attention_sinks(const bfloat16* x, float* state, std::int32_t element, std::int32_t step,
+                     std::int32_t maxima, std::int32_t sums, std::int32_t heads,
+                     std::int32_t queries);
+
 void rms_norm(const bfloat16* x, const bfloat16* weight, bfloat16* y, std::int32_t rows,
               std::int32_t n, std::int32_t epsilon);
 void rms_norm_add(const bfloat16* x, const bfloat16* weight, const bfloat16* residual, bfloat16* y,

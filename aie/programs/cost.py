@@ -137,7 +137,7 @@ class Prices:
         """
         call, values = cast("HostCall", step.call), self.values
         moved = call.reads + call.writes
-        products = max(call.constants / values["host_memory"], call.multiply_adds / values["host_expert_products"])
+        products = max(call.constants / values["host_memory"], call.multiply_adds / values["host_products"])
         seconds = moved / values["host_memory"] + moved / values["host_flush"] + products
         return Cost({f"host: {call.operator}": seconds}, host_bytes=moved + call.constants)
 
@@ -147,7 +147,7 @@ class Prices:
         read = made.rows * made.columns if made else 0
         seconds = program.given.bytes / self.values["host_memory"] + read * self.values["own_host_per_logit"]
         if made and program.kind in ("prefill", "block"):  # rows that the host multiplies by the LM head
-            seconds += read * program.attributes["vocabulary"][0] / self.values["host_head_products"]
+            seconds += read * program.attributes["vocabulary"][0] / self.values["host_products"]
         return seconds
 
 

@@ -145,13 +145,16 @@ class TokenSteps:
         call = self._moving("norm_rope", "-qk" * shape.qk_norm, f"table{table}", turn)
         self._step(call, "qkv", "rotary", *norms, "q", cache)
 
-        flow = FlowKV(self._target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap)
+        flow = FlowKV(
+            self._target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap, has_sinks=shape.has_sinks
+        )
 
         def attend(position: int) -> DesignProgram:
             return flow.program(position + 1, self._context, window=window or None, scale=decoder.attention.scale)
 
         sweeps = [CallSweep(0, 1, 1, window)]
-        self._step(self._moving("flow_kv", "", f"window{window}", attend, flow.keys, sweeps), "q", cache, "context")
+        call = self._moving("flow_kv", "", f"window{window}", attend, flow.keys, sweeps)
+        self._step(call, "q", cache, "context", *self._buffers.sinks(layer))
 
     # --- Calls --------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
 aie/designs/decode_layer/shape.py has the layouts:
 
 weights   u8    [layer][QKV | output | gate and up | down], then the LM head
-vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights; then the final norms
+vectors   bf16  [layer][norms][line], each layer followed by its sinks and QK-norm weights; then the final norms
 rotary    bf16  [tables][context][d]
 cache     bf16  [layer][context][G][2][d], and behind it, with an int8 cache, the same in rows of int8
 """
@@ -80,6 +80,7 @@ class DecoderShape:
             softcap=attention.softcap,
             experts=layer.feed_forward.experts_per_token if layer.feed_forward.experts else 0,
             int8_cache=attention.int8_cache,
+            has_sinks=attention.sinks,
         )
 
     @cached_property
@@ -110,9 +111,10 @@ class DecoderShape:
 
     @property
     def name(self) -> str:
-        """The part of arrays' names that identifies their heads and their soft cap."""
+        """The part of arrays' names that identifies their heads, their soft cap and whether they have sinks."""
         shape = self.shape
-        return f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}" + f"-cap{shape.softcap:g}" * bool(shape.softcap)
+        cap = f"-cap{shape.softcap:g}" * bool(shape.softcap)
+        return f"h{shape.heads}-g{shape.kv_heads}-d{shape.d}{cap}{'-sinks' * shape.has_sinks}"
 
     def array_of_layers(self, way: str) -> str:
         """The name of the array for decode layers with this way of attention."""
@@ -194,6 +196,12 @@ class DecoderBuffers:
         """The weights of a layer's QK-norm."""
         shape = self.decoder.shape
         return View("vectors", ((layer + 1) * shape.vector_size - sum(shape.qk_norm_sizes)) * BF16_BYTES)
+
+    def sinks(self, layer: int) -> list[View]:
+        """The sinks of a layer, if there are any."""
+        shape = self.decoder.shape
+        begin = layer * shape.vector_size + shape.sinks_begin
+        return [View("vectors", begin * BF16_BYTES)] * shape.has_sinks
 
     def cache(self, layer: int) -> View:
         """Keys and values of a layer."""

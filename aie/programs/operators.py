@@ -21,6 +21,7 @@ before attention.
     queries-N, attended-N
                [tokens][heads][d], N = heads d; queries are scaled already
     cache      [context][KV heads][2][d]: keys and values of the sequence, from the first one that is seen on
+    sinks      those of the heads (designs/attention.py), if they have any
 
 Programs of one size serve all nodes of that size: their constants are the node's own, all else is shared by name.
 """
@@ -142,14 +143,15 @@ def _attention(kind: str, sizes: dict[str, int], target: str, tokens: int, conte
     Without a causal mask that position is the last key's: all keys up to it are seen.
     """
     heads, kv_heads, d = (sizes[name] for name in ("num_heads", "kv_num_heads", "head_size"))
-    window, causal = sizes["local_window_size"], bool(sizes["causal"])
-    flow = FlowQKV(target, heads, kv_heads, d)
-    name = f"h{heads}-g{kv_heads}-d{d}"
+    window, causal, has_sinks = sizes["local_window_size"], bool(sizes["causal"]), bool(sizes["sinks"])
+    flow = FlowQKV(target, heads, kv_heads, d, has_sinks=has_sinks)
+    name = f"h{heads}-g{kv_heads}-d{d}{'-sinks' * has_sinks}"
     size = context * kv_heads * 2 * d * BF16_BYTES
-    writer = ProgramWriter([Buffer("cache", Role.CACHE, size)])
+    constants = [Buffer("sinks", Role.CONSTANT, flow.sinks.size * BF16_BYTES)] if flow.sinks else []
+    writer = ProgramWriter([Buffer("cache", Role.CACHE, size), *constants])
     line = heads * d
     if tokens == 1:
-        single = FlowKV(target, heads, kv_heads, d)
+        single = FlowKV(target, heads, kv_heads, d, has_sinks=has_sinks)
 
         def attend_one(position: int) -> Any:
             return single.program(position + 1, context, window=window or None, scale=1.0)
@@ -175,7 +177,7 @@ def _attention(kind: str, sizes: dict[str, int], target: str, tokens: int, conte
             "flow_qkv", f"flow_qkv-{name}", f"tokens{tokens}-nca", attend_all, target, context, flow.keys,
             [CallSweep(0, 1, 1, 0)],
         )  # fmt: skip
-    writer.step(call, f"{tokens} tokens", f"queries-{line}", "cache", f"attended-{line}")
+    writer.step(call, f"{tokens} tokens", f"queries-{line}", "cache", f"attended-{line}", *["sinks"] * has_sinks)
     given, made = (writer.rows(f"{what}-{line}", tokens, line) for what in ("queries", "attended"))
     vector = d * BF16_BYTES
     layout = CacheLayout(size, kv_heads * 2 * vector, 2 * vector, vector)

@@ -244,7 +244,9 @@ class _Chunk:
     def _flow_qkv(self) -> None:
         """Attend part by part: the words of a call for all positions grow with its tokens squared (call_family.py)."""
         shape, window = self.shape, self.decoder.windows[self.layer]
-        flow = FlowQKV(self.target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap)
+        flow = FlowQKV(
+            self.target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap, has_sinks=shape.has_sinks
+        )
         item = TILES * flow.queries
         # In a block all queries see keys up to the last token's, so a block is one part.
         part = self.tokens if self.block else min(ceil_div(_ATTENDED, item) * item, self.tokens)
@@ -263,4 +265,5 @@ class _Chunk:
                 attend, self.target, self.context - tokens + 1, flow.keys, sweeps,
             )  # fmt: skip
             q, context = (View(name, start * n * BF16_BYTES) for name, n in (("q", line), ("context", o_line)))
-            self._step(call, q, self.buffers.cache(self.layer), context, offset=start)
+            sinks = self.buffers.sinks(self.layer)
+            self._step(call, q, self.buffers.cache(self.layer), context, *sinks, offset=start)

@@ -71,6 +71,7 @@ Attention Matcher::read_attention(const Node& node) {
   if (read.scale == 0)
     read.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(read.head_size)));
   read.softcap = node.number("softcap", 0);
+  read.sinks = node.input(kHeadSink) != nullptr;
   read.window = std::max<std::int64_t>(node.integer("local_window_size", -1), 0);
   read.window_sized_cache = node.integer("sliding_window_cache", 0) != 0;
   read.int8_cache =
@@ -132,6 +133,7 @@ void Matcher::attend(const Node& attention, LayerConstants& layer) {
   }
   take(attention);
   attentions.push_back(&attention);
+  if (read.sinks) layer.sinks = read_vector(attention, kHeadSink, read.heads);
   if (read.qk_norm == QkNorm::kAllHeads) read_norms_of_all_heads(attention, layer);
   if (read.qk_norm != QkNorm::kEachHead) return;
   layer.qk_norm = {read_vector(attention, kQNormWeight, read.head_size),

@@ -63,6 +63,7 @@ struct Attention {
   bool bidirectional_blocks = false;
   bool qkv_bias = false;
   bool output_bias = false;
+  bool sinks = false;
   QkNorm qk_norm = QkNorm::kNone;
 
   bool has_qk_norm() const { return qk_norm != QkNorm::kNone; }
@@ -92,6 +93,8 @@ struct Attention {
                 "tokens of a block, such as an image's, see one another"));
     visit(field("qkv_bias", &Attention::qkv_bias, "the QKV projection has a bias"));
     visit(field("output_bias", &Attention::output_bias, "the output projection has a bias"));
+    visit(field("sinks", &Attention::sinks,
+                "each query head has a sink, a score without a value in its softmax"));
     visit(field("qk_norm", &Attention::qk_norm, "norm of queries and keys"));
   }
 };

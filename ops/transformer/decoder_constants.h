@@ -49,6 +49,7 @@ struct LayerConstants {
   const float* qkv_bias = nullptr;  // [(H + 2 G) d]
   Q4NXWeight output;
   const float* output_bias = nullptr;  // [D]
+  const float* sinks = nullptr;        // [H], if there are any
   Q4NXWeight gate_up;                  // of the first expert, where there are experts
   Q4NXWeight down;
   // Weights [D] of the norms at the layer's two entries to the residual stream (before attention

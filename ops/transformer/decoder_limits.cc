@@ -9,6 +9,7 @@ namespace flownpu::transformer {
 std::string unsupported(const Attention& attention, const DecoderLimits& limits) {
   if (attention.softcap != 0 && !limits.softcap)
     return "expected no softcap: " + limits.who + " has none";
+  if (attention.sinks && !limits.sinks) return "expected no head_sink: " + limits.who + " has none";
   if (attention.qk_norm == QkNorm::kAllHeads && !limits.norms_after)
     return "expected norms of each head, or none: " + limits.means + " have none of all heads";
   return "";
@@ -32,7 +33,6 @@ std::string unsupported(const Node& attention, const DecoderLimits& limits) {
            "LongRoPE's, convert with a --context-length of the first; what an exporter feeds with "
            "positions is converted without them from the checkpoint itself)";
   if (!limits.attention_bias && has(kAttentionBias)) return "expected no attention_bias";
-  if (has(kHeadSink)) return "expected no head_sink: " + limits.who + " has none";
   if (attention.integer("causal", 1) == 0) return "expected causal = 1";
   if (!limits.without_rope && attention.integer("do_rotary", 0) == 0)
     return "expected do_rotary = 1: " + limits.who +

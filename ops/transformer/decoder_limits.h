@@ -16,6 +16,7 @@ struct DecoderLimits {
   std::string who;    // "the array"
   std::string means;  // what computes on it: "the array's designs"
   bool softcap = false;
+  bool sinks = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
   bool without_rope = false;  // layers without RoPE, among layers with it

@@ -1,20 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "ops/npu/run/host_operators.h"
+#include "ops/npu/run/layer_experts.h"
+#include "python/native/arrays.h"
 #include "tests/npu/bindings.h"
 
 namespace nb = nanobind;
@@ -22,6 +29,7 @@ using namespace flownpu::npu;  // NOLINT(google-build-using-namespace): the modu
 
 namespace {
 
+using Floats = nb::ndarray<nb::numpy, float, nb::c_contig>;
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
 // argument, "to_host" or "to_device", offset, bytes
 using Transfer = std::tuple<std::size_t, std::string, std::size_t, std::size_t>;
@@ -79,6 +87,61 @@ class Operator {
   std::unique_ptr<HostOperator> operator_;
 };
 
+using flownpu::native::Argument;
+
+// The experts of a decoder's layers, whose constants NumPy arrays hold.
+class Experts {
+ public:
+  // `layers`: each one's router, gate and up projections, and down projections. `packed`: all
+  // experts as an array reads them, or nothing.
+  Experts(const std::vector<std::array<Argument, 3>>& layers, std::int64_t hidden,
+          std::int64_t size, std::int64_t experts, std::int64_t per_token, bool normalized,
+          const std::optional<Bytes>& packed, const std::string& isa)
+      : layers_(layers), packed_(packed) {
+    const flownpu::transformer::FeedForward feed_forward{.size = size,
+                                                         .experts = experts,
+                                                         .experts_per_token = per_token,
+                                                         .normalized_experts = normalized};
+    flownpu::Node node;
+    DecoderShape shape;
+    shape.hidden = hidden;
+    for (const auto& constants : layers_) {
+      shape.layers.push_back({flownpu::transformer::Attention{}, feed_forward});
+      for (const Argument& constant : constants) {
+        constants_.push_back(flownpu::native::tensor_of(constant));
+        const flownpu::Tensor& tensor = constants_.back();
+        node.inputs.push_back({.name = "constant",
+                               .type = tensor.type,
+                               .shape = tensor.shape,
+                               .constant = tensor.data});
+      }
+    }
+    const flownpu::cpu::Context context{flownpu::cpu::select_kernels(isa),
+                                        flownpu::cpu::ThreadPool::shared(2),
+                                        flownpu::Activations::kBFloat16};
+    std::span<const std::byte> bytes;
+    if (packed_) bytes = {reinterpret_cast<const std::byte*>(packed_->data()), packed_->size()};
+    experts_ = std::make_unique<LayerExperts>(node, shape, context, bytes);
+    experts_->use(constants_);
+  }
+
+  void answer(std::size_t layer, const Floats& x, const Floats& answers) const {
+    experts_->answer(layer, {x.data(), x.size()}, {answers.data(), answers.size()});
+  }
+  std::pair<std::vector<std::int32_t>, std::vector<float>> route(std::size_t layer, const Floats& x,
+                                                                 std::size_t count) const {
+    std::pair<std::vector<std::int32_t>, std::vector<float>> made{count, count};
+    experts_->route(layer, {x.data(), x.size()}, made.first, made.second);
+    return made;
+  }
+
+ private:
+  std::vector<std::array<Argument, 3>> layers_;
+  std::optional<Bytes> packed_;
+  std::vector<flownpu::Tensor> constants_;
+  std::unique_ptr<LayerExperts> experts_;
+};
+
 }  // namespace
 
 void bind_host_operators(nb::module_& module) {
@@ -91,4 +154,13 @@ void bind_host_operators(nb::module_& module) {
            nb::arg("isa") = "auto", nb::arg("threads") = 2)
       .def("run", &Operator::run, nb::arg("arguments"), nb::arg("position") = 0,
            nb::arg("rows") = std::numeric_limits<std::size_t>::max());
+  nb::class_<Experts>(module, "LayerExperts")
+      .def(nb::init<const std::vector<std::array<Argument, 3>>&, std::int64_t, std::int64_t,
+                    std::int64_t, std::int64_t, bool, const std::optional<Bytes>&,
+                    const std::string&>(),
+           nb::arg("layers"), nb::arg("hidden"), nb::arg("size"), nb::arg("experts"),
+           nb::arg("per_token"), nb::arg("normalized") = true, nb::arg("packed") = nb::none(),
+           nb::arg("isa") = "auto")
+      .def("answer", &Experts::answer)
+      .def("route", &Experts::route);
 }

@@ -151,7 +151,7 @@ class Attention(ABC):
         """The walk over [H, d] elements from `first` on, in the order in which the RoPE tile takes query heads."""
         return run(size, first, self.shape.heads * self.shape.d)
 
-    def send_heads(self, steps: LayerSequence) -> None:
+    def send_heads(self, steps: LayerSequence, index: int) -> None:  # noqa: ARG002
         """Send queries, keys and values to the RoPE tile; those that share a norm twice, first for its sum."""
         shape, size, first = self.shape, steps.state_size, steps.regions["qkv"].offset
         of_queries, of_keys = shape.heads * shape.d, shape.kv_heads * shape.d
@@ -177,7 +177,8 @@ class Attention(ABC):
 def rope_tile(way: Attention, parameters: RunTimeParameters) -> tuple[ObjectFifo, ObjectFifo, list[ObjectFifo], Worker]:
     """The fifo of batches of heads, those of queries and of keys and values, and the tile.
 
-    Keys and values leave in bf16, and with an int8 cache on one more fifo in int8.
+    Keys and values leave in bf16, and with an int8 cache on one more fifo in int8. If the way deals heads, sinks follow
+    the values to the projecting tiles.
 
     The first batches are tables: the norms of queries and keys, if there are any, and the angles. If the way deals
     heads to the projecting tiles, keys and values follow the queries on their fifo, too. Words: word 0, epsilon's bits.
@@ -274,3 +275,7 @@ def _turn_heads(
         passed_on(values)
         heads.release(1)
         key_value.release(1)
+    for _ in range_(shape.kv_heads // batch) if way.deals_heads and shape.sinks else ():
+        copy(heads.acquire(1), queries.acquire(1), 0, batch * d)
+        heads.release(1)
+        queries.release(1)

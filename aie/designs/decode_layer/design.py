@@ -67,8 +67,8 @@ Resources, largest of all shapes (checked; limits in brackets): a projecting til
 split keys 63,580, of which x is 32 KB; a longer x leaves room for fewer blocks ahead. The residual tile 53,328; a V
 tile 42,076. A projecting column's memory tile has 4 + 5 of its 6 + 6 channels and 24 of 48 descriptors. All 16 shim
 streams into the array are used, and 9 of 16 out of it (10 with an int8 cache). No core links more than six kernels from
-two source files, with split keys eleven from three; that they fit 16 KB is expected, not known, until Peano has
-compiled them.
+two source files, with split keys eleven from three, and with sinks one more; that they fit 16 KB is expected, not
+known, until Peano has compiled them.
 
 Run-time parameters: see the tiles' functions. Host buffers: shape.py.
 """

@@ -44,7 +44,7 @@ class ExpertSequence(LayerSequence):
         epsilon: float,
     ) -> None:  # fmt: skip
         super().__init__(way, array, buffers, Token(0, 0, epsilon, 1.0, 0), (), None)
-        self.chosen, self._vectors = chosen, self._shape.line
+        self.chosen, self.vectors_size = chosen, self._shape.line
         projections = self._shape.projections[len(self._shape.own_projections) :]
         self._of_expert = deal_rows(projections, way.columns, way.span)
         total = experts * self._shape.expert_bytes

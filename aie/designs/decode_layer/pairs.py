@@ -80,8 +80,9 @@ class PairsOfTiles(Attention):
         offsets, line = [pair * shape.d for pair in range(self.pairs)], tensor(shape.group * shape.d)
         parts = queries.cons().split(offsets, Tile(ROPE_COLUMN, 1), obj_types=[line] * self.pairs)
         pairs = Pairs(
-            shape.group, self.keys, shape.d, min(_PAIRS_OF_A_COLUMN, self.pairs), columns, self.turns, shape.softcap
-        )
+            shape.group, self.keys, shape.d, min(_PAIRS_OF_A_COLUMN, self.pairs), columns, self.turns, shape.softcap,
+            shape.sinks,
+        )  # fmt: skip
         keys, values, outputs, workers = pairs.columns_of(parts, parameters.buffers[1:], parameters)
         ends = AttentionEnds(
             [fifo.prod(tile=Tile(column, 0)) for column, fifo in zip(columns, keys, strict=True)],
@@ -124,6 +125,10 @@ class PairsOfTiles(Attention):
         cache = Cache(len(steps.layers) * capacity, shape.kv_heads, shape.d, self.keys)
         here = replace(part, first_key=index * capacity + part.first_key)
         for turn in range(self.turns):
+            if sinks := shape.sinks:
+                for column, end in enumerate(ends.keys):
+                    first = steps.sinks_of(index) + (turn * self.pairs + column * pairs) * shape.d
+                    steps.send(end, steps.buffers.vectors, sinks.chunk(steps.vectors_size, first, pairs, self.keys))
             taps = [
                 (end, cache.chunks(here, 2 * (turn * self.pairs + column * pairs) + value, pairs, 2, most))
                 for value, ends_of_columns in enumerate((ends.keys, ends.values))

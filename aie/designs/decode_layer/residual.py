@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle, copy: Kernel) -> None:
     """Deal batches of heads out in parts of x: several parts a batch, or several batches a part."""
-    batch, batches = shape.batch * shape.d, (shape.heads + 2 * shape.kv_heads) // shape.batch
+    batch, batches = shape.batch * shape.d, shape.dealt_heads // shape.batch
     size = min(batch, BLOCK_COLUMNS)
     if batch == size:
         of_part = BLOCK_COLUMNS // size

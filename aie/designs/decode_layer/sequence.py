@@ -38,6 +38,7 @@ class LayerSequence:
         state_size: elements of `state`.
         weights: what the streams of weights carry.
         planned: for how many phases they know what to carry.
+        vectors_size: elements of `vectors`.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class LayerSequence:
         self._of_head = deal_rows([head] if head else [], way.columns, way.span)
         self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
-        self._vectors = len(layers) * self._shape.vector_size + (
+        self.vectors_size = len(layers) * self._shape.vector_size + (
             self._shape.entry_norms * self._shape.line if head else 0
         )
 
@@ -133,7 +134,7 @@ class LayerSequence:
             return attended
         gate_up, down = feed_forward
         norms = shape.entry_norms * shape.line
-        self.send(ends.vectors, self.buffers.vectors, run(self._vectors, index * shape.vector_size + norms, norms))
+        self.send(ends.vectors, self.buffers.vectors, run(self.vectors_size, index * shape.vector_size + norms, norms))
         hidden = [self.drain(ends.hidden, self.buffers.state, self._region("hidden"))]
         activated = self._drain_products(gate_up, "activated")
         self.wait(attended)
@@ -165,7 +166,8 @@ class LayerSequence:
         """Send the inputs of an entry except the update, which may not be there yet."""
         norms = self._shape.entry_norms * self._shape.line
         self.send_region(self.ends.vectors, "hidden")
-        self.send(self.ends.vectors, self.buffers.vectors, run(self._vectors, index * self._shape.vector_size, norms))
+        first = index * self._shape.vector_size
+        self.send(self.ends.vectors, self.buffers.vectors, run(self.vectors_size, first, norms))
 
     # --- Run-time parameters ------------------------------------------------------------------------------------------
 
@@ -248,18 +250,18 @@ class LayerSequence:
         if shape.norm_of_all_heads:
             first, (of_queries, of_keys) = end - sum(shape.qk_norm_sizes), shape.qk_norm_sizes
             for tap in (
-                self._way.queries_in(self._vectors, first), run(self._vectors, first + of_queries, of_keys)
+                self._way.queries_in(self.vectors_size, first), run(self.vectors_size, first + of_queries, of_keys)
             ):  # fmt: skip
                 self.send(self.ends.heads, self.buffers.vectors, tap)
         elif shape.qk_norm:
-            tables[:0] = [(self.buffers.vectors, self._vectors, end - before * d) for before in (2, 1)]
+            tables[:0] = [(self.buffers.vectors, self.vectors_size, end - before * d) for before in (2, 1)]
         for buffer, size, first in tables:
             self.send(self.ends.heads, buffer, TensorAccessPattern([size], first, [shape.batch, d], [0, 1]))
 
     def _append_to_cache(self, index: int) -> list[Any]:
         """Send queries, keys and values through the RoPE tile; return the drains of keys and of values to the cache."""
         shape, d = self._shape, self._shape.d
-        self._way.send_heads(self)
+        self._way.send_heads(self, index)
         drains = []
         heads, positions = shape.kv_heads, len(self.layers) * self.token.capacity
         position = index * self.token.capacity + self.token.position
@@ -281,6 +283,10 @@ class LayerSequence:
     def _region(self, name: str) -> TensorAccessPattern:
         region = self.regions[name]
         return run(self.state_size, region.offset, region.size)
+
+    def sinks_of(self, index: int) -> int:
+        """The element of `vectors` where a layer's sinks begin."""
+        return index * self._shape.vector_size + self._shape.sinks_begin
 
     def send_region(self, end: ObjectFifoHandle, name: str) -> None:
         """Start the fill of a region of the state."""

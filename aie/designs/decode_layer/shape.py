@@ -3,7 +3,8 @@
 
     weights   u8    [layer][QKV | output | gate and up | down], then an LM head; Q4NX blocks as in the file, but
                     gate and up, whose rows of blocks take turns: [I / 32][gate, up][D / 256][5120] (`interleave`)
-    vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights, q and k; then the final norms
+    vectors   bf16  [layer][norms][line], each layer followed by its sinks (designs/attention.py) and its QK-norm
+                    weights, q and k; then the final norms
     rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2] of a position, for each base that the model has
     cache     bf16  [layer][capacity][G][2][d] (designs/attention.py)
     int8_rows u8    [layer][capacity][G][2][5 d / 4], with `int8_cache`: the same keys and values as codes, their scale
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from flownpu.aie.designs.attention import Sinks
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div, limits_of
 
@@ -97,6 +99,7 @@ class LayerShape:
         experts: experts that a token chooses, whose products are calls of their own (experts.py); 0: the feed-forward
             is dense.
         int8_cache: a token reads keys and values in int8, and a prompt in bf16.
+        has_sinks: each query head has a sink, a score without a value in its softmax (GPT-OSS).
     """
 
     hidden: int
@@ -114,6 +117,7 @@ class LayerShape:
     softcap: float = 0
     experts: int = 0
     int8_cache: bool = False
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -129,7 +133,7 @@ class LayerShape:
             raise ValueError("[decode_layer] expected post-norms and no bias of QKV where there are no norms before it")
         if self.experts and self.post_norms:
             raise ValueError("[decode_layer] expected no post-norms where a token chooses experts")
-        _ = self.projections  # raises for sizes that cannot be dealt to the tiles
+        _ = self.projections, self.sinks  # raise for sizes that cannot be dealt to the tiles
 
     # --- Attention ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +146,16 @@ class LayerShape:
     def batch(self) -> int:
         """Heads that the RoPE tile takes at once: the most, up to four, that share the KV heads evenly."""
         return next(heads for heads in (4, 2, 1) if self.kv_heads % heads == 0)
+
+    @cached_property
+    def sinks(self) -> Sinks | None:
+        """The sinks of a layer, if there are any."""
+        return Sinks(self.kv_heads, self.group, self.d) if self.has_sinks else None
+
+    @property
+    def dealt_heads(self) -> int:
+        """Heads of a token, as they are dealt to projecting tiles: of queries, keys and values, and the sinks'."""
+        return self.heads + (2 + self.has_sinks) * self.kv_heads
 
     @property
     def row_bytes(self) -> int:
@@ -199,7 +213,12 @@ class LayerShape:
     @property
     def vector_size(self) -> int:
         """Elements of `vectors` for a layer."""
-        return 2 * self.entry_norms * self.line + sum(self.qk_norm_sizes)
+        return self.sinks_begin + (self.sinks.size if self.sinks else 0) + sum(self.qk_norm_sizes)
+
+    @property
+    def sinks_begin(self) -> int:
+        """Elements of a layer's `vectors` before its sinks."""
+        return 2 * self.entry_norms * self.line
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:

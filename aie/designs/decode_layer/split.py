@@ -37,7 +37,8 @@ cache: they must be finite there.
 
 **Nothing waits for the cache.** Queries, and the token's own keys and values with them, go from the RoPE tile to the
 residual tile beside it, and as x to all tiles. What the cache has at the token's position, stale or new, is not used:
-so keys come as early as weights, and the new position is on its way to main memory meanwhile.
+so keys come as early as weights, and the new position is on its way to main memory meanwhile. Sinks go the same way.
+The tile of each class that has the result begins with them, the others without.
 
 The cache is an argument twice: `cache`, to which bf16 are written, and `cache_bytes`, the same memory, since what the
 weights' streams carry are bytes. **With an int8 cache** `cache_bytes` is another memory, with rows of int8, and so is
@@ -86,11 +87,12 @@ _PART = BLOCK_ROWS  # elements in which a tile gives its results
 # the kernel takes five, or four, at once.
 _BUNDLE = 256
 _MOST_LANES, _MOST_ROWS = 32, 8  # rows of a bundle and of a KV head (kernels/flow_kv_split.cc)
-# Where Y begins in a tile's share (kernels/flow_kv_split.cc): behind position, powers of it and of up to three others,
-# m and l.
-_FIRST_OUTPUT = 16 + 3 * 2 * _MOST_LANES + 2 * _MOST_LANES
+# Where m, l and Y begin in a tile's share (kernels/flow_kv_split.cc), behind position, powers of it and of up to three
+# others.
+_FIRST_MAXIMUM = 16 + 3 * 2 * _MOST_LANES
+_FIRST_SUM, _FIRST_OUTPUT = _FIRST_MAXIMUM + _MOST_LANES, _FIRST_MAXIMUM + 2 * _MOST_LANES
 _HEADS = 2  # parts of a share before those of Y: m and l
-_HEADS_OF_X, _TURNS, _WORDS = 9, 10, 14  # words of a tile: see `attend_to_share`
+_HEADS_OF_X, _TURNS, _HEAD, _WORDS = 9, 10, 11, 14  # words of a tile: see `attend_to_share`
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class SplitKeys(Attention):
     @property
     def _parts_of_heads(self) -> int:
         """Parts in which the queries, and the token's own keys and values, are dealt."""
-        return ceil_div(self.shape.projections[0].rows, BLOCK_COLUMNS)
+        return ceil_div(self.shape.dealt_heads * self.shape.d, BLOCK_COLUMNS)
 
     def cache_bytes(self, layers: int, capacity: int) -> int:
         """Bytes of all layers' caches, and of the padding that the last layer's last round reads behind them."""
@@ -203,6 +205,7 @@ class SplitKeys(Attention):
             kernel("flow_kv_split", "flow_kv_split_meet", part, share, *[I32] * 3),
             kernel("flow_kv_split", "flow_kv_split_give", share, part, I32),
             kernel("flow_kv_split", "flow_kv_split_store", share, product, I32, I32),
+            *[kernel("sinks", "attention_sinks", line, share, *[I32] * 6)] * shape.has_sinks,
         ]
         return {"share": share} | dict.fromkeys(["dequantized"] * shape.int8_cache, room), kernels
 
@@ -222,8 +225,8 @@ class SplitKeys(Attention):
         return found
 
     def counts_of_share(self, rtp: Buffer) -> Sequence[Any]:
-        """(objects of a bundle, parts of x that hold heads, bundles): see `attend_to_share`."""
-        return rtp[0], rtp[_HEADS_OF_X], rtp[_TURNS]
+        """(objects of a bundle, parts of x that hold heads, bundles; with sinks, first head): see `attend_to_share`."""
+        return [rtp[word] for word in (0, _HEADS_OF_X, _TURNS, *[_HEAD] * self.shape.has_sinks)]
 
     def attend_to_share(
         self, w: ObjectFifoHandle, y: ObjectFifoHandle | None, x: Buffer, take: Callable[[Any], None], rtp: Buffer,
@@ -237,9 +240,10 @@ class SplitKeys(Attention):
         keys and values begin.
         """
         share, *dequantized = buffers
-        start, attend, meet, give, store = kernels
+        start, attend, meet, give, store, *with_sinks = kernels
         heads, rows, d, cap = self.bundle, self.shape.group, self.shape.d, bits(self.shape.softcap)
-        objects, parts_of_heads, turns = counts
+        objects, parts_of_heads, turns, *first_head = counts
+        has_result, before_sinks = meeting.leaves and not meeting.onward, self.shape.dealt_heads - self.shape.kv_heads
 
         def pass_on(part: Any) -> None:
             for number, other in enumerate(meeting.others):
@@ -252,6 +256,10 @@ class SplitKeys(Attention):
         take(parts_of_heads)
         for turn in range_(turns):
             start(rtp, share, heads * rows, d)
+            for begin, first in zip(with_sinks, first_head, strict=True):
+                for head in range_(heads) if has_result else ():
+                    element = (before_sinks + first + turn * heads + head) * d
+                    begin(x, share, element, 4, _FIRST_MAXIMUM + head * rows, _FIRST_SUM + head * rows, rows, 1)
             for _ in range_(objects):
                 attend(w.acquire(1), x, rtp, share, *dequantized, turn, heads, rows, d, cap)
                 w.release(1)
@@ -276,6 +284,7 @@ class SplitKeys(Attention):
         if part is None:
             nothing: list[int | None] = [None] * _WORDS
             nothing[_HEADS_OF_X] = nothing[_TURNS] = 0
+            nothing[_HEAD] = 0 if self.shape.has_sinks else None
             return [nothing] * tiles
         shape = self.shape
         chunks, position, first, *others = part.words(token.position, 1)
@@ -310,13 +319,17 @@ class SplitKeys(Attention):
                 stream.waiting.append((steps.planned, steps.buffers.cache_bytes, tap))
         steps.planned += 1
 
-    def send_heads(self, steps: LayerSequence) -> None:
-        """Send queries, keys and values in the order in which they lie."""
-        if self.shape.norm_of_all_heads:
-            super().send_heads(steps)
-            return
-        tap = run(steps.state_size, steps.regions["qkv"].offset, self.shape.projections[0].rows)
-        steps.send(steps.ends.heads, steps.buffers.state, tap)
+    def send_heads(self, steps: LayerSequence, index: int) -> None:
+        """Send queries, keys and values in the order in which they lie, and then the sinks."""
+        shape, end = self.shape, steps.ends.heads
+        if shape.norm_of_all_heads:
+            super().send_heads(steps, index)
+        else:
+            first, count = steps.regions["qkv"].offset, shape.projections[0].rows
+            steps.send(end, steps.buffers.state, run(steps.state_size, first, count))
+        if shape.sinks:
+            of_heads = run(steps.vectors_size, steps.sinks_of(index), shape.kv_heads * shape.d)
+            steps.send(end, steps.buffers.vectors, of_heads)
 
     def drain_contexts(self, steps: LayerSequence) -> list[Any]:
         """Start the drain of the first column, whose first and third tile have the output of a class each."""

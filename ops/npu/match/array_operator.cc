@@ -10,6 +10,7 @@
 #include "ops/error.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/nodes/sinks.h"
 #include "ops/npu/weights/pack.h"
 #include "ops/transformer/graph/operators.h"
 
@@ -103,7 +104,8 @@ void refuse_input(const Node& node, std::size_t input, const char* what) {
 }
 
 ArrayOperator describe_attention(const Node& node) {
-  refuse_input(node, kHeadSink, "head_sink");
+  if (const Value* sinks = node.input(kHeadSink); sinks != nullptr && sinks->constant == nullptr)
+    fail(to_string(node), ": expected head_sink to be an initializer");
   refuse_input(node, kBidirectionalBlocks, "bidirectional_blocks");
   if (node.number("softcap", 0.0F) > 0.0F)
     fail(to_string(node), ": expected no softcap, which the array's attention has not");
@@ -124,7 +126,8 @@ ArrayOperator describe_attention(const Node& node) {
       {"kv_num_heads", node.integer("kv_num_heads", heads)},
       {"head_size", head_size},
       {"local_window_size", std::max<std::int64_t>(node.integer("local_window_size", -1), 0)},
-      {"causal", std::int64_t{causal}}};
+      {"causal", std::int64_t{causal}},
+      {"sinks", std::int64_t{node.input(kHeadSink) != nullptr}}};
   ArrayOperator found{.sizes = {sizes}, .multiply_adds = 2 * heads * head_size};
   if (masked) {
     sizes.attributes["causal"] = std::int64_t{1};
@@ -162,6 +165,18 @@ Packed pack_panels(const Node& product) {
           }};
 }
 
+Packed pack_sinks(const Node& attention) {
+  const std::int64_t heads = attention.required_integer("num_heads");
+  const std::int64_t kv_heads = attention.integer("kv_num_heads", heads);
+  const std::int64_t head_size = attention.required_integer("head_size");
+  const float* sinks = transformer::read_vector(attention, kHeadSink, heads);
+  return {"sinks", static_cast<std::size_t>(sink_elements(kv_heads, head_size)) * kBFloat16Bytes,
+          [=, owner = attention.inputs[kHeadSink].owner](std::span<std::byte> memory) {
+            PackedWriter writer(memory);
+            write_sinks({sinks, static_cast<std::size_t>(heads)}, kv_heads, head_size, writer);
+          }};
+}
+
 }  // namespace
 
 bool is_operator(const Node& node) { return node.domain == kDomain && stem_of(node) != nullptr; }
@@ -182,6 +197,8 @@ Node operator_on_array(Node node) {
     node.packed.push_back(pack_panels(node));
   } else if (transformer::is_projection(node)) {
     node.packed.push_back(pack_blocks(node));
+  } else if (transformer::is_attention(node) && node.input(kHeadSink) != nullptr) {
+    node.packed.push_back(pack_sinks(node));
   } else if (is_mixture(node)) {
     for (const ExpertPart part : kExpertParts) {
       for (std::int64_t expert = 0; expert < node.required_integer("num_experts"); ++expert) {

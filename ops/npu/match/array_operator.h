@@ -27,7 +27,7 @@ bool is_operator_on_array(const Node& node);
 //                                              q4nx_matmul: an expert's gate and up projections,
 //                                              and its down projection
 //   flow_qkv_attention, flow_kv_attention      num_heads, kv_num_heads, head_size,
-//                                              local_window_size (0: none), causal
+//                                              local_window_size (0: none), causal, sinks
 //
 // There is one for each kind of programs that runs may need; attention with a mask may need two.
 struct ArrayOperator {

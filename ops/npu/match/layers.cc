@@ -151,6 +151,7 @@ const transformer::DecoderLimits& array_limits() {
   static const transformer::DecoderLimits limits{.who = "the array",
                                                  .means = "the array's designs",
                                                  .softcap = true,
+                                                 .sinks = true,
                                                  .int8_caches = true,
                                                  .without_rope = true,
                                                  .norms_after = true,

@@ -2,6 +2,7 @@
 #include "ops/npu/nodes/decoder_shape.h"
 
 #include "ops/formats/q4nx.h"
+#include "ops/npu/nodes/sinks.h"
 
 namespace flownpu::npu {
 namespace {
@@ -56,7 +57,9 @@ std::size_t DecoderShape::expert_bytes() const {
 std::size_t DecoderShape::vector_bytes() const {
   const std::int64_t norms = entry_norms() * line();
   const auto [of_queries, of_keys] = qk_norm_sizes();
-  const std::int64_t layer = 2 * norms + of_queries + of_keys;
+  const std::int64_t sinks =
+      attention().sinks ? sink_elements(attention().kv_heads, attention().head_size) : 0;
+  const std::int64_t layer = 2 * norms + sinks + of_queries + of_keys;
   return static_cast<std::size_t>(layer_count() * layer + norms) * kBFloat16Bytes;
 }
 

@@ -6,8 +6,8 @@
 //                   blocks (ops/formats/q4nx.h)
 //   experts   u8    [layer][expert][gate and up | down], where the feed-forward is a mixture of
 //                   experts; a layer's weights then are QKV | output
-//   vectors   bf16  [layer][norms][line], each layer followed by its QK-norm weights, q and k;
-//                   then the final norms
+//   vectors   bf16  [layer][norms][line], each layer followed by its sinks (nodes/sinks.h) and its
+//                   QK-norm weights, q and k; then the final norms
 //   rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2]; none if the tables are inputs
 #pragma once
 

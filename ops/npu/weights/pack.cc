@@ -10,6 +10,7 @@
 
 #include "ops/formats/q4nx_layouts.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/nodes/sinks.h"
 
 namespace flownpu::npu {
 
@@ -175,6 +176,10 @@ void write_vectors(const DecoderShape& shape, const transformer::DecoderConstant
                    PackedWriter writer) {
   for (const transformer::LayerConstants& layer : constants.layers) {
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
+    if (const transformer::Attention& attention = shape.attention(); attention.sinks) {
+      write_sinks({layer.sinks, static_cast<std::size_t>(attention.heads)}, attention.kv_heads,
+                  attention.head_size, writer);
+    }
     for (std::size_t i = 0; i < layer.qk_norm.size(); ++i) {
       const std::int64_t size = shape.qk_norm_sizes().at(i);
       if (size != 0) writer.bfloat16(in_head_order(shape, layer.qk_norm.at(i), size).data(), size);

@@ -4,7 +4,7 @@
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -53,6 +53,10 @@ def predict(
             help="Parameters measured on silicon, as JSON, in place of published ones.",
         ),
     ] = None,
+    kv_dtype: Annotated[
+        Literal["bf16", "int8"],
+        typer.Option("--kv-dtype", help="Type of the KV cache on the NPU, of a model that is not converted yet."),
+    ] = "bf16",
     as_json: options.AsJson = False,
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
@@ -61,6 +65,8 @@ def predict(
     docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic.
     """
     if device == "gpu" or device.startswith("radeon"):
+        if kv_dtype == "int8":
+            raise typer.BadParameter("expected no --kv-dtype int8 with a GPU, which has no such cache")
         _predict_gpus(model, device, parse_contexts(context) if context else [], measured, as_json=as_json)
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
@@ -74,7 +80,8 @@ def predict(
     contexts = parse_contexts(context) if context else ()
     values = measured_values(measured) if measured else VALUES
     with waiting("pricing the programs ..."):
-        report = predict_model(target(model), CHIPS[device], contexts, values)
+        found = target(model, int8_cache=kv_dtype == "int8")
+        report = predict_model(found, CHIPS[device], contexts, values)
     if as_json:
         print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))
         return

@@ -56,27 +56,30 @@ class Target:
         return list(asked) or [length for length in CONTEXTS if length <= longest] or [longest]
 
 
-def target(text: str) -> Target:
+def target(text: str, *, int8_cache: bool = False) -> Target:
     """The model of a name, a folder or a file.
 
+    `int8_cache`: whether a model that is not converted yet keeps keys and values in int8; a graph has its own type.
+
     Raises:
-        FlowNPUError: there is none (the message has the nearest names), or the NPU's designs have no place for it.
+        FlowNPUError: there is none (the message has the nearest names), it is a graph whose cache is not in int8 though
+            `int8_cache` is set, or the NPU's designs have no place for it.
         MissingDependencyError: a graph is to be read, and onnx_ir is not installed.
     """
     if text in SHAPES:
-        return known(text)
+        return known(text, int8_cache=int8_cache)
     path = Path(text)
     if not path.exists():
         raise FlowNPUError(f"no such model, folder or file: {text}{nearest(text, SHAPES)}")
     if path.is_file() and path.suffix == ".json":
-        return _of_file(path)
+        return _of_file(path, int8_cache=int8_cache)
     if path.is_dir() and not (path / "genai_config.json").is_file() and not (path / "model.onnx").is_file():
         if (path / "config.json").is_file():
-            return _of_file(path / "config.json")
+            return _of_file(path / "config.json", int8_cache=int8_cache)
         raise FlowNPUError(
             f"{path}: expected a folder with genai_config.json, model.onnx or config.json, found none of them"
         )
-    return _of_graph(path)
+    return _of_graph(path, int8_cache=int8_cache)
 
 
 @cache
@@ -94,14 +97,15 @@ def nearest(text: str, names: Mapping[str, object]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(names)}"
 
 
-def _of_file(path: Path) -> Target:
+def _of_file(path: Path, *, int8_cache: bool) -> Target:
     if path.name == "genai_config.json":
-        return _of_graph(path.parent)
+        return _of_graph(path.parent, int8_cache=int8_cache)
     with placing(path):
-        return Target(path.parent.name or str(path), decoder_of_configuration(read_json(path), str(path)))
+        decoder = decoder_of_configuration(read_json(path), str(path), int8_cache=int8_cache)
+    return Target(path.parent.name or str(path), decoder)
 
 
-def _of_graph(path: Path) -> Target:
+def _of_graph(path: Path, *, int8_cache: bool) -> Target:
     """The decoder that a session finds in a graph; a graph without FlowNPU's operators is rewritten first."""
     file, settings = locate_graph(path)
     model = load_model(file, purpose="flownpu predict")
@@ -112,5 +116,7 @@ def _of_graph(path: Path) -> Target:
             rewrite(model)
         with placing(file):
             decoder = decoder_of_model(model, settings.get("context_length") or DEFAULT_CONTEXT)
+    if int8_cache and not decoder.shape.int8_cache:
+        raise FlowNPUError(f"{path}: expected a KV cache in int8, got another: convert with --kv-dtype int8")
     folder = path if path.is_dir() else path.parent
     return Target(path.name, decoder, read_encoder(folder) if settings.get("vision") else None)

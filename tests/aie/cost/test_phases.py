@@ -296,14 +296,14 @@ def test_program_costs_changes_and_dispatches_counted_by_hand():
     assert prices.of_runs([(program, 0)]).changes == 3
 
 
-def test_rows_for_lm_head_cost_host_head_products():
+def test_rows_for_lm_head_cost_host_products():
     """The host multiplies the rows of a chunk that it reads, 64 of 1024 elements; a token's logits are ready."""
     chunk = program_of(norm("A"))
     rows = replace(chunk, made=chunk.given, attributes={"vocabulary": (5000,)})
     token = replace(rows, kind="decode")
     ends, of_chunk, of_token = (Prices(DEVICE).of(program, 0).seconds["host"] for program in (chunk, rows, token))
     assert of_token - ends == pytest.approx(64 * 1024 * VALUES["own_host_per_logit"])
-    assert of_chunk - of_token == pytest.approx(64 * 1024 * 5000 / VALUES["host_head_products"])
+    assert of_chunk - of_token == pytest.approx(64 * 1024 * 5000 / VALUES["host_products"])
 
 
 def test_prompt_chunks_equal_those_of_host():

@@ -183,6 +183,23 @@ def test_flow_kv_of_more_heads_than_pairs_equals_reference(rng, target, heads, k
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(16, 2, 64), (5, 1, 72), (9, 3, 64)])
+def test_attention_with_sinks_equals_reference(rng, target, heads, kv_heads, d):
+    """One head's sink is far above its scores, and takes all of the weight; another's is far below them."""
+    for window in (None, 40):
+        flow_kv_case(FlowKV(target, heads, kv_heads, d, has_sinks=True), 100, 128, rng, window=window).check()
+        design = FlowQKV(target, heads, kv_heads, d, has_sinks=True)
+        flow_qkv_case(design, 17, 100, 128, rng, window=window).check()
+    flow_qkv_case(design, 17, 0, 64, rng, causal=False).check()
+
+
+@pytest.mark.parametrize("design", [FlowKV, FlowQKV])
+def test_sinks_of_more_heads_than_fit_a_vector_are_refused(design):
+    with pytest.raises(ValueError, match="expected 16 query heads or fewer to a KV head with sinks, got 17"):
+        design("npu2", 17, 1, 64, has_sinks=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("d", [64, 72, 128, 256])
 @pytest.mark.parametrize("tokens", [1, 17])
 def test_flow_qkv_equals_reference(rng, target, d, tokens):

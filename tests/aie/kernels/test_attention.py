@@ -179,3 +179,18 @@ def test_rows_of_no_queries_equal_rows_of_one(kernels, rng, queries):
     words[7] = queries
     sweep.rtp = lambda: words
     np.testing.assert_array_equal(run_flow_kv(kernels, sweep), expected)
+
+
+@pytest.mark.parametrize("step", [4, 32], ids=["a line", "the first row of sub-tiles"])
+def test_sinks_begin_rows_of_their_heads(kernels, rng, step):
+    """m and l of five heads with three queries each; a sixteenth row has none and stays as it is."""
+    heads, queries, rows, element = 5, 3, 16, 64
+    line = rng.normal(size=32).astype(np.float32)
+    x = np.full((line.size // 4, step), np.nan, np.float32)
+    x[:, :4] = line.reshape(-1, 4)
+    given = np.concatenate([np.full(element, np.nan, BFLOAT16), x.reshape(-1).view(BFLOAT16)])
+    state = np.full(16 + 2 * rows, -1, np.float32)
+    kernels.call("attention_sinks", given, state, element, step, 16, 16 + rows, heads, queries)
+    for first, numbers in ((16, line[:heads]), (16 + rows, line[heads : 2 * heads])):
+        np.testing.assert_array_equal(state[first : first + rows], [*np.repeat(numbers, queries), -1])
+    assert (state[:16] == -1).all()

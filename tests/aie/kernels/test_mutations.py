@@ -49,6 +49,10 @@ MUTATIONS = {
         ("flow_kv_split.cc", "«cap_of_scores.given» ? cap_of_scores.outside", "false"),
         shares.test_soft_cap_equals_float64,
     ),
+    "sinks that lie in a line": (
+        ("sinks.cc", "given[«i / 4 * step» + i % 4]", "i / 4 * 4"),
+        lambda kernels, rng: attention.test_sinks_begin_rows_of_their_heads(kernels, rng, 32),
+    ),
     "an off-by-one in the window": (
         ("common/attention.h", "«position - parameters.window + 1»", "position - parameters.window"),
         lambda kernels, rng: attention.test_flow_kv_with_window_equals_float64(kernels, rng, 16, 80),
@@ -189,6 +193,7 @@ ENTRIES = {
         "flow_kv_split_store",
     ],
     "int8_rows.cc": ["int8_rows"],
+    "sinks.cc": ["attention_sinks"],
 }  # fmt: skip
 # The check that floor rounding must fail, for every source that rounds. fused_dqp.cc is left out. It splits its sums in
 # two parts, so floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.

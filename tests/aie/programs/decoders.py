@@ -12,7 +12,7 @@ def decoder_of(shape, windows, vocabulary, positions, tables=None, scale=None):
             _native.Attention(
                 heads=shape.heads, kv_heads=shape.kv_heads, head_size=shape.d, scale=scale or shape.d**-0.5,
                 qk_norm="all heads" if shape.norm_of_all_heads else "each head" if shape.qk_norm else "none",
-                qkv_bias=shape.qkv_bias, softcap=shape.softcap,
+                qkv_bias=shape.qkv_bias, softcap=shape.softcap, sinks=shape.has_sinks,
                 output_bias=shape.output_bias, int8_cache=shape.int8_cache,
                 window=window, table=table,
             ),

@@ -60,6 +60,7 @@ MODELS = {
     "gemma3-topics": trained,
     "qwen3 with biases": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu", qk_norm=True, output_bias=True)),
     "gemma2": untrained(LayerShape(288, 8, 4, 32, 640, "geglu", post_norms=True, softcap=2.0)),
+    "gpt-oss": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", has_sinks=True)),
     "olmo2": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **OLMO)),
 }
 

@@ -161,6 +161,26 @@ def test_configuration_gives_known_decoder(tmp_path):
         assert target(str(path)).name == "of-hugging-face"
 
 
+def test_int8_cache_of_configuration_is_predicted(flownpu, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"]))
+    for text in ("qwen3-0.6b", str(tmp_path)):
+        assert target(text, int8_cache=True).decoder == known("qwen3-0.6b", int8_cache=True).decoder
+    rates = [
+        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "4k", "--json", *given).out)["points"][0]
+        for given in ((), ("--kv-dtype", "int8"))
+    ]
+    assert rates[0]["decode_tokens_per_second"] < rates[1]["decode_tokens_per_second"]
+    # The roofs' bytes by hand: 28 layers, 4096 positions of 8 KV heads, rows of 256 bytes or 160.
+    saved = VALUES["memory_read"] * (1 / rates[0]["roof"] - 1 / rates[1]["roof"])
+    assert saved == pytest.approx(28 * 4096 * 8 * 2 * (256 - 160))
+
+
+def test_int8_cache_of_graph_in_bf16_is_refused(flownpu, model):
+    done = flownpu("predict", model, "--kv-dtype", "int8")
+    assert done.code == 1
+    assert "expected a KV cache in int8, got another: convert with --kv-dtype int8" in done.err
+
+
 def test_converted_model_gives_decoder_of_session(model):
     assert target(str(model)).decoder == read_decoder(model)
     assert target(str(model / "genai_config.json")).decoder == read_decoder(model)

@@ -83,6 +83,7 @@ def test_gpu_prediction_is_in_json(flownpu):
     [
         (("--device", "radeon-790m"), "no such GPU: radeon-790m; did you mean radeon-"),
         (("--device", "gpu", "--measured", "x"), "expected no --measured with a GPU"),
+        (("--device", "gpu", "--kv-dtype", "int8"), "expected no --kv-dtype int8 with a GPU"),
         (("--device", "gpu", "--context", "900k"), "expected contexts of 1 to 32768 tokens"),
     ],
 )

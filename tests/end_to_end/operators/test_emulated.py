@@ -172,8 +172,9 @@ def heads_of(seed: int, tokens: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def expectation(
-    query: np.ndarray, kv: np.ndarray, first: int = 0, *, causal: bool = False, window: int = ALL
-) -> tuple[np.ndarray, np.ndarray]:
+    query: np.ndarray, kv: np.ndarray, first: int = 0, *, causal: bool = False, window: int = ALL,
+    sinks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Attention of queries from position `first` on over all keys, [tokens, H d], and its tolerance."""
     if not causal and len(query) > len(kv):  # the reference takes no more queries than keys; queries are independent
         parts = [expectation(query[at : at + len(kv)], kv) for at in range(0, len(query), len(kv))]
@@ -187,7 +188,7 @@ def expectation(
         "key_end": len(kv), "first_query": len(kv) - 1 if one else first, "window": window,
         "causal": int(causal or one), "chunk": 64 if one else CHUNK,
     }  # fmt: skip
-    expected, tolerance = attention_expectation(query, held, module, in_blocks=not one, **of_sweep)
+    expected, tolerance = attention_expectation(query, held, module, in_blocks=not one, sinks=sinks, **of_sweep)
     return expected.reshape(len(query), -1), tolerance.reshape(len(query), -1)
 
 
@@ -228,6 +229,24 @@ def test_cached_attention_equals_reference(window: int, tokens: int, alone: Alon
     assert_attended(found[0], expectation(query[past:], kv, past, causal=True, window=kept))
     np.testing.assert_array_equal(key[0].swapaxes(0, 1), kv[:, :, 0])
     np.testing.assert_array_equal(value[0].swapaxes(0, 1), kv[:, :, 1])
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_cached_attention_with_sinks_equals_reference(tokens: int, alone: Alone) -> None:
+    """Sinks far above and far below the scores, one as large as they are, and one that is no key at all."""
+    past, sinks = 37, np.array([40, -200, 0.5, -np.inf], np.float32)
+    query, kv, packed = heads_of(3, past + tokens)
+    cache = kv[:past].transpose(2, 1, 0, 3)[:, None]
+    inputs = {
+        "query": packed[None, past:], **dict.fromkeys(BIASED), "past_key": cache[0], "past_value": cache[1],
+        "seqlens_k": np.array([past + tokens - 1], np.int32),
+        "total_sequence_length": np.array([past + tokens], np.int32),
+        **dict.fromkeys(("attention_bias", "q_norm_weight", "k_norm_weight", "bidirectional_blocks")),
+    }  # fmt: skip
+    op_type = "FlowKVAttention" if tokens == 1 else "FlowQKVAttention"
+    (found, *_), dispatches = alone(op_type, inputs, {"head_sink": sinks}, outputs=3, **SIZES)
+    assert stems(dispatches) == ["flow_kv" if tokens == 1 else "flow_qkv"]
+    assert_attended(found[0], expectation(query[past:], kv, past, causal=True, sinks=sinks))
 
 
 def test_norm_and_rotation_before_attention_run_on_host(alone: Alone) -> None:
@@ -406,7 +425,7 @@ def test_threshold_that_is_no_number_is_refused(given: str, tmp_path: Path, ep_d
     ("attributes", "inputs", "reason"),
     [
         ({"softcap": 2.0}, {}, "expected no softcap, which the array's attention has not"),
-        ({}, {"head_sink": np.zeros(HEADS, np.float32)}, "expected no head_sink, which"),
+        ({}, {"head_sink": np.zeros(HEADS, np.float32)}, "expected head_sink to be an initializer"),
         (
             {"causal": 1},
             {"attention_bias": np.zeros((1, 1, 3, 3), np.float32)},

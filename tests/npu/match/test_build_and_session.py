@@ -90,16 +90,21 @@ def set_input(node: ir.Node, place: int, value: ir.Value) -> None:
     node.replace_input_with(place, value)
 
 
-def constant(op_type: str, number: int, place: int, array: np.ndarray) -> Change:
+def constant(op_type: str, number: int, place: int, array: np.ndarray, name: str = "given") -> Change:
     """Makes a constant an input of a node."""
 
     def change(model: ir.Model) -> None:
         tensor = ir.tensor(array)
-        value = ir.Value(name="given", const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
         model.graph.register_initializer(value)
         set_input(nodes_of(model, op_type)[number], place, value)
 
     return change
+
+
+def sinks_of_all_layers(model: ir.Model) -> None:
+    for number in range(len(nodes_of(model, ATTENTION))):
+        constant(ATTENTION, number, HEAD_SINK, np.ones(HEADS, np.float32), f"sinks.{number}")(model)
 
 
 def fed(place: int, dtype: ir.DataType, dims: list[Any]) -> Change:
@@ -147,7 +152,10 @@ def a_head_without_its_last_rows(model: ir.Model) -> None:
 CHANGES: dict[str, tuple[Change, str]] = {
     "nothing": (lambda _: None, ""),
     "another window": (attribute(ATTENTION, 1, local_window_size=24), ""),
-    "head_sink": (constant(ATTENTION, 1, HEAD_SINK, np.ones(HEADS, np.float32)), "expected no head_sink"),
+    "head_sink": (sinks_of_all_layers, ""),
+    "head_sink of one layer": (
+        constant(ATTENTION, 1, HEAD_SINK, np.ones(HEADS, np.float32)), "sinks = 0 as in the layers before, got 1",
+    ),
     "attention_bias of one layer": (fed(ATTENTION_BIAS, ir.DataType.FLOAT, [1, 1, "tokens", "total"]), ""),
     "position_ids": (fed(POSITION_IDS, ir.DataType.INT64, ["batch", "tokens"]), "expected position_ids of all layers"),
     "bidirectional_blocks": (

@@ -55,7 +55,7 @@ def expected_attributes(name, config):
         "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
         "attention.heads": config["num_attention_heads"], "attention.head_size": config["head_dim"],
         "attention.kv_heads": config["num_key_value_heads"], "attention.softcap": 0, "attention.qkv_bias": 0,
-        "attention.output_bias": 0,
+        "attention.output_bias": 0, "attention.sinks": 0,
         "attention.qk_norm": "each head" if gemma or name == "qwen3" else "none",
         "attention.bidirectional_blocks": 0, "attention.window_sized_cache": 0, "attention.mask": 0,
         "attention.int8_cache": 0,
@@ -326,7 +326,7 @@ CASES = {
     "blocks of one layer": (
         input_of(ATTENTION, 13, VALUE), "expected bidirectional_blocks of all layers to be the same value, or none",
     ),
-    "sink": (input_of(ATTENTION, 14, VALUE), "expected no head_sink: the array has none"),
+    "sink": (input_of(ATTENTION, 14, VALUE), "expected sinks = 0 as in the layers before, got 1"),
     "separate keys": (input_of(ATTENTION, 1, VALUE), "expected a packed QKV projection"),
     "another length": (input_of(ATTENTION, 5, VALUE), "total_sequence_length of all layers to be the same values"),
     "no QK-norm": (without_input(ATTENTION, 11, 12), "expected qk_norm = each head as in the layers before, got none"),

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flownpu.aie.designs.attention import SINK_PADDING
 from flownpu.aie.designs.common import bits
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention
 from flownpu.selftest.reference.case import Case
 from flownpu.selftest.reference.numbers import (
     BF16_ROUNDING,
+    BFLOAT16,
     F32_ROUNDING,
     INVERSE,
     PRODUCT,
@@ -55,6 +57,7 @@ class Sweep:
     scale: float = 0.0
     block: int = 0  # whether the queries see one another (bidirectional_blocks); the array then gets causal = 0
     softcap: float = 0.0
+    sinks: np.ndarray | None = None  # f32 [heads], a score of each head that has no value
 
     @property
     def d(self) -> int:
@@ -122,7 +125,7 @@ def expectation(
     q, k, v = as_multiplied(sweep, in_blocks=in_blocks)
     q, k, v = q[:, :real], k[:end], v[:end]
     shape = {"num_heads": heads, "kv_num_heads": 1, "head_size": d, "scale": sweep.scale, "causal": sweep.causal}
-    shape["softcap"] = sweep.softcap
+    shape |= {"softcap": sweep.softcap, "head_sink": sweep.sinks}
     if sweep.window != ALL:
         shape["local_window_size"] = sweep.window
     if operator is flow_kv_attention:
@@ -140,8 +143,10 @@ def expectation(
     key = np.arange(end)
     seen = (key > positions[:, None] - sweep.window) & ((key <= positions[:, None]) | (sweep.causal == 0))
     t = np.where(seen, LOG2_E * sweep.capped(sweep.factor * (q @ k.T)), -np.inf)
-    p = np.exp2(t - t.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
+    sinks = np.full((heads, 1, 1), -np.inf) if sweep.sinks is None else LOG2_E * wide(sweep.sinks)[:, None, None]
+    largest_t = np.maximum(t.max(-1, keepdims=True), sinks)
+    p = np.exp2(t - largest_t)
+    p /= p.sum(-1, keepdims=True) + np.exp2(sinks - largest_t)
     # The error of the exponent t (base 2) comes from f32 sums over d and the product with the scale. The relative error
     # of F = 2^t is ln 2 times that, and the errors of exp2 and of F's rounding to bf16.
     magnitude = sweep.factor * LOG2_E * (np.abs(q) @ np.abs(k.T))
@@ -149,7 +154,7 @@ def expectation(
     if sweep.softcap:  # a tanh raises no error of its argument, to which the quotient scale / c adds one
         share += np.log(2) * (INVERSE * magnitude + (TANH + PRODUCT) * np.abs(np.where(seen, t, 0)))
     # The output O is an average weighted by F, and l is the sum of the same F, so errors of F move O by no more than
-    # this.
+    # this. A sink's share of l has but errors of f32.
     tolerance = (p * share) @ np.abs(v) + (p * share).sum(-1, keepdims=True) * np.abs(expected)
     if in_blocks:  # in the product F V, F is off by up to 2^-6 of the largest F of 8 neighbouring keys, but not in l
         padded = np.pad(p[..., sweep.first_key :], ((0, 0), (0, 0), (0, -(end - sweep.first_key) % 8)))
@@ -160,13 +165,27 @@ def expectation(
     return expected, 1.02 * tolerance  # second-order terms: shares are below 2 %
 
 
+def sink_heads(sinks: np.ndarray, kv_heads: int, d: int) -> np.ndarray:
+    """Sinks [H] as the array reads them (designs/attention.py): bf16 [G d], and padding of NaN that nothing may use."""
+    t = sinks.astype(np.float64).reshape(kv_heads, -1) * LOG2_E
+    heads = np.full((kv_heads, d // 2), np.nan, np.float32)
+    group = t.shape[1]
+    heads[:, :group], heads[:, group : 2 * group] = np.ceil(t), np.exp2(t - np.ceil(t))
+    return np.concatenate([heads.reshape(-1), np.full(SINK_PADDING // 2, np.nan, np.float32)]).view(BFLOAT16)
+
+
+def random_sinks(heads: int, rng: Rng) -> np.ndarray:
+    """Sinks about as large as scores are, one far above them and one far below."""
+    return np.concatenate([[40.0, -200.0], rng.normal(size=heads - 2) * 2]).astype(np.float32)
+
+
 def _cache(rng: Rng, capacity: int, kv_heads: int, d: int) -> np.ndarray:
     """A KV cache [capacity, KV heads, 2, d] of random numbers, also behind the last key."""
     return bf16(rng.normal(size=(capacity, kv_heads, 2, d)))
 
 
 def attention_expectation(
-    q: np.ndarray, kv: np.ndarray, operator: ModuleType, **of_sweep: int
+    q: np.ndarray, kv: np.ndarray, operator: ModuleType, *, sinks: np.ndarray | None = None, **of_sweep: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Expected output and tolerance of queries [tokens, heads, d], in the same shape; a `Sweep` for each KV head."""
     heads = q.shape[1]
@@ -174,7 +193,8 @@ def attention_expectation(
     parts = []
     for head in range(kv_heads):
         group = q[:, head * heads // kv_heads : (head + 1) * heads // kv_heads].swapaxes(0, 1)
-        sweep = Sweep(group, kv[:, head, 0], kv[:, head, 1], **of_sweep)
+        of_group = None if sinks is None else sinks.reshape(kv_heads, -1)[head]
+        sweep = Sweep(group, kv[:, head, 0], kv[:, head, 1], sinks=of_group, **of_sweep)
         parts.append(expectation(sweep, in_blocks=in_blocks, operator=operator))
     expected, tolerance = (np.concatenate(part).swapaxes(0, 1) for part in zip(*parts, strict=True))
     return expected, tolerance
@@ -184,8 +204,18 @@ def flow_kv_case(design: FlowKV, total: int, capacity: int, rng: Rng, *, window:
     """FlowKV: the token at position total - 1 over the keys up to its own."""
     q, kv = bf16(rng.normal(size=(1, design.heads, design.d))), _cache(rng, capacity, design.kv_heads, design.d)
     sweep = {"chunk": design.keys, "key_end": total, "first_query": total - 1, "window": window or ALL}
-    expected, tolerance = attention_expectation(q, kv, flow_kv_attention, in_blocks=False, **sweep)
-    return Case(partial(design.program, total, capacity, window=window), {"q": q, "kv": kv}, "o", expected, tolerance)
+    sinks, inputs = _sinks(design, rng)
+    expected, tolerance = attention_expectation(q, kv, flow_kv_attention, in_blocks=False, sinks=sinks, **sweep)
+    make = partial(design.program, total, capacity, window=window)
+    return Case(make, {"q": q, "kv": kv, **inputs}, "o", expected, tolerance)
+
+
+def _sinks(design: FlowKV | FlowQKV, rng: Rng) -> tuple[np.ndarray | None, dict[str, np.ndarray]]:
+    """Random sinks, and the host buffer that has them; None and no buffer for a design without."""
+    if not design.has_sinks:
+        return None, {}
+    sinks = random_sinks(design.heads, rng)
+    return sinks, {"sinks": sink_heads(sinks, design.kv_heads, design.d)}
 
 
 def flow_qkv_case(
@@ -208,6 +238,8 @@ def flow_qkv_case(
     }
     in_blocks = design.target == "npu2"
     chunks = {"chunk": design.keys, "in_blocks": in_blocks}
-    expected, tolerance = attention_expectation(q[:tokens], kv, flow_qkv_attention, **sweep, **chunks)
+    sinks, inputs = _sinks(design, rng)
+    expected, tolerance = attention_expectation(q[:tokens], kv, flow_qkv_attention, sinks=sinks, **sweep, **chunks)
     make = partial(design.program, tokens, past, capacity, window=window, causal=causal)
-    return Case(make, {"q": q, "kv": kv}, "o", expected, tolerance, lambda o: o.reshape(size)[:tokens])
+    inputs |= {"q": q, "kv": kv}
+    return Case(make, inputs, "o", expected, tolerance, lambda o: o.reshape(size)[:tokens])

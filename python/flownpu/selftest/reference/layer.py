@@ -17,6 +17,7 @@ from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
+from flownpu.selftest.reference.attention import random_sinks, sink_heads
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ DEVIATIONS = 7
 class LayerWeights:
     """A layer's weights: Q4NX blocks, and norms in bf16.
 
-    norms: [norms of both entries, D]. qk_norm: [q, k][d], [(H + G) d] of all heads, or None.
+    norms: [norms of both entries, D]. qk_norm: [q, k][d], [(H + G) d] of all heads, or None. sinks: f32 [H], or None.
     """
 
     qkv: np.ndarray
@@ -46,6 +47,7 @@ class LayerWeights:
     down: np.ndarray
     norms: np.ndarray
     qk_norm: np.ndarray | None
+    sinks: np.ndarray | None = None
 
     def blocks(self) -> np.ndarray:
         """All blocks in the order in which the array reads them."""
@@ -56,7 +58,9 @@ class LayerWeights:
         """The layer's norms as part of the host buffer `vectors`."""
         lines = np.zeros((len(self.norms), shape.line), BFLOAT16)
         lines[:, : shape.hidden] = self.norms
-        return np.concatenate([lines.reshape(-1), *([] if self.qk_norm is None else [self.qk_norm.reshape(-1)])])
+        more = [] if self.sinks is None else [sink_heads(self.sinks, shape.kv_heads, shape.d)]
+        more += [] if self.qk_norm is None else [self.qk_norm.reshape(-1)]
+        return np.concatenate([lines.reshape(-1), *more])
 
 
 def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
@@ -82,8 +86,9 @@ def random_layer(shape: LayerShape, rng: Rng) -> LayerWeights:
     if shape.output_bias:
         output = with_bias(output, rng.normal(size=m_output).astype(np.float32), shape.heads * shape.d)
     return LayerWeights(
-        random_projection(rng, m_qkv, k), output, gate_up, random_projection(rng, m_down, k_down), norms, qk_norm
-    )
+        random_projection(rng, m_qkv, k), output, gate_up, random_projection(rng, m_down, k_down), norms, qk_norm,
+        random_sinks(shape.heads, rng) if shape.has_sinks else None,
+    )  # fmt: skip
 
 
 def rotary_table(positions: int, d: int, base: float = 10000.0) -> np.ndarray:
@@ -313,7 +318,8 @@ def attend(
         qkv[:, None], past_key=past[0], past_value=rounded(past[1]), seqlens_k=np.full(rows, call.position),
         total_sequence_length=np.array([call.position + 1]), cos_cache=angles[:, :half], sin_cache=angles[:, half:],
         num_heads=shape.heads, kv_num_heads=shape.kv_heads, head_size=shape.d, scale=call.scale, do_rotary=1,
-        local_window_size=layer.window or -1, qk_norm_epsilon=EPSILON, softcap=shape.softcap, **norms,
+        local_window_size=layer.window or -1, qk_norm_epsilon=EPSILON, softcap=shape.softcap,
+        head_sink=call.weights[index].sinks, **norms,
     )  # fmt: skip
     line = np.stack([keys[:, :, call.position], values[:, :, call.position]], axis=2)
     return context[:, 0], line.reshape(rows, -1)

@@ -163,7 +163,7 @@ class PrefillModel:
             total_sequence_length=np.array([self.cache.shape[2]]), cos_cache=cosine, sin_cache=sine,
             q_norm_weight=norms[0], k_norm_weight=norms[1], num_heads=heads, kv_num_heads=kv_heads,
             head_size=shape.d, scale=self.scale, do_rotary=1, local_window_size=layer.window or -1,
-            qk_norm_epsilon=EPSILON, softcap=shape.softcap,
+            qk_norm_epsilon=EPSILON, softcap=shape.softcap, head_sink=self.weights[index].sinks,
         )  # fmt: skip
 
         by_head = qkv.reshape(rows, tokens, -1, shape.d)
@@ -180,8 +180,12 @@ class PrefillModel:
         at, key = position + np.arange(tokens)[:, None], np.arange(end)
         seen = (key <= at) & (key > at - (layer.window or end))
         scores = np.where(seen, scores, -np.inf)
-        weights = self._rounded(np.exp(scores - scores.max(-1, keepdims=True)))
-        total = weights.sum(-1, keepdims=True)
+        of_group = self.weights[index].sinks
+        sinks = np.full((kv_heads, 1), -np.inf) if of_group is None else of_group.reshape(kv_heads, -1)
+        sinks = sinks[..., None, None]
+        largest = np.maximum(scores.max(-1, keepdims=True), sinks)
+        weights = self._rounded(np.exp(scores - largest))
+        total = weights.sum(-1, keepdims=True) + np.exp(sinks - largest)
         # Blocks of 8 keys must lie along the last axis, for which the values are transposed.
         padded = [(0, 0)] * 4 + [(0, -end % 8)]
         weights = self._in_blocks(np.pad(weights, padded))

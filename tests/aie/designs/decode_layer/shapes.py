@@ -33,6 +33,9 @@ SMALL = {
     "llama with biases, one KV head": LayerShape(288, 5, 1, 64, 416, "swiglu", output_bias=True),
     "qwen3, eight KV heads": LayerShape(256, 16, 8, 128, 544, "swiglu", **QWEN),
     "qwen3, two KV heads, groups of six": LayerShape(288, 12, 2, 32, 544, "swiglu", **QWEN),
+    # Sinks: bundles of KV heads, and one class of streams whose heads take turns.
+    "gpt-oss, eight KV heads": LayerShape(320, 16, 8, 64, 544, "swiglu", output_bias=True, has_sinks=True),
+    "gpt-oss, three KV heads": LayerShape(160, 12, 3, 64, 416, "swiglu", **QWEN, has_sinks=True),
     # 28 tiles share some rows beside those of the streams: of four blocks (gated ones, too) and of ten.
     "llama, shared rows": LayerShape(1024, 4, 2, 64, 2400, "swiglu"),
 }

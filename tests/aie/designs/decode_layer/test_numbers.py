@@ -28,7 +28,9 @@ def test_decode_layer_equals_reference(rng, name, position, window, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads", "olmo2, four KV heads"])
+@pytest.mark.parametrize(
+    "name", ["gemma3, one KV head", "llama, eight KV heads", "olmo2, four KV heads", "gpt-oss, eight KV heads"]
+)
 def test_layers_and_head_in_one_call_equal_reference(rng, name, way):
     """Layers that differ in window and table; the second adds the first's update, the head adds the last's."""
     shape = SMALL[name]
@@ -39,7 +41,9 @@ def test_layers_and_head_in_one_call_equal_reference(rng, name, way):
     case_of(call, rng).check()
 
 
-@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, eight KV heads", "llama, three KV heads"])
+@pytest.mark.parametrize(
+    "name", ["gemma3, one KV head", "llama, eight KV heads", "llama, three KV heads", "gpt-oss, eight KV heads"]
+)
 @pytest.mark.parametrize("position", [0, 200])
 def test_int8_cache_equals_attention_of_dequantised_keys(rng, name, position):
     shape = dataclasses.replace(SMALL[name], int8_cache=True)

@@ -155,7 +155,7 @@ enum AttentionInput : std::uint8_t {
   kHeadSink = position(kAttentionPorts, "head_sink"),
 };
 enum AttentionOutput : std::uint8_t {
-  kOutput = position(kAttentionResults, "output"),
+  kAttended = position(kAttentionResults, "output"),
   kPresentKey = position(kAttentionResults, "present_key"),
   kPresentValue = position(kAttentionResults, "present_value"),
 };

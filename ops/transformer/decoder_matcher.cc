@@ -249,7 +249,7 @@ Entry Matcher::layer(const Entry& entry) {
   const Node& attention = attention_of(qkv);
   attend(attention, layer);
   const Node& output =
-      projection(attention.outputs[kOutput].name, "the output projection", limits_.biases);
+      projection(attention.outputs[kAttended].name, "the output projection", limits_.biases);
   std::string_view attended = output.outputs[0].name;
   const float output_factor = update_factor(attended);
   if (output_factor != 1 && output.input(kProductBias) != nullptr)

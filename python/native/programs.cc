@@ -32,9 +32,9 @@ namespace nb = nanobind;
 namespace flownpu::native {
 namespace {
 
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using GivenBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using GivenRows = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Given = std::map<std::string, Bytes>;
+using Given = std::map<std::string, GivenBytes>;
 
 template <typename Element>
 nb::ndarray<nb::numpy, Element, nb::ndim<1>> owned(std::vector<Element> values) {
@@ -45,7 +45,7 @@ nb::ndarray<nb::numpy, Element, nb::ndim<1>> owned(std::vector<Element> values) 
 }
 
 std::unique_ptr<npu::Buffer> filled(npu::Runtime& runtime, const std::string& name,
-                                    const Bytes& content, std::size_t bytes) {
+                                    const GivenBytes& content, std::size_t bytes) {
   if (content.size() != bytes)
     fail("expected ", bytes, " bytes of the program's ", name, ", got ", content.size());
   std::unique_ptr<npu::Buffer> buffer = runtime.allocate(bytes);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
-#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,8 +23,6 @@ constexpr std::array<std::pair<AttentionInput, AttentionInput>, 5> kPairs{{
     {kQNormWeight, kKNormWeight},
 }};
 
-// Positions are counted in 32 bits by the kernels.
-constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
 // The size of a process's address space on x86-64: 47 bits.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 47;
 

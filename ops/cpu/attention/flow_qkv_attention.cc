@@ -114,7 +114,7 @@ KeyRange FlowQKVAttention::seen_by(const AttentionRow& row, std::int64_t token) 
 
 float* FlowQKVAttention::output_row(const AttentionCall& call, std::int64_t batch,
                                     std::int64_t token, std::int64_t head) const {
-  return call.outputs[kOutput].as<float>() +
+  return call.outputs[kAttended].as<float>() +
          ((batch * call.tokens + token) * attributes_.heads + head) * attributes_.head_size;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "ops/cpu/kernels.h"
@@ -11,6 +12,9 @@
 #include "ops/nodes/tensor.h"
 
 namespace flownpu::cpu {
+
+// Positions are counted in 32 bits by the kernels.
+inline constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
 
 // H query heads share G KV heads of size d. Attributes that an operator does not have are at their
 // defaults.

@@ -2,16 +2,12 @@
 #include "ops/cpu/attention/paged_call.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
 #include "ops/error.h"
 
 namespace flownpu::cpu {
 namespace {
-
-// Positions are counted in 32 bits by the kernels.
-constexpr std::int64_t kMostPositions = std::numeric_limits<std::int32_t>::max();
 
 void check_boundaries(const std::string& name, const PagedCall& call) {
   const Tensor& boundaries = call.input(kCumulativeSequenceLengths);

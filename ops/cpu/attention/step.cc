@@ -50,7 +50,7 @@ std::int64_t FlowQKVAttention::multiply_adds() const {
 std::optional<Slicing> FlowQKVAttention::slicing(const Node& /*node*/) const {
   if (!attributes_.causal || !keeps_present_) return std::nullopt;
   Slicing slicing{.inputs = {kQuery, kKey, kValue},
-                  .outputs = {kOutput},
+                  .outputs = {kAttended},
                   .holds_tokens = true,
                   .blocks = {kBidirectionalBlocks}};
   // With counted_prompt every slice needs the prompt's first position, so position_ids is not
@@ -96,7 +96,7 @@ void FlowQKVAttention::infer(std::span<const Tensor> inputs, std::span<Shape> ou
   check_shapes(inputs);
   const AttentionCall call = describe(inputs, {});
   check_lengths(call);
-  outputs[kOutput] = Shape{call.batch, call.tokens, attributes_.heads * attributes_.head_size};
+  outputs[kAttended] = Shape{call.batch, call.tokens, attributes_.heads * attributes_.head_size};
   for (std::size_t i = kPresentKey; i < outputs.size(); ++i) {
     outputs[i] = Shape{call.batch, attributes_.kv_heads, call.capacity,
                        cache_columns(call.cache_type, attributes_.head_size)};

@@ -27,9 +27,9 @@ KEPT = 20  # tokens that the rewind leaves
 def converse(folder: str, prompts: list[list[int]]) -> dict[str, Any]:
     """Two turns, then another after a rewind to the first KEPT tokens."""
     generator = generator_of(og.Model(folder), CAPACITY)
-    replies = [reply(generator, prompts[0], 8), reply(generator, prompts[1], 4)]
+    replies = [reply(generator, prompts[0], 3), reply(generator, prompts[1], 2)]
     generator.rewind_to(KEPT)
-    replies.append(reply(generator, prompts[2], 4))
+    replies.append(reply(generator, prompts[2], 2))
     logits = b"".join(row.tobytes() for one in replies for row in one.logits)
     return {"tokens": [one.tokens for one in replies], "sum": hashlib.sha256(logits).hexdigest()}
 

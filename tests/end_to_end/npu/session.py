@@ -27,7 +27,7 @@ from tests.npu.firmware import DEVELOPED, FIRST
 from tests.npu.machine import BUSY, TIME_LIMIT
 from tests.npu.xrt import Driver
 
-PROMPT, STEPS = 70, 6  # beyond the window of 64, and one chunk
+PROMPT, STEPS = 70, 4  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)
 # Faults in a run: what the driver's double injects, with its number (a state, milliseconds, or an errno). The other
 # errors of a call are in tests/npu/over_xrt/test_runtime.py; a session treats all of them alike.

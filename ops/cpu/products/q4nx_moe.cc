@@ -41,8 +41,12 @@ class Q4NXMoE final : public Step {
         hidden_(node.required_integer("hidden_size")),
         inner_(node.required_integer("expert_size")),
         router_{experts_, per_row_, hidden_, node.integer("normalize_routing_weights", 1) != 0},
-        gate_up_(context, hidden_, gating_of(node, "swiglu")),
-        down_(context, inner_, Gating::kNone) {
+        inner_blocks_(q4nx::row_blocks(inner_)),
+        outer_blocks_(q4nx::row_blocks(hidden_)),
+        gate_up_layout_(q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_)),
+        down_layout_(q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_)),
+        gate_up_(context, hidden_, gate_up_layout_, gating_of(node, "swiglu")),
+        down_(context, inner_, down_layout_, Gating::kNone) {
     if (per_row_ > experts_) {
       fail("[", name_, "] expected experts_per_token to be at most num_experts, ", experts_,
            ", got ", per_row_);
@@ -59,10 +63,6 @@ class Q4NXMoE final : public Step {
     }
     if (router != nullptr) router_type_ = router->type;
     has_router_ = router != nullptr;
-    inner_blocks_ = q4nx::row_blocks(inner_);
-    outer_blocks_ = q4nx::row_blocks(hidden_);
-    gate_up_layout_ = q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_);
-    down_layout_ = q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_);
     places_ = places.value_or(
         ExpertPlaces{.gate_up = 2 * inner_blocks_ * gate_up_layout_.row_bytes(hidden_),
                      .down = outer_blocks_ * down_layout_.row_bytes(inner_)});
@@ -274,14 +274,14 @@ class Q4NXMoE final : public Step {
   std::int64_t hidden_;
   std::int64_t inner_;
   Router router_;
+  std::int64_t inner_blocks_;
+  std::int64_t outer_blocks_;
+  q4nx::Layout gate_up_layout_;
+  q4nx::Layout down_layout_;
   Q4NXProduct gate_up_;
   Q4NXProduct down_;
   bool has_router_ = false;
   DataType router_type_ = DataType::kFloat32;
-  std::int64_t inner_blocks_ = 0;
-  std::int64_t outer_blocks_ = 0;
-  q4nx::Layout gate_up_layout_;
-  q4nx::Layout down_layout_;
   ExpertPlaces places_;
 };
 

@@ -157,7 +157,7 @@ def flow_node(b: Builder, op_type: str, inputs: Sequence[Value], outputs: list[A
 @cache
 def _functions(op_type: str, overload: str) -> list[onnx.FunctionProto]:
     operator = definitions.OPERATORS[op_type]
-    return [ir.to_proto(function) for function in (operator.function(overload), *operator.helpers())]
+    return [ir.to_proto(function) for function in (operator.function(overload), *operator.helpers(overload))]
 
 
 @cache

@@ -63,12 +63,13 @@ def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def order_of(isa: str, activations: str, tokens: int, bits: int = 4) -> str:
     """The order of int8 activations in memory, which decides the rounding of weights.
 
-    On AVX-512 up to 4 rows (of 8 bits: 32) have a scale for each 32 columns, and weights are as they are; more have one
-    for each 256, and the scales of weights are multiples of a step (up to 32 rows), or weights are rounded to 8 bits.
+    On AVX-512 up to 4 rows (of 8 bits: 16) have a scale for each 32 columns, and weights are as they are; more have one
+    for each 256, and the scales of weights are multiples of a step (4 bits, up to 32 rows), or weights are rounded to 8
+    bits.
     """
-    if isa != "avx512" or activations != "int8" or tokens <= (4 if bits == 4 else 32):
+    if isa != "avx512" or activations != "int8" or tokens <= (4 if bits == 4 else 16):
         return "groups"
-    return "panels" if tokens <= 32 else "parts"
+    return "panels" if tokens <= 32 and bits == 4 else "parts"
 
 
 def weights_with_steps(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -165,7 +166,7 @@ def test_product_of_1_to_65_rows_is_within_bound(isa: str, activations: str, lay
         order_of(isa, activations, tokens, layout.bits): product_and_bound(
             x, blocks, rows, columns, isa, activations, tokens
         )
-        for tokens in (1, 32, 65)
+        for tokens in (1, 16, 32, 65)
     }
     for tokens in range(1, 66):
         (y,) = node(x[:tokens], blocks)

@@ -166,8 +166,7 @@ def layout_of(blocks_or_shape: Bytes | Sequence[int]) -> Layout:
         if len(shape) == 3 and shape[-1] == layout.block_bytes:
             return layout
     known = ", ".join(
-        f"[ceil(rows/{BLOCK_ROWS}), ceil(columns/{layout.block_columns}), {layout.block_bytes}]"
-        for layout in _LAYOUTS
+        f"[ceil(rows/{BLOCK_ROWS}), ceil(columns/{layout.block_columns}), {layout.block_bytes}]" for layout in _LAYOUTS
     )
     raise ValueError(f"[q4nx] expected blocks of one of the shapes {known}, got {shape}")
 
@@ -191,7 +190,9 @@ def pack(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any], layout
     check_quantized("pack", codes, scale, minimum)
     bits = Quantized(codes, scale, minimum).bits
     if bits != layout.bits:
-        raise ValueError(f"[pack] expected codes of {layout.bits} bits for this layout, got {codes.dtype} ({bits} bits)")
+        raise ValueError(
+            f"[pack] expected codes of {layout.bits} bits for this layout, got {codes.dtype} ({bits} bits)"
+        )
     if bits == 4 and codes.max() > LARGEST_CODE:
         raise ValueError(f"[pack] expected codes in 0..15, got {int(codes.max())}")
     if not layout.minima and not is_symmetric(Quantized(codes, scale, minimum)):

@@ -157,7 +157,9 @@ def from_affine(
         minimum = np.asarray(scale).astype(BFLOAT16) * BFLOAT16.type(_minimum_of_symmetric(bits))
     with np.errstate(over="ignore", invalid="ignore"):
         quantized = Quantized(
-            codes.astype(np.int8 if bits == 8 else np.uint8), np.asarray(scale).astype(BFLOAT16), np.asarray(minimum).astype(BFLOAT16)
+            codes.astype(np.int8 if bits == 8 else np.uint8),
+            np.asarray(scale).astype(BFLOAT16),
+            np.asarray(minimum).astype(BFLOAT16),
         )
     check_quantized("from_affine", *quantized)
     for name, parameter in (("scale", quantized.scale), ("minimum", quantized.minimum)):

@@ -70,8 +70,7 @@ def body(overload: str, x: str, y: str) -> str:
     found = overload.split("_")
     suffix = "Bytes" if "bytes" in found else ""
     activation = next((ACTIVATION[name] for name in found if name in ACTIVATION), None)
-    product = _GATED.format(x=x, activation=activation, suffix=suffix) if activation else _PLAIN.format(x=x, suffix=suffix)
-    statements = [product]
+    statements = [(_GATED if activation else _PLAIN).format(x=x, activation=activation, suffix=suffix)]
     result = "product"
     for addend in ("bias", "residual"):
         if addend in found:

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 _BLOCKS_OF_BYTES = (q4nx.EIGHT_BITS.block_bytes, q4nx.EIGHT_BITS_WITH_MINIMA.block_bytes)
 
 # A block has 640 bytes for each of its groups (512 of codes, 64 of scales and 64 of minima), or 576 if it has one group
-# and no minima; of 8 bits 1152 or 1088. The sizes are computed from the shape of W, a constant, so that they can be folded, and so that Reshape
-# need not infer a dimension: it cannot if no blocks are gathered and R is 0. (It copies a dimension that is given as
-# 0.)
+# and no minima; of 8 bits 1152 or 1088. The sizes are computed from the shape of W, a constant, so that they can be
+# folded, and so that Reshape need not infer a dimension: it cannot if no blocks are gathered and R is 0. (It copies a
+# dimension that is given as 0.)
 _FIELDS = """
     missing_minima = Constant <value_ints = [64]> ()
     group_code_bytes = Constant <value_ints = [{group_code_bytes}]> ()

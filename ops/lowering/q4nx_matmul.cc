@@ -43,7 +43,8 @@ constexpr AttributeRule kAttributes[] = {
     required(count("K", 1)),
     required(count("N", 1)),
     required(count("block_size", 1)),
-    advised(either("bits", 4, 8), "Q4NX stores codes of 4 or 8 bits; export this weight with these"),
+    advised(either("bits", 4, 8),
+            "Q4NX stores codes of 4 or 8 bits; export this weight with these"),
     integer("accuracy_level", 0, 4),
     advised(only("weight_prepacked", 0),
             "the codes are in an order made for a GPU; export without it")};

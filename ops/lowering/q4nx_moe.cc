@@ -62,8 +62,7 @@ constexpr Port kInputs[] = {
               .advice = "experts are weighed by what they are chosen by"})};
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat, .shape = "[..,D]"}};
 
-constexpr std::string_view kBits =
-    "Q4NX stores codes of 4 or 8 bits; export experts with these";
+constexpr std::string_view kBits = "Q4NX stores codes of 4 or 8 bits; export experts with these";
 constexpr std::string_view kPlainGate = "experts are down(silu(gate) * up)";
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr AttributeRule kAttributes[] = {
@@ -108,8 +107,7 @@ QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zer
 }
 
 QuantizedWeight gate_up_of(const Node& node) {
-  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints,
-                   "fc1_expert_weight_bits");
+  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints, "fc1_expert_weight_bits");
 }
 
 QuantizedWeight down_of(const Node& node) {

@@ -20,7 +20,8 @@ Q4NXProduct::Q4NXProduct(const Context& context, std::int64_t k, const q4nx::Lay
 // All but the memory for values, scales and sums.
 RoundedActivations Q4NXProduct::empty(std::int64_t rows) const {
   RoundedActivations a;
-  if (context_.activations == Activations::kInt8) a.order = context_.kernels.int8_order(rows, layout_);
+  if (context_.activations == Activations::kInt8)
+    a.order = context_.kernels.int8_order(rows, layout_);
   a.part_columns = a.order == Int8Order::kParts ? kPartColumns : q4nx::kGroup;
   a.padded_k = padded_k_;
   a.groups = padded_k_ / q4nx::kGroup;

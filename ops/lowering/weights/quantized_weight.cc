@@ -109,7 +109,7 @@ int QuantizedWeight::code(std::int64_t row, std::int64_t column) const {
 }
 
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
-  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? 0 : symmetric_point();
+  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? 0 : static_cast<float>(symmetric_point());
   if (zero_points.type == DataType::kFloat32)
     return static_cast<const float*>(zero_points.constant)[scale_index(row, block)];
   // Each row's zero points in bytes begin at a whole byte.
@@ -125,8 +125,7 @@ q4nx::Layout QuantizedWeight::layout() const {
   const q4nx::Layout with_minima = bits == 8 ? q4nx::kEightBitsWithMinima : q4nx::kNarrow;
   const q4nx::Layout symmetric = bits == 8 ? q4nx::kEightBits : q4nx::kSymmetric;
   if (!keeps_codes()) return with_minima;
-  if (zero_points.name.empty())
-    return codes.type == DataType::kUInt4 ? with_minima : symmetric;
+  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? with_minima : symmetric;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
       if (zero_point(row, block) != static_cast<float>(symmetric_point())) return with_minima;
@@ -174,7 +173,7 @@ Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   const auto point = static_cast<float>(code_of_minimum()) - zero_point(row, block);
   group.minimum = to_bfloat16(from_bfloat16(group.scale) * point);
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
-    group.codes[static_cast<std::size_t>(k - first)] = 
+    group.codes[static_cast<std::size_t>(k - first)] =
         static_cast<std::int8_t>(code(row, k) - code_of_minimum());
   }
   return group;

@@ -83,7 +83,7 @@ struct QuantizedWeight {
   std::int64_t blocks() const;
   // The zero point of weights without any, 2^(bits - 1); also what makes 8-bit codes signed.
   int symmetric_point() const { return 1 << (bits - 1); }
-  // What is taken off codes and zero points: their code 0 is the weight's minimum.
+  // The stored code that becomes the code 0, whose weight is the minimum.
   int code_of_minimum() const { return bits == 8 ? symmetric_point() : 0; }
   // Element `index` of codes or zero points, from 0 to 2^bits - 1.
   int element(const Value& value, std::int64_t index) const;

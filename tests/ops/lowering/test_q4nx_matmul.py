@@ -43,7 +43,10 @@ class Case:
         points = np.full_like(scales, 2 ** (code_bits - 1), np.uint8)
         if zero_points:
             points = generator.integers(0, 2**code_bits, (rows, blocks), np.uint8)
-        given: dict[str, Any] = {"codes": pack(codes).reshape(rows, blocks, block_size * code_bits // 8), "scales": scales}
+        given: dict[str, Any] = {
+            "codes": pack(codes).reshape(rows, blocks, block_size * code_bits // 8),
+            "scales": scales,
+        }
         if zero_points:
             given["zero_points"] = pack(points) if zero_points == "packed" else points.astype(np.float32)
         if bias:

@@ -72,7 +72,10 @@ class Case:
             self.weights[name] = (scale * (codes - zero)).reshape(EXPERTS, rows, columns)
         given |= constants or {}
         sizes = {"block_size": block_size} if block_size else {}
-        text = ", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | {"expert_weight_bits": bits} | sizes | attributes).items())
+        text = ", ".join(
+            f"{name} = {value}"
+            for name, value in (ATTRIBUTES | {"expert_weight_bits": bits} | sizes | attributes).items()
+        )
         names = ("gate_up_bias", "down_bias", "gate_up_zero_points", "down_zero_points")
         named = {name: name if name in given else "" for name in names}
         self.model = testing.parse(MODEL.format(hidden=HIDDEN, experts=EXPERTS, attributes=text, **named), **given)
@@ -155,7 +158,10 @@ BIAS[2, 5] = 0.5
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case(expert_weight_bits=2), "expert_weight_bits=2: Q4NX stores codes of 4 or 8 bits; export experts with these"),
+        (
+            Case(expert_weight_bits=2),
+            "expert_weight_bits=2: Q4NX stores codes of 4 or 8 bits; export experts with",
+        ),
         (Case(use_sparse_mixer=1), "use_sparse_mixer=1: experts are chosen by their logits, all at once"),
         (Case(activation_alpha=1.702), "activation_alpha=1.702: experts are down(silu(gate) * up)"),
         (Case(swiglu_limit=7.0), "swiglu_limit=7: experts are down(silu(gate) * up)"),

@@ -3,10 +3,10 @@
 // one pass.
 //
 // Dataflow: one row of blocks streams from memory once, 8 columns of 32 rows at a time (two zmm, of
-// 8-bit codes four); their codes become bf16 pairs (or bytes) in registers and are multiplied there by COUNT rows of
-// activations. At the end of each group of 32 columns the group's dots are scaled into the totals.
-// Nothing is written before the 32 x COUNT results. Layout: see q4nx_avx512.h. Caller:
-// q4nx_matmul_avx512.h, for few rows of activations.
+// 8-bit codes four); their codes become bf16 pairs (or bytes) in registers and are multiplied there
+// by COUNT rows of activations. At the end of each group of 32 columns the group's dots are scaled
+// into the totals. Nothing is written before the 32 x COUNT results. Layout: see q4nx_avx512.h.
+// Caller: q4nx_matmul_avx512.h, for few rows of activations.
 #pragma once
 
 #include "ops/cpu/kernels.h"

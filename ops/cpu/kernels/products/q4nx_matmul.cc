@@ -119,8 +119,8 @@ void fill_q4nx_matmul(Kernels& kernels) {
   kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
 #elif defined(__ARM_FEATURE_DOTPROD)
-  kernels.matmul_bf16 = each_row_of_blocks<either_matmul<matmul_bf16, plain_matmul_bf16>>;
-  kernels.matmul_int8 = each_row_of_blocks<either_matmul<matmul_int8, plain_matmul_int8>>;
+  kernels.matmul_bf16 = each_row_of_blocks<either_matmul<matmul_bf16, plain_matmul_bf16> >;
+  kernels.matmul_int8 = each_row_of_blocks<either_matmul<matmul_int8, plain_matmul_int8> >;
 #else
   kernels.matmul_bf16 = each_row_of_blocks<plain_matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<plain_matmul_int8>;

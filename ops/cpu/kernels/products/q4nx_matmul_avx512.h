@@ -97,11 +97,11 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
                         const RoundedActivations& a, std::int64_t first, std::int64_t count,
                         std::byte* scratch, float* out) {
   if (count <= kFusedRows) {
-    return multiply_fused(weight, row_blocks, count, out,
-                          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& blocks,
-                                                              std::int64_t row, float* y) {
-                            fused_dqp_bf16<COUNT, LAYOUT>(blocks, a, first + row, y);
-                          });
+    return multiply_fused(
+        weight, row_blocks, count, out,
+        [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& blocks, std::int64_t row, float* y) {
+          fused_dqp_bf16<COUNT, LAYOUT>(blocks, a, first + row, y);
+        });
   }
   constexpr std::int64_t kGroups = kMatMulScratchBytes / (kBFloat16ColumnBytes * q4nx::kGroup);
   // Tiles are nearly equal: a tile of one or two rows would wait for its own dots.
@@ -187,11 +187,11 @@ inline void matmul_int8(const Q4NXRows& weight, std::int64_t row_blocks,
                         std::byte* scratch, float* out) {
   switch (a.order) {
     case Int8Order::kGroups:
-      return multiply_fused(weight, row_blocks, count, out,
-                            [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& blocks,
-                                                                std::int64_t row, float* y) {
-                              fused_dqp_int8<COUNT, LAYOUT>(blocks, a, first + row, y);
-                            });
+      return multiply_fused(
+          weight, row_blocks, count, out,
+          [&]<int COUNT, q4nx::Layout LAYOUT>(const Q4NXRows& blocks, std::int64_t row, float* y) {
+            fused_dqp_int8<COUNT, LAYOUT>(blocks, a, first + row, y);
+          });
     case Int8Order::kPanels:
       return with_four_bit_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
         multiply_panels<LAYOUT>(weight, row_blocks, a, first, count, scratch, out);

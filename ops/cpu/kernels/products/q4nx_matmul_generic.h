@@ -44,8 +44,9 @@ inline void add_group(const Q4NXRows& weight, std::int64_t group, const float* d
   }
 }
 
-inline void plain_matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, std::byte* /*scratch*/, float* out) {
+inline void plain_matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a,
+                              std::int64_t first, std::int64_t count, std::byte* /*scratch*/,
+                              float* out) {
   for (std::int64_t row = first; row < first + count; ++row, out += q4nx::kBlockRows) {
     std::memset(out, 0, q4nx::kBlockRows * sizeof(float));
     for (std::int64_t group = 0; group < weight.stored_groups; ++group) {
@@ -61,8 +62,9 @@ inline void plain_matmul_bf16(const Q4NXRows& weight, const RoundedActivations& 
   }
 }
 
-inline void plain_matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, std::byte* /*scratch*/, float* out) {
+inline void plain_matmul_int8(const Q4NXRows& weight, const RoundedActivations& a,
+                              std::int64_t first, std::int64_t count, std::byte* /*scratch*/,
+                              float* out) {
   for (std::int64_t row = first; row < first + count; ++row, out += q4nx::kBlockRows) {
     std::memset(out, 0, q4nx::kBlockRows * sizeof(float));
     for (std::int64_t group = 0; group < weight.stored_groups; ++group) {

@@ -164,8 +164,8 @@ inline ByteMap byte_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inve
   const __m512i negative = _mm512_srai_epi32(_mm512_castps_si512(scale), 31);
   const __m512 least = _mm512_min_ps(minimum, _mm512_fmadd_ps(scale, _mm512_set1_ps(255), minimum));
   // 2^16 times a scale in steps; one that is a whole step would be 2^16 itself.
-  const __m512 factor = _mm512_mul_ps(_mm512_mul_ps(_mm512_abs_ps(scale), inverse),
-                                      _mm512_set1_ps(256));
+  const __m512 factor =
+      _mm512_mul_ps(_mm512_mul_ps(_mm512_abs_ps(scale), inverse), _mm512_set1_ps(256));
   const __m512i most = _mm512_set1_epi32(0xffff);
   const __m512i offset = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(least, lowest), inverse));
   constexpr int kHalf = 128;

@@ -170,8 +170,8 @@ Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   const std::int64_t block = first / block_size;
   Q4NXGroup group;
   group.scale = to_bfloat16(scale(row, block));
-  const auto point = static_cast<float>(code_of_minimum()) - zero_point(row, block);
-  group.minimum = to_bfloat16(from_bfloat16(group.scale) * point);
+  const float point = zero_point(row, block) - static_cast<float>(code_of_minimum());
+  group.minimum = to_bfloat16(-from_bfloat16(group.scale) * point);
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
     group.codes[static_cast<std::size_t>(k - first)] =
         static_cast<std::int8_t>(code(row, k) - code_of_minimum());

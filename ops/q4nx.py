@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Q4NX: 4-bit weights in blocks of 32 rows by 1 or 8 groups of 32 columns (ops/formats/q4nx.h has it in C++).
+r"""Q4NX: weights of 4 or 8 bits in blocks of 32 rows by 1 or 8 groups of 32 columns (ops/formats/q4nx.h is C++'s).
 
 A weight W[rows, columns] is stored as a uint8 tensor of shape [ceil(rows/32), ceil(columns/(32 G)), bytes of a block],
-where G is the number of groups in a block. With n = 64 G, a block is
+where G is the number of groups in a block. With n = 64 G, a block of 4 bits is
 
     bytes    0 ..       n - 1      scales,  bf16, little-endian, ordered [column/32][row]
     bytes    n ..     2 n - 1      minima,  the same; a symmetric block has none, and its codes begin here
@@ -12,6 +12,12 @@ where G is the number of groups in a block. With n = 64 G, a block is
     WIDE       G = 8   [.., ceil(columns/256), 5120]   in the papers, `.q4nx` files and on the NPU
     NARROW     G = 1   [.., ceil(columns/32), 640]     in converted models: read in one stream, without padding
     SYMMETRIC  G = 1   [.., ceil(columns/32), 576]     the same, for weights whose minima are all -8 times their scales
+
+A block of 8 bits has one group: 64 bytes of scales, 64 of minima or none (minima of 0), and 1024 bytes of codes, int8
+[column/4][row%2][row/2][column%4]:
+
+    EIGHT_BITS              [.., ceil(columns/32), 1088]   without minima, as GGUF's Q8_0
+    EIGHT_BITS_WITH_MINIMA  [.., ceil(columns/32), 1152]
 
 The last dimension tells the layout. Padding beyond `rows` or `columns` is zero: codes, scales and minima. (Padding
 columns in the last group of 32 have that group's scale and minimum and code 0, which does not stand for 0: readers of
@@ -39,6 +45,7 @@ from flownpu.ops.q4nx_quantize import (
     from_affine,
     is_symmetric,
     quantize,
+    quantize_bytes,
     relative_error,
     stack,
 )
@@ -52,6 +59,8 @@ __all__ = [
     "BFLOAT16",
     "BLOCK_BYTES",
     "BLOCK_ROWS",
+    "EIGHT_BITS",
+    "EIGHT_BITS_WITH_MINIMA",
     "GROUP",
     "LARGEST_CODE",
     "NARROW",
@@ -72,6 +81,7 @@ __all__ = [
     "pack",
     "pack_gated",
     "quantize",
+    "quantize_bytes",
     "relative_error",
     "repack",
     "stack",
@@ -87,11 +97,13 @@ class Layout(NamedTuple):
 
     Attributes:
         groups: Number of groups of 32 columns in a block.
-        minima: Whether blocks store minima; without them, each is -8 times its scale.
+        minima: Whether blocks store minima; without them, each is -8 times its scale, or of 8 bits 0.
+        bits: Bits of a code, 4 or 8.
     """
 
     groups: int
     minima: bool
+    bits: int = 4
 
     @property
     def block_columns(self) -> int:
@@ -112,17 +124,20 @@ class Layout(NamedTuple):
     def dtype(self) -> np.dtype[np.void]:
         """A block as a NumPy record: scale, minimum and codes; bf16 as its bits."""
         parameters = ("scale", "minimum") if self.minima else ("scale",)
-        return np.dtype(
-            [
-                *((name, "<u2", (self.groups, BLOCK_ROWS)) for name in parameters),
-                ("codes", "u1", (BLOCK_ROWS // STRIP_ROWS, self.block_columns, STRIP_ROWS // 2)),
-            ]
+        codes = (
+            ("codes", "u1", (BLOCK_ROWS // STRIP_ROWS, self.block_columns, STRIP_ROWS // 2))
+            if self.bits == 4
+            else ("codes", "i1", (self.block_columns // 4, 2, BLOCK_ROWS // 2, 4))
         )
+        return np.dtype([*((name, "<u2", (self.groups, BLOCK_ROWS)) for name in parameters), codes])
 
 
 WIDE = Layout(8, minima=True)
 NARROW = Layout(1, minima=True)
 SYMMETRIC = Layout(1, minima=False)
+EIGHT_BITS = Layout(1, minima=False, bits=8)
+EIGHT_BITS_WITH_MINIMA = Layout(1, minima=True, bits=8)
+_LAYOUTS = (WIDE, NARROW, SYMMETRIC, EIGHT_BITS, EIGHT_BITS_WITH_MINIMA)
 
 # Sizes in bytes of a wide block, and of its scales (or its minima).
 BLOCK_BYTES = WIDE.block_bytes
@@ -147,21 +162,20 @@ def layout_of(blocks_or_shape: Bytes | Sequence[int]) -> Layout:
         ValueError: No layout has such a shape.
     """
     shape = list(blocks_or_shape.shape if isinstance(blocks_or_shape, np.ndarray) else blocks_or_shape)
-    for layout in (WIDE, NARROW, SYMMETRIC):
+    for layout in _LAYOUTS:
         if len(shape) == 3 and shape[-1] == layout.block_bytes:
             return layout
     known = ", ".join(
-        f"[ceil(rows/{BLOCK_ROWS}), ceil(columns/{layout.block_columns}), {layout.block_bytes}]"
-        for layout in (WIDE, NARROW, SYMMETRIC)
+        f"[ceil(rows/{BLOCK_ROWS}), ceil(columns/{layout.block_columns}), {layout.block_bytes}]" for layout in _LAYOUTS
     )
     raise ValueError(f"[q4nx] expected blocks of one of the shapes {known}, got {shape}")
 
 
-def pack(codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any], layout: Layout = WIDE) -> Bytes:
+def pack(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any], layout: Layout = WIDE) -> Bytes:
     """Lays a quantised weight out in blocks, as in `pack(*quantize(weight))`.
 
     Args:
-        codes: uint8 [rows, columns], 0..15.
+        codes: uint8 [rows, columns], 0..15, for a layout of 4 bits; int8 for one of 8.
         scale: bfloat16 [rows, ceil(columns/32)].
         minimum: bfloat16 [rows, ceil(columns/32)].
         layout: The layout of the blocks.
@@ -170,16 +184,21 @@ def pack(codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any], layout: Layou
         uint8 `blocks_shape(rows, columns, layout)`.
 
     Raises:
-        ValueError: Types or shapes do not fit, a code is above 15, or the layout has no minima and the weight is not
-            symmetric.
+        ValueError: Types or shapes do not fit, a uint8 code is above 15, the codes are not of the layout's bits, or the
+            layout has no minima and the weight is not symmetric.
     """
     check_quantized("pack", codes, scale, minimum)
-    if codes.max() > LARGEST_CODE:
+    bits = Quantized(codes, scale, minimum).bits
+    if bits != layout.bits:
+        raise ValueError(
+            f"[pack] expected codes of {layout.bits} bits for this layout, got {codes.dtype} ({bits} bits)"
+        )
+    if bits == 4 and codes.max() > LARGEST_CODE:
         raise ValueError(f"[pack] expected codes in 0..15, got {int(codes.max())}")
     if not layout.minima and not is_symmetric(Quantized(codes, scale, minimum)):
         raise ValueError(
-            f"[pack] expected every minimum to be {MINIMUM_OF_SYMMETRIC} times its scale for a layout without minima, "
-            "got others; choose one with minima"
+            f"[pack] expected every minimum to be {MINIMUM_OF_SYMMETRIC if bits == 4 else 0} times its scale for a "
+            "layout without minima, got others; choose one with minima"
         )
     rows, columns = codes.shape
     shape = block_rows, block_columns, _ = blocks_shape(rows, columns, layout)
@@ -189,8 +208,12 @@ def pack(codes: Bytes, scale: NDArray[Any], minimum: NDArray[Any], layout: Layou
         by_block = padded.reshape(block_rows, BLOCK_ROWS, block_columns, layout.groups)
         blocks[name] = by_block.transpose(0, 2, 3, 1)
     padded = _pad(codes, block_rows * BLOCK_ROWS, block_columns * layout.block_columns)
-    pairs = padded.reshape(block_rows, 2, STRIP_ROWS // 2, 2, block_columns, layout.block_columns)
-    blocks["codes"] = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).transpose(0, 3, 1, 4, 2)
+    if bits == 8:
+        quads = padded.reshape(block_rows, BLOCK_ROWS // 2, 2, block_columns, GROUP // 4, 4)
+        blocks["codes"] = quads.transpose(0, 3, 4, 2, 1, 5)
+    else:
+        pairs = padded.reshape(block_rows, 2, STRIP_ROWS // 2, 2, block_columns, layout.block_columns)
+        blocks["codes"] = (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).transpose(0, 3, 1, 4, 2)
     return blocks.view(np.uint8).reshape(shape)
 
 
@@ -220,8 +243,12 @@ def unpack(blocks: Bytes, rows: int, columns: int) -> Quantized:
         return np.ascontiguousarray(values, dtype=np.uint16).view(BFLOAT16)
 
     scale = by_row("scale")
-    minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(MINIMUM_OF_SYMMETRIC)
     packed = fields["codes"]
+    if layout.bits == 8:
+        minimum = by_row("minimum") if layout.minima else np.zeros_like(scale)
+        codes = packed.transpose(0, 4, 3, 1, 2, 5).reshape(padded_rows, -1)[:rows, :columns]
+        return Quantized(np.ascontiguousarray(codes), scale, minimum)
+    minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(MINIMUM_OF_SYMMETRIC)
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)  # [block row, block column, strip, column, j, nibble]
     codes = pairs.transpose(0, 2, 4, 5, 1, 3).reshape(padded_rows, -1)[:rows, :columns]
     return Quantized(np.ascontiguousarray(codes), scale, minimum)

@@ -86,6 +86,8 @@ def _attribute(rule: Any) -> str:
         return f"{name}: {rule.texts}"
     if rule.kind == _native.Kind.NUMBER:
         return name if rule.lowest_number != rule.highest_number else f"{name} = {rule.lowest_number:g}"
+    if rule.bounds_only:
+        return f"{name} = {rule.lowest} or {rule.highest}"
     if (rule.lowest, rule.highest) == (_ANY["lowest"], _ANY["highest"]):
         return name
     if rule.lowest == rule.highest:

@@ -142,6 +142,10 @@ def _make_product(
 
 def _random_blocks(m: int, k: int, layout: q4nx.Layout, rng: np.random.Generator) -> np.ndarray:
     """Blocks of random weights of variance 1/k; see RandomWeights of `flownpu make-model`."""
+    if layout.bits == 8:
+        return q4nx.pack(
+            *q4nx.quantize_bytes(rng.standard_normal((m, k), dtype=np.float32) / np.float32(k**0.5)), layout
+        )
     codes = rng.integers(0, 16, (m, k), dtype=np.uint8)
     scale = rng.uniform(0.75, 1.25, (m, -(-k // q4nx.GROUP))) / (4.6 * k**0.5)
     scale = scale.astype(q4nx.BFLOAT16)
@@ -280,6 +284,7 @@ def main(
     isa: Annotated[str, typer.Option(help=f"Instruction sets, of {', '.join(ISAS)}.")] = ISAS[0],
     activations: Annotated[str, typer.Option(help="bf16, int8.")] = "int8,bf16",
     symmetric: Annotated[bool, typer.Option("--symmetric", help="Weights without minima.")] = False,
+    eight_bits: Annotated[bool, typer.Option("--eight-bits", help="Weights of 8 bits without minima.")] = False,
     threads: Annotated[int, typer.Option(min=1)] = usable_cores(),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -287,7 +292,7 @@ def main(
     roofs = measure_roofs(threads)
     decoders = [read_decoder(SHAPES[name]) for name in models or ["gemma3-1b"]]
     counts = [int(part) for part in rows.split(",")]
-    layout = q4nx.SYMMETRIC if symmetric else q4nx.NARROW
+    layout = q4nx.EIGHT_BITS if eight_bits else q4nx.SYMMETRIC if symmetric else q4nx.NARROW
     kernels: list[Kernel] = []
     for decoder in decoders:
         for name in isa.split(","):

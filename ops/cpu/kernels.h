@@ -227,9 +227,10 @@ struct Kernels {
   void (*round_to_unsigned)(const float* x, std::int64_t k, std::int64_t padded_k,
                             std::int64_t part_columns, int largest, void* values, float* scales,
                             float* lowest);
-  // The order in which matmul_int8 takes activations of `rows` rows in all. round_to_panels rounds
-  // one row x[k] as the row `row`; it is null for an instruction set without panels.
-  Int8Order (*int8_order)(std::int64_t rows);
+  // The order in which matmul_int8 takes activations of `rows` rows in all for a weight of that
+  // layout. round_to_panels rounds one row x[k] as the row `row`; it is null for an instruction set
+  // without panels.
+  Int8Order (*int8_order)(std::int64_t rows, const q4nx::Layout& layout);
   void (*round_to_panels)(const float* x, std::int64_t k, std::int64_t parts, std::int64_t row,
                           const Int8Panels& panels);
   MatMulBlocks matmul_bf16;

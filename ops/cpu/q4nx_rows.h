@@ -31,7 +31,8 @@ struct Q4NXRows {
   }
 
   // For a group of 32 columns, in the first row of blocks: its 32 scales and its 32 minima in bf16
-  // (null where minima are -8 times the scales), and its codes of the 16 rows of a strip (0 or 1).
+  // (null where the layout has none), and its codes: of 4 bits those of the 16 rows of a strip (0
+  // or 1), of 8 bits all, strip 0.
   const std::uint8_t* scales(std::int64_t group) const { return bytes + layout.scales_at(group); }
   const std::uint8_t* minima(std::int64_t group) const {
     return layout.has_minima ? scales(group) + layout.minimum_offset() : nullptr;

@@ -66,7 +66,7 @@ def add_functions(model: ir.Model) -> None:
         operator = OPERATORS[node.op_type]
         node.overload = "_".join(operator.features(node))
         if (DOMAIN, node.op_type, node.overload) not in model.functions:
-            for function in (operator.function(node.overload), *operator.helpers()):
+            for function in (operator.function(node.overload), *operator.helpers(node.overload)):
                 model.functions[function.identifier()] = function
     model.opset_imports.setdefault(DOMAIN, VERSION)
     model.opset_imports.setdefault("com.microsoft", 1)

@@ -115,7 +115,7 @@ def function(overload: str) -> ir.Function:
     return build(NAME, overload, body(overload))
 
 
-def helpers() -> list[ir.Function]:
+def helpers(overload: str) -> list[ir.Function]:  # noqa: ARG001  (operators' parameter)
     """Functions that the body calls: none."""
     return []
 

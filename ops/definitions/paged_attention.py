@@ -195,7 +195,7 @@ def function(overload: str) -> ir.Function:
     return build(NAME, overload, "".join(parts))
 
 
-def helpers() -> list[ir.Function]:
+def helpers(overload: str) -> list[ir.Function]:  # noqa: ARG001  (operators' parameter)
     """Functions that the body calls: none."""
     return []
 

@@ -42,31 +42,18 @@ _BODY = """
     block_row = Div (row, rows_a_block)
     row_in_block = Mod (row, rows_a_block)
     taken = Gather <axis = 0> (W, block_row)
-    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFields (taken, W)
+    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFields{suffix} (taken, W)
 
     index_shape = Constant <value_ints = [-1, 1]> ()
     row_index = Reshape (row_in_block, index_shape)
     bytes = GatherND <batch_dims = 1> (parameter_bytes, row_index)
-    scale, minimum = ai.flownpu.Q4NXParameters (bytes)
+    scale, minimum = ai.flownpu.Q4NXParameters{suffix} (bytes)
 
-    pairs_by_row = Transpose <perm = [0, 2, 4, 1, 3]> (code_bytes)
     group_columns = Constant <value_ints = [32]> ()
     padded_columns = Mul (groups, group_columns)
-    same_and_pairs = Constant <value_ints = [0, 16]> ()
-    all_pairs_shape = Concat <axis = 0> (same_and_pairs, padded_columns)
-    all_pairs = Reshape (pairs_by_row, all_pairs_shape)
-    pair_index = Div (row_index, two)
-    pair = GatherND <batch_dims = 1> (all_pairs, pair_index)
-    is_odd = Mod (row_index, two)
-    bits = Mul (is_odd, four)
-    shift = Cast <to = 2> (bits)
-    shifted = BitShift <direction = "RIGHT"> (pair, shift)
-    fifteen = Constant <value = uint8 {15}> ()
-    nibbles = BitwiseAnd (shifted, fifteen)
     same = Constant <value_ints = [0]> ()
     code_shape = Concat <axis = 0> (same, groups, group_columns)
-    codes = Reshape (nibbles, code_shape)
-    code = Cast <to = 1> (codes)
+    {codes}
 
     product = Mul (scale, code)
     weights = Add (product, minimum)
@@ -83,24 +70,57 @@ _BODY = """
 """
 
 
+_CODES = """
+    pairs_by_row = Transpose <perm = [0, 2, 4, 1, 3]> (code_bytes)
+    same_and_pairs = Constant <value_ints = [0, 16]> ()
+    all_pairs_shape = Concat <axis = 0> (same_and_pairs, padded_columns)
+    all_pairs = Reshape (pairs_by_row, all_pairs_shape)
+    pair_index = Div (row_index, two)
+    pair = GatherND <batch_dims = 1> (all_pairs, pair_index)
+    is_odd = Mod (row_index, two)
+    bits = Mul (is_odd, four)
+    shift = Cast <to = 2> (bits)
+    shifted = BitShift <direction = "RIGHT"> (pair, shift)
+    fifteen = Constant <value = uint8 {15}> ()
+    nibbles = BitwiseAnd (shifted, fifteen)
+    codes = Reshape (nibbles, code_shape)
+    code = Cast <to = 1> (codes)
+"""
+_CODES_OF_BYTES = """
+    bytes_by_row = Transpose <perm = [0, 4, 3, 1, 2, 5]> (code_bytes)
+    same_and_rows = Constant <value_ints = [0, 32]> ()
+    all_rows_shape = Concat <axis = 0> (same_and_rows, padded_columns)
+    all_codes = Reshape (bytes_by_row, all_rows_shape)
+    signed = GatherND <batch_dims = 1> (all_codes, row_index)
+    sign_bit = Constant <value = uint8 {128}> ()
+    shifted = BitwiseXor (signed, sign_bit)
+    unsigned_codes = Reshape (shifted, code_shape)
+    unsigned_code = Cast <to = 1> (unsigned_codes)
+    middle = Constant <value_float = 128.0> ()
+    code = Sub (unsigned_code, middle)
+"""
+
+
 def features(node: ir.Node) -> list[str]:
-    """The variant of a node: always the only one, without features.
+    """The variant of a node: "bytes", with a table of 8 bits, or none.
 
     Raises:
         ValueError: The node does not fit the schema.
     """
-    read(node)
-    return []
+    inputs, _ = read(node)
+    return ["bytes"] if q4nx_unpack.suffix_of(inputs["W"]) else []
 
 
 def function(overload: str) -> ir.Function:
-    """The definition; `overload` is always empty."""
-    return build(NAME, overload, _BODY)
+    """The definition of one variant; `overload` is "bytes" or empty."""
+    suffix, codes = ("Bytes", _CODES_OF_BYTES) if overload else ("", _CODES)
+    return build(NAME, overload, _BODY.replace("{suffix}", suffix).replace("{codes}", codes))
 
 
-def helpers() -> list[ir.Function]:
-    """Functions that the body calls."""
-    return [q4nx_unpack.fields(), q4nx_unpack.parameters()]
+def helpers(overload: str) -> list[ir.Function]:
+    """Functions that the variant's body calls."""
+    suffix = "Bytes" if overload else ""
+    return [q4nx_unpack.fields(suffix), q4nx_unpack.parameters(suffix)]
 
 
 def reference(blocks: NDArray[np.uint8], indices: NDArray[Any], *, rows: int, columns: int) -> NDArray[np.float64]:

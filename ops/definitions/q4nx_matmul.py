@@ -25,17 +25,17 @@ NAME = "Q4NXMatMul"
 
 _PLAIN = """
     zero = Constant <value_ints = [0]> ()
-    codes, scale, minimum = ai.flownpu.Q4NXUnpack (W)
-    product = ai.flownpu.Q4NXProject <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, zero)
+    codes, scale, minimum = ai.flownpu.Q4NXUnpack{suffix} (W)
+    product = ai.flownpu.Q4NXProject{suffix} <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, zero)
 """
 _GATED = """
     zero = Constant <value_ints = [0]> ()
     two = Constant <value_ints = [2]> ()
-    codes, scale, minimum = ai.flownpu.Q4NXUnpack (W)
+    codes, scale, minimum = ai.flownpu.Q4NXUnpack{suffix} (W)
     padded_rows = Shape <start = 0, end = 1> (codes)
     first_of_up = Div (padded_rows, two)
-    gate = ai.flownpu.Q4NXProject <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, zero)
-    up = ai.flownpu.Q4NXProject <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, first_of_up)
+    gate = ai.flownpu.Q4NXProject{suffix} <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, zero)
+    up = ai.flownpu.Q4NXProject{suffix} <M: int = @M, K: int = @K> ({x}, codes, scale, minimum, first_of_up)
     {activation}
     product = Mul (activated, up)
 """
@@ -46,7 +46,7 @@ ACTIVATION = {
 
 
 def features(node: ir.Node) -> list[str]:
-    """The variant of a node: which of "geglu" or "swiglu", "bias" and "residual" it has.
+    """The variant of a node: which of "geglu" or "swiglu", "bias", "residual" and "bytes" (a weight of 8 bits) it has.
 
     Raises:
         ValueError: The node does not fit the schema, or gating comes with a bias.
@@ -56,7 +56,8 @@ def features(node: ir.Node) -> list[str]:
     if gating != "none" and inputs["bias"] is not None:
         raise ValueError(f"[{node.op_type}] expected no bias with gating {gating!r}, got one at node {node.name!r}")
     found = [] if gating == "none" else [gating]
-    return found + [name for name in ("bias", "residual") if inputs[name] is not None]
+    found += [name for name in ("bias", "residual") if inputs[name] is not None]
+    return found + (["bytes"] if q4nx_unpack.suffix_of(inputs["W"]) else [])
 
 
 def function(overload: str) -> ir.Function:
@@ -67,8 +68,9 @@ def function(overload: str) -> ir.Function:
 def body(overload: str, x: str, y: str) -> str:
     """The statements that compute the value `y` from the value `x` [rows, K] and the function's other inputs."""
     found = overload.split("_")
+    suffix = "Bytes" if "bytes" in found else ""
     activation = next((ACTIVATION[name] for name in found if name in ACTIVATION), None)
-    statements = [_GATED.format(x=x, activation=activation) if activation else _PLAIN.format(x=x)]
+    statements = [(_GATED if activation else _PLAIN).format(x=x, activation=activation, suffix=suffix)]
     result = "product"
     for addend in ("bias", "residual"):
         if addend in found:
@@ -77,9 +79,9 @@ def body(overload: str, x: str, y: str) -> str:
     return "\n".join([*statements, f"    {y} = Identity ({result})"])
 
 
-def helpers() -> list[ir.Function]:
-    """Functions that the body calls."""
-    return [q4nx_unpack.project(), q4nx_unpack.unpack(), q4nx_unpack.fields(), q4nx_unpack.parameters()]
+def helpers(overload: str) -> list[ir.Function]:
+    """Functions that the variant's body calls."""
+    return q4nx_unpack.all_functions("Bytes" if "bytes" in overload.split("_") else "")
 
 
 def reference(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flownpu.ops import q4nx
-from flownpu.ops.definitions import q4nx_matmul
+from flownpu.ops.definitions import q4nx_matmul, q4nx_unpack
 from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ _BODY = """
     chosen = Unique <sorted = 1> (experts)
     trips = Size (chosen)
 
-    codes_in, scale_in, minimum_in = ai.flownpu.Q4NXUnpack (gate_up)
-    codes_out, scale_out, minimum_out = ai.flownpu.Q4NXUnpack (down)
+    codes_in, scale_in, minimum_in = ai.flownpu.Q4NXUnpack{inwards} (gate_up)
+    codes_out, scale_out, minimum_out = ai.flownpu.Q4NXUnpack{outwards} (down)
     rows_in_all = Shape <start = 0, end = 1> (codes_in)
     rows_in = Div (rows_in_all, num_experts)
     rows_of_gate = Div (rows_in, two)
@@ -87,14 +87,14 @@ _BODY = """
         taken = Gather <axis = 0> (x, row_list)
         gate_first = Mul (expert, rows_in)
         up_first = Add (gate_first, rows_of_gate)
-        gate = ai.flownpu.Q4NXProject <M: int = @expert_size, K: int = @hidden_size>
+        gate = ai.flownpu.Q4NXProject{inwards} <M: int = @expert_size, K: int = @hidden_size>
             (taken, codes_in, scale_in, minimum_in, gate_first)
-        up = ai.flownpu.Q4NXProject <M: int = @expert_size, K: int = @hidden_size>
+        up = ai.flownpu.Q4NXProject{inwards} <M: int = @expert_size, K: int = @hidden_size>
             (taken, codes_in, scale_in, minimum_in, up_first)
         {activation}
         product = Mul (activated, up)
         down_first = Mul (expert, rows_out)
-        made = ai.flownpu.Q4NXProject <M: int = @hidden_size, K: int = @expert_size>
+        made = ai.flownpu.Q4NXProject{outwards} <M: int = @hidden_size, K: int = @expert_size>
             (product, codes_out, scale_out, minimum_out, down_first)
         place_list = Transpose <perm = [1, 0]> (places)
         weight_list = GatherND (routing, place_list)
@@ -110,6 +110,8 @@ _BODY = """
 
 def features(node: ir.Node) -> list[str]:
     """The variant of a node: which of "all" (a softmax over all experts), "geglu" and "logits" it has.
+
+    "inwards" and "outwards" stand for weights of 8 bits, gate_up and down.
 
     Raises:
         ValueError: The node does not fit the schema, or has not one of router and router_logits.
@@ -128,6 +130,8 @@ def features(node: ir.Node) -> list[str]:
         "all": not attributes["normalize_routing_weights"],
         "geglu": attributes["gating"] == "geglu",
         "logits": inputs["router_logits"] is not None,
+        "inwards": bool(q4nx_unpack.suffix_of(inputs["gate_up"])),
+        "outwards": bool(q4nx_unpack.suffix_of(inputs["down"])),
     }
     return [feature for feature, there in found.items() if there]
 
@@ -140,13 +144,20 @@ def function(overload: str) -> ir.Function:
         logits=_LOGITS["logits" if "logits" in found else ""],
         weights=_WEIGHTS["all" if "all" in found else ""],
         activation=q4nx_matmul.ACTIVATION[gating],
+        inwards=_suffix(found, "inwards"),
+        outwards=_suffix(found, "outwards"),
     )
     return build(NAME, overload, body)
 
 
-def helpers() -> list[ir.Function]:
-    """Functions that the body calls."""
-    return q4nx_matmul.helpers()
+def _suffix(found: list[str], weight: str) -> str:
+    return "Bytes" if weight in found else ""
+
+
+def helpers(overload: str) -> list[ir.Function]:
+    """Functions that the variant's body calls."""
+    found = overload.split("_")
+    return q4nx_unpack.all_functions(_suffix(found, "inwards"), _suffix(found, "outwards"))
 
 
 def route(

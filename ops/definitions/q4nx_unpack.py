@@ -19,6 +19,10 @@ Q4NXFields: R rows of W's blocks, uint8 [R, C, bytes of a block], and W -> param
 Q4NXParameters: bytes uint8 [..., 2 or 1, 2] -> scale, minimum float32 [..., 1]; if there is no minimum, it is -8 times
     the scale
 
+Each has a second form for weights of 8 bits, whose name ends with Bytes: codes are then uint8 [32 R, C, 32], 128 above
+those of `q4nx`, as MatMulNBits has them, Q4NXFieldsBytes has them as they are stored, [R, C, 8, 2, 16, 4], and a
+minimum that is not there is 0.
+
 ONNX Runtime folds all of this when it loads a model, and keeps every intermediate result until it is done. The steps
 are therefore chosen to have few results (about 8 bytes a weight in all), and to permute bytes before they are widened.
 """
@@ -27,20 +31,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flownpu.ops import q4nx
 from flownpu.ops.definitions.onnx_function import build_helper
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_BLOCKS_OF_BYTES = (q4nx.EIGHT_BITS.block_bytes, q4nx.EIGHT_BITS_WITH_MINIMA.block_bytes)
+
 # A block has 640 bytes for each of its groups (512 of codes, 64 of scales and 64 of minima), or 576 if it has one group
-# and no minima. The sizes are computed from the shape of W, a constant, so that they can be folded, and so that Reshape
-# need not infer a dimension: it cannot if no blocks are gathered and R is 0. (It copies a dimension that is given as
-# 0.)
+# and no minima; of 8 bits 1152 or 1088. The sizes are computed from the shape of W, a constant, so that they can be
+# folded, and so that Reshape need not infer a dimension: it cannot if no blocks are gathered and R is 0. (It copies a
+# dimension that is given as 0.)
 _FIELDS = """
     missing_minima = Constant <value_ints = [64]> ()
-    group_bytes = Constant <value_ints = [640]> ()
-    group_code_bytes = Constant <value_ints = [512]> ()
+    group_code_bytes = Constant <value_ints = [{group_code_bytes}]> ()
     group_parameter_bytes = Constant <value_ints = [64]> ()
+    group_bytes = Constant <value_ints = [{group_bytes}]> ()
     group_columns = Constant <value_ints = [32]> ()
     block_bytes = Shape <start = 2> (W)
     bytes_with_minima = Add (block_bytes, missing_minima)
@@ -62,12 +69,18 @@ _FIELDS = """
     bytes_of_one = Constant <value_ints = [2]> ()
     row_shape = Concat <axis = 0> (rows_and_blocks, groups, kinds, bytes_of_one)
     parameters = Reshape (parameters_by_row, row_shape)
-
+"""
+_FIELDS_STRIPS = """
     strips = Constant <value_ints = [2]> ()
     columns = Mul (groups_a_block, group_columns)
     column_bytes = Constant <value_ints = [8]> ()
     strip_shape = Concat <axis = 0> (rows_and_blocks, strips, columns, column_bytes)
     codes = Reshape (code_part, strip_shape)
+"""
+_FIELDS_BYTES = """
+    code_shape = Constant <value_ints = [8, 2, 16, 4]> ()
+    all_code_shape = Concat <axis = 0> (rows_and_blocks, code_shape)
+    codes = Reshape (code_part, all_code_shape)
 """
 
 # Converts bf16 with a table of all 65536 values. ONNX's BitCast is too new (opset 26) for the models that contain this
@@ -114,9 +127,9 @@ _PARAMETERS = """
     kinds = Shape <start = -2, end = -1> (values)
     only_scale = Constant <value_ints = [1]> ()
     is_symmetric = Equal (kinds, only_scale)
-    minus_eight = Constant <value = float {-8}> ()
-    one_float = Constant <value = float {1}> ()
-    times = Where (is_symmetric, minus_eight, one_float)
+    times_scale = Constant <value_float = {minimum_of_symmetric}> ()
+    one_float = Constant <value_float = 1.0> ()
+    times = Where (is_symmetric, times_scale, one_float)
     minimum = Mul (last_value, times)
 """
 
@@ -147,6 +160,21 @@ _UNPACK = """
     codes = Reshape (by_row, code_shape)
 """
 
+_UNPACK_BYTES = """
+    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFieldsBytes (W, W)
+    scales, minima = ai.flownpu.Q4NXParametersBytes (parameter_bytes)
+    minus_one = Constant <value_ints = [-1]> ()
+    rows_and_groups = Concat <axis = 0> (minus_one, groups)
+    scale = Reshape (scales, rows_and_groups)
+    minimum = Reshape (minima, rows_and_groups)
+    by_row = Transpose <perm = [0, 4, 3, 1, 2, 5]> (code_bytes)
+    group_columns = Constant <value_ints = [32]> ()
+    code_shape = Concat <axis = 0> (minus_one, groups, group_columns)
+    signed = Reshape (by_row, code_shape)
+    middle = Constant <value = uint8 {128}> ()
+    codes = BitwiseXor (signed, middle)
+"""
+
 _PROJECT = """
     minus_one = Constant <value_ints = [-1]> ()
     zero = Constant <value_ints = [0]> ()
@@ -167,7 +195,7 @@ _PROJECT = """
     used_minimum = Slice (minimum, starts, ends, row_and_group_axes)
 
     from_codes = com.microsoft.MatMulNBits <
-        K: int = @K, N: int = @M, bits = 4, block_size = 32, accuracy_level = 1
+        K: int = @K, N: int = @M, bits = {bits}, block_size = 32, accuracy_level = 1
     > (X, used_codes, used_scale)
 
     grouped_columns = Mul (groups, group_size)
@@ -178,30 +206,50 @@ _PROJECT = """
     grouped_shape = Concat <axis = 0> (leading, groups, group_size)
     grouped = Reshape (whole_groups, grouped_shape)
     group_sums = ReduceSum <keepdims = 0> (grouped, minus_one)
-    eight = Constant <value = float {8}> ()
-    eight_scales = Mul (used_scale, eight)
-    offset = Add (used_minimum, eight_scales)
+    middle_code = Constant <value_float = {middle_code}> ()
+    middle = Mul (used_scale, middle_code)
+    offset = Add (used_minimum, middle)
     offset_by_group = Transpose <perm = [1, 0]> (offset)
     from_offsets = MatMul (group_sums, offset_by_group)
     Y = Add (from_codes, from_offsets)
 """
 
 
-def fields() -> ir.Function:
-    """The function Q4NXFields."""
-    return build_helper("Q4NXFields", [], ["blocks", "W"], ["parameters", "codes", "groups"], _FIELDS)
+def fields(suffix: str = "") -> ir.Function:
+    """The function Q4NXFields, or of 8 bits, with the suffix "Bytes"."""
+    code_bytes = 1024 if suffix else 512
+    body = _FIELDS.replace("{group_code_bytes}", str(code_bytes)).replace("{group_bytes}", str(code_bytes + 128))
+    body += _FIELDS_BYTES if suffix else _FIELDS_STRIPS
+    return build_helper(f"Q4NXFields{suffix}", [], ["blocks", "W"], ["parameters", "codes", "groups"], body)
 
 
-def parameters() -> ir.Function:
-    """The function Q4NXParameters."""
-    return build_helper("Q4NXParameters", [], ["bytes"], ["scale", "minimum"], _PARAMETERS)
+def parameters(suffix: str = "") -> ir.Function:
+    """The function Q4NXParameters, or of 8 bits, with the suffix "Bytes"."""
+    body = _PARAMETERS.replace("{minimum_of_symmetric}", "0.0" if suffix else "-8.0")
+    return build_helper(f"Q4NXParameters{suffix}", [], ["bytes"], ["scale", "minimum"], body)
 
 
-def unpack() -> ir.Function:
-    """The function Q4NXUnpack."""
-    return build_helper("Q4NXUnpack", [], ["W"], ["codes", "scale", "minimum"], _UNPACK)
+def unpack(suffix: str = "") -> ir.Function:
+    """The function Q4NXUnpack, or of 8 bits, with the suffix "Bytes"."""
+    body = _UNPACK_BYTES if suffix else _UNPACK
+    return build_helper(f"Q4NXUnpack{suffix}", [], ["W"], ["codes", "scale", "minimum"], body)
 
 
-def project() -> ir.Function:
-    """The function Q4NXProject."""
-    return build_helper("Q4NXProject", ["M", "K"], ["X", "codes", "scale", "minimum", "first"], ["Y"], _PROJECT)
+def project(suffix: str = "") -> ir.Function:
+    """The function Q4NXProject, or of 8 bits, with the suffix "Bytes"."""
+    body = _PROJECT.replace("{bits}", "8" if suffix else "4").replace("{middle_code}", "0.0" if suffix else "8.0")
+    inputs = ["X", "codes", "scale", "minimum", "first"]
+    return build_helper(f"Q4NXProject{suffix}", ["M", "K"], inputs, ["Y"], body)
+
+
+def suffix_of(weight: ir.Value | None) -> str:
+    """The suffix of the functions that read a weight: "Bytes" if its shape is that of blocks of 8 bits, else ""."""
+    known = None if weight is None else weight.const_value if weight.const_value is not None else weight
+    shape = [] if known is None or known.shape is None else list(known.shape)
+    return "Bytes" if len(shape) == 3 and shape[-1] in _BLOCKS_OF_BYTES else ""
+
+
+def all_functions(*suffixes: str) -> list[ir.Function]:
+    """The functions that products with weights of these suffixes call."""
+    makers = (project, unpack, fields, parameters)
+    return [maker(suffix) for suffix in dict.fromkeys(suffixes) for maker in makers]

@@ -8,11 +8,13 @@
 namespace flownpu::q4nx {
 namespace {
 
-void write_minima(const std::byte* scales, std::int64_t rows, std::byte* minima) {
+void write_minima(const std::byte* scales, const Layout& layout, std::int64_t rows,
+                  std::byte* minima) {
+  if (layout.minimum_of_symmetric() == 0) return;
   for (std::int64_t at = 0; at < rows * 2; at += 2) {
     std::uint16_t bits = 0;
     std::memcpy(&bits, scales + at, 2);
-    bits = to_bfloat16(kMinimumOfSymmetric * from_bfloat16(bits));
+    bits = to_bfloat16(layout.minimum_of_symmetric() * from_bfloat16(bits));
     std::memcpy(minima + at, &bits, 2);
   }
 }
@@ -30,7 +32,12 @@ void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to
       std::memcpy(made + to_layout.minimum_offset(), scales + from_layout.minimum_offset(),
                   kParameterBytes);
     } else if (to_layout.has_minima) {
-      write_minima(scales, rows, made + to_layout.minimum_offset());
+      write_minima(scales, to_layout, rows, made + to_layout.minimum_offset());
+    }
+    if (to_layout.code_bits == 8) {
+      std::memcpy(to + to_layout.codes_at(group), from + from_layout.codes_at(group),
+                  kBlockRows * kGroup);
+      continue;
     }
     for (std::int64_t strip = 0; strip < 2; ++strip) {
       std::memcpy(to + to_layout.codes_at(group) + strip * to_layout.strip_bytes(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // GatherBlockQuantized(codes, indices, scales[, zero_points]) -> Q4NXGather(W, indices; M, K), with
-// codes [M, K] of int4 or uint4, as ORT's quantiser writes them, or two in a byte, [M, K/2],
+// codes [M, K] of int4 or uint4, as ORT's quantiser writes them, or in bytes, [M, K/2] or [M, K],
 // possibly behind a Reshape, as ORT GenAI's builder does
 //
 // The two differ for indices outside 0..M-1, which token ids do not have: Q4NXGather fails, while
@@ -23,7 +23,8 @@ QuantizedWeight weight_of(const Node& node, const Value& codes) {
                          .zero_points = input_or_none(node, kZeroPoints),
                          .rows = 0,
                          .columns = 0,
-                         .block_size = node.integer("block_size", 128)};
+                         .block_size = node.integer("block_size", 128),
+                         .bits = node.integer("bits", 4)};
   if (weight.scales.shape && weight.scales.shape->rank() == 2) {
     weight.rows = (*weight.scales.shape)[0];
     weight.columns = (*weight.scales.shape)[1] * weight.block_size;
@@ -45,7 +46,7 @@ constexpr Port kInputs[] = {
     {.name = "data",
      .types = {DataType::kUInt8, DataType::kInt4, DataType::kUInt4},
      .type_letter = 'C',
-     .advice = "export with 4-bit codes in bytes and float32 scales"},
+     .advice = "export with codes in bytes and float32 scales"},
     {.name = "indices", .types = kIntegers},
     {.name = "scales", .types = kFloat, .constant = true, .advice = "export with float32 inputs"},
     optional({.name = "zero_points",
@@ -54,7 +55,7 @@ constexpr Port kInputs[] = {
               .constant = true})};
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat}};
 constexpr AttributeRule kAttributes[] = {
-    advised(only("bits", 4), "Q4NX stores 4-bit codes; export this table with 4 bits"),
+    advised(either("bits", 4, 8), "Q4NX stores codes of 4 or 8 bits; export this table with these"),
     count("block_size", 1), integer("gather_axis", -3, 2), integer("quantize_axis", -3, 2)};
 
 }  // namespace

@@ -19,7 +19,8 @@ QuantizedWeight weight_of(const Node& node) {
           .zero_points = input_or_none(node, kZeroPoints),
           .rows = node.required_integer("N"),
           .columns = node.required_integer("K"),
-          .block_size = node.required_integer("block_size")};
+          .block_size = node.required_integer("block_size"),
+          .bits = node.integer("bits", 4)};
 }
 
 constexpr Port kInputs[] = {
@@ -42,7 +43,8 @@ constexpr AttributeRule kAttributes[] = {
     required(count("K", 1)),
     required(count("N", 1)),
     required(count("block_size", 1)),
-    advised(only("bits", 4), "Q4NX stores 4-bit codes; export this weight with 4 bits"),
+    advised(either("bits", 4, 8),
+            "Q4NX stores codes of 4 or 8 bits; export this weight with these"),
     integer("accuracy_level", 0, 4),
     advised(only("weight_prepacked", 0),
             "the codes are in an order made for a GPU; export without it")};

@@ -62,7 +62,7 @@ constexpr Port kInputs[] = {
               .advice = "experts are weighed by what they are chosen by"})};
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat, .shape = "[..,D]"}};
 
-constexpr std::string_view kFourBits = "Q4NX stores 4-bit codes; export experts with 4 bits";
+constexpr std::string_view kBits = "Q4NX stores codes of 4 or 8 bits; export experts with these";
 constexpr std::string_view kPlainGate = "experts are down(silu(gate) * up)";
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr AttributeRule kAttributes[] = {
@@ -72,11 +72,11 @@ constexpr AttributeRule kAttributes[] = {
     advised(number("activation_alpha", 1, 1), kPlainGate),
     advised(number("activation_beta", 0, 0), kPlainGate),
     advised(number("swiglu_limit", kInfinity, kInfinity), kPlainGate),
-    advised(only("expert_weight_bits", 4), kFourBits),
-    advised(only("fc1_expert_weight_bits", 4), kFourBits),
-    advised(only("fc2_expert_weight_bits", 4), kFourBits),
-    advised(only("fc3_expert_weight_bits", 4), kFourBits),
-    advised(text("quant_type", "int"), kFourBits),
+    advised(either("expert_weight_bits", 4, 8), kBits),
+    advised(either("fc1_expert_weight_bits", 4, 8), kBits),
+    advised(either("fc2_expert_weight_bits", 4, 8), kBits),
+    advised(either("fc3_expert_weight_bits", 4, 8), kBits),
+    advised(text("quant_type", "int"), kBits),
     count("block_size", 1),
     flag("normalize_routing_weights"),
     advised(only("use_sparse_mixer", 0), "experts are chosen by their logits, all at once"),
@@ -92,24 +92,26 @@ namespace {
 
 // The weights of all experts as one weight, from codes [E, rows, bytes of a row]. Without a
 // block_size a row has one scale.
-QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zero_points) {
+QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zero_points,
+                          std::string_view bits) {
   QuantizedWeight weight{.codes = input_or_none(node, codes),
                          .scales = input_or_none(node, scales),
-                         .zero_points = input_or_none(node, zero_points)};
+                         .zero_points = input_or_none(node, zero_points),
+                         .bits = node.integer(bits, node.integer("expert_weight_bits", 4))};
   if (!weight.codes.shape || weight.codes.shape->rank() != 3) return weight;
   const Shape& shape = *weight.codes.shape;
   weight.rows = shape[0] * shape[1];
-  weight.columns = shape[2] * 2;
+  weight.columns = shape[2] * 8 / weight.bits;
   weight.block_size = node.integer("block_size", weight.columns);
   return weight;
 }
 
 QuantizedWeight gate_up_of(const Node& node) {
-  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints);
+  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints, "fc1_expert_weight_bits");
 }
 
 QuantizedWeight down_of(const Node& node) {
-  return weight_of(node, kDown, kDownScales, kDownZeroPoints);
+  return weight_of(node, kDown, kDownScales, kDownZeroPoints, "fc2_expert_weight_bits");
 }
 
 std::int64_t experts_of(const QuantizedWeight& weight) {

@@ -140,8 +140,9 @@ std::string range_text(const AttributeRule& rule) {
                ? words(rule.lowest_number)
                : words(rule.lowest_number, " to ", rule.highest_number);
   }
-  return rule.lowest == rule.highest ? words(rule.lowest)
-                                     : words(rule.lowest, " to ", rule.highest);
+  return rule.lowest == rule.highest
+             ? words(rule.lowest)
+             : words(rule.lowest, rule.bounds_only ? " or " : " to ", rule.highest);
 }
 
 std::string_view kind_text(AttributeRule::Kind kind) {
@@ -204,7 +205,10 @@ struct ValueChecker {
   }
 
  private:
-  bool within(std::int64_t value) const { return value >= rule.lowest && value <= rule.highest; }
+  bool within(std::int64_t value) const {
+    if (rule.bounds_only) return value == rule.lowest || value == rule.highest;
+    return value >= rule.lowest && value <= rule.highest;
+  }
   std::string other(std::string_view got) const {
     return words("expected ", kind_text(rule.kind), ", got ", got);
   }

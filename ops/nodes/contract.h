@@ -154,6 +154,8 @@ struct AttributeRule {
   // Inclusive bounds of an integer, or of each integer in a list; then those of a number.
   std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
   std::int64_t highest = std::numeric_limits<std::int64_t>::max();
+  // Whether only the bounds themselves are accepted.
+  bool bounds_only = false;
   float lowest_number = -std::numeric_limits<float>::infinity();
   float highest_number = std::numeric_limits<float>::infinity();
   // The values accepted for a text, as "none|gelu".
@@ -210,6 +212,12 @@ constexpr AttributeRule axis(std::string_view name) {
 // An integer that is accepted with this value only.
 constexpr AttributeRule only(std::string_view name, std::int64_t value) {
   return integer(name, value, value);
+}
+// An integer that is accepted with these two values only; `low` is the smaller.
+constexpr AttributeRule either(std::string_view name, std::int64_t low, std::int64_t high) {
+  AttributeRule rule = integer(name, low, high);
+  rule.bounds_only = true;
+  return rule;
 }
 // A size or a count: an integer from `lowest` to 2^31.
 constexpr AttributeRule count(std::string_view name, std::int64_t lowest) {

@@ -2,6 +2,7 @@
 #include "ops/transformer/decoder_constants.h"
 
 #include <optional>
+#include <string>
 
 #include "ops/error.h"
 #include "ops/nodes/q4nx_moe.h"
@@ -22,6 +23,8 @@ Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight
   if (value != nullptr && value->constant != nullptr && value->type == DataType::kUInt8 &&
       value->shape) {
     const std::optional<q4nx::Layout> layout = q4nx::layout_of(*value->shape);
+    if (const std::string reason = refused_weight(product, input); !reason.empty())
+      fail(to_string(product), ": ", reason);
     if (layout && *value->shape == shape_in(*layout)) {
       weight.blocks = static_cast<const std::byte*>(value->constant);
       weight.layout = *layout;
@@ -34,6 +37,15 @@ Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight
 }
 
 }  // namespace
+
+std::string refused_weight(const Node& product, std::size_t input) {
+  const Value* value = product.input(input);
+  const auto layout =
+      value != nullptr && value->shape ? q4nx::layout_of(*value->shape) : std::nullopt;
+  if (!layout || layout->code_bits == 4) return "";
+  return "expected a weight of 4 bits, got " + std::to_string(layout->code_bits) +
+         ", which only the CPU multiplies";
+}
 
 Q4NXWeight read_q4nx_weight(const Node& product) {
   return read_blocks(product, 1,

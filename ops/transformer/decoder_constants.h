@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,10 @@ struct Q4NXWeight {
 // Reads the weights of the first expert of a Q4NXMoE, of gate and up projections and of the down
 // projection; the other experts' follow each. Throws Error as below.
 std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture);
+
+// Why neither a GPU nor the array takes the Q4NX weight that is this input; empty unless it has a
+// layout that only the CPU reads.
+std::string refused_weight(const Node& product, std::size_t input);
 
 // Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape
 // fits M, K and gating.

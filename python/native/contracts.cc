@@ -85,6 +85,7 @@ void bind_contracts(nb::module_& module) {
       .def_ro("required", &AttributeRule::required)
       .def_ro("lowest", &AttributeRule::lowest)
       .def_ro("highest", &AttributeRule::highest)
+      .def_ro("bounds_only", &AttributeRule::bounds_only)
       .def_ro("lowest_number", &AttributeRule::lowest_number)
       .def_ro("highest_number", &AttributeRule::highest_number)
       .def_prop_ro("texts", [](const AttributeRule& rule) { return std::string(rule.texts); })

@@ -17,12 +17,18 @@ from tests.ops.stock_onnxruntime import BFLOAT16, model_of, node, run, value, wi
 
 U = 2.0**-24  # unit roundoff of float32
 M, K = 70, 300  # neither a multiple of a block, nor K of a group
+WITH_MINIMA = [q4nx.WIDE, q4nx.EIGHT_BITS_WITH_MINIMA]
 HEADS = {"num_heads": 4, "kv_num_heads": 2, "head_size": 16}
 
 
 def random_blocks(seed: int, layout: q4nx.Layout = q4nx.WIDE, *, gated: bool = False) -> np.ndarray:
     """A random weight in blocks, the same one in all layouts that have minima."""
     rng = np.random.default_rng(seed)
+    if layout.bits == 8:
+        parts = [q4nx.quantize_bytes(rng.standard_normal((M, K)).astype(np.float32)) for _ in range(1 + gated)]
+        if layout.minima:  # other numbers than those of scales
+            parts = [part._replace(minimum=3 * part.scale[::-1]) for part in parts]
+        return q4nx.pack_gated(parts[0], parts[1], layout) if gated else q4nx.pack(*parts[0], layout)
     parts = [q4nx.quantize(rng.standard_normal((M, K)).astype(np.float32)) for _ in range(1 + gated)]
     if not layout.minima:
         parts = [symmetric(part) for part in parts]
@@ -55,29 +61,31 @@ def activations(leading: tuple[int, ...], is_sparse: bool) -> np.ndarray:
 
 
 def projection_bound(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """A bound of the error of sum d (code - 8) x + sum (m + 8 d) x in float32.
+    """A bound of the error of sum d (code - 8) x + sum (m + 8 d) x in float32; of 8 bits without the 8.
 
     Adding n numbers in any order errs by n u of the sum of their magnitudes, and adding 0 is exact.
     """
     codes, scale, minimum = q4nx.unpack(blocks, M, K)
+    middle = 0.0 if codes.dtype == np.int8 else 8.0
     scale, minimum = (p.astype(np.float64).repeat(32, axis=1)[:, :K] for p in (scale, minimum))
-    mass = np.abs(x.astype(np.float64)) @ (np.abs(scale * (codes - 8.0)) + np.abs(minimum + 8 * scale)).T
+    mass = np.abs(x.astype(np.float64)) @ (np.abs(scale * (codes - middle)) + np.abs(minimum + middle * scale)).T
     return (np.count_nonzero(x, axis=-1)[..., None] + 8) * U * mass
 
 
+@pytest.mark.parametrize("layout", WITH_MINIMA, ids=str)
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("addends", [(), ("bias",), ("residual",), ("bias", "residual")])
 @pytest.mark.parametrize(
     ("operator", "leading"), [(q4nx_matmul, (2, 3)), (q4nx_matmul, (5,)), (fused_dqp, (1, 1)), (fused_dqp, (1,))]
 )
 def test_projection_function_equals_reference(
-    operator: Any, leading: tuple[int, ...], addends: tuple[str, ...], is_sparse: bool
+    operator: Any, leading: tuple[int, ...], addends: tuple[str, ...], is_sparse: bool, layout: q4nx.Layout
 ) -> None:
     rng = np.random.default_rng(3)
     x = activations(leading, is_sparse)
     shapes = {"bias": (M,), "residual": (*leading, M)}
     arrays = {name: rng.standard_normal(shapes[name]).astype(np.float32) for name in addends}
-    blocks = random_blocks(0)
+    blocks = random_blocks(0, layout)
 
     actual = project(operator, x, blocks, arrays, M=M, K=K)
 
@@ -90,17 +98,18 @@ def test_projection_function_equals_reference(
     assert np.all(np.abs(actual - exact) <= bound)
 
 
+@pytest.mark.parametrize("layout", WITH_MINIMA, ids=str)
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 @pytest.mark.parametrize(("operator", "rows"), [(q4nx_matmul, 4), (fused_dqp, 1)])
 def test_gated_projection_function_equals_reference(
-    operator: Any, rows: int, gating: str, with_residual: bool, is_sparse: bool
+    operator: Any, rows: int, gating: str, with_residual: bool, is_sparse: bool, layout: q4nx.Layout
 ) -> None:
     rng = np.random.default_rng(3)
     x = activations((rows,), is_sparse)
     residual = {"residual": rng.standard_normal((rows, M)).astype(np.float32)} if with_residual else {}
-    blocks = random_blocks(1, gated=True)
+    blocks = random_blocks(1, layout, gated=True)
 
     actual = project(operator, x, blocks, residual, M=M, K=K, gating=gating)
 
@@ -123,13 +132,14 @@ def test_gated_projection_function_equals_reference(
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("operator", "rows"), [(q4nx_matmul, 4), (fused_dqp, 1)])
-@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS], ids=str)
 def test_projection_has_same_bits_in_every_layout(
     layout: q4nx.Layout, operator: Any, rows: int, *, gated: bool
 ) -> None:
     x = activations((rows,), is_sparse=False)
     parts = [q4nx.unpack(blocks, M, K) for blocks in np.split(random_blocks(0, layout, gated=gated), 1 + gated)]
-    wide = np.concatenate([q4nx.pack(*part) for part in parts])
+    other = q4nx.WIDE if layout.bits == 4 else q4nx.EIGHT_BITS_WITH_MINIMA
+    wide = np.concatenate([q4nx.pack(*part, other) for part in parts])
     attributes = {"M": M, "K": K, **({"gating": "geglu"} if gated else {})}
     expected = project(operator, x, wide, {}, **attributes)
     np.testing.assert_array_equal(
@@ -151,7 +161,9 @@ def gather(blocks: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return run(with_functions(model), {"indices": indices})[0]
 
 
-@pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+@pytest.mark.parametrize(
+    "layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA], ids=str
+)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(), (5,), (2, 0), (2, 4)])
 def test_gather_is_exact(shape: tuple[int, ...], dtype: Any, layout: q4nx.Layout) -> None:

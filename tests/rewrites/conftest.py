@@ -21,6 +21,9 @@ OPTIONS = {
     "gemma2": ("accuracy_level=0",),
     "llama": ("accuracy_level=0", "block_size=64", WITH_ZERO_POINTS),
     "qwen3": ("accuracy_level=0", "disable_qkv_fusion=true"),
+    # The builder's recipes with 8 bits: of the LM head and the table that it is, and of chosen layers.
+    "qwen3 in rtn_last": ("accuracy_level=0", "algo_config=rtn_last"),
+    "qwen3 in k_quant_mixed": ("accuracy_level=0", "algo_config=k_quant_mixed"),
     "topics": ("accuracy_level=0",),
     "topics in blocks of 16": ("accuracy_level=0", "block_size=16"),
     **dict.fromkeys(OTHER_CONFIGS, ("accuracy_level=0",)),
@@ -33,11 +36,12 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("exports")
     runs = []
     for name, options in OPTIONS.items():
-        checkpoint = TOPICS if name.startswith("topics") else make_checkpoint(name, folder / f"{name}-checkpoint")
+        family = name.split(" in ")[0]
+        checkpoint = TOPICS if family == "topics" else make_checkpoint(family, folder / f"{name}-checkpoint")
         runs.append(Export(str(checkpoint), str(folder / name), options))
     export(*runs)
     for name, options in OPTIONS.items():
-        if WITH_ZERO_POINTS in options:
+        if WITH_ZERO_POINTS in options or any(option.startswith("algo_config") for option in options):
             round_scales(folder / name)
     return {name: folder / name for name in OPTIONS}
 

@@ -215,11 +215,11 @@ def _spoil_scales(folder: Path) -> None:
         (lambda s: _set_opset(s, 18), r"of ONNX opset 18, which does not have Gelu \(opset 20\)"),
         (
             lambda s: _for_each_matmul(s, lambda _: 3),
-            r"(?s)expected weights of 4 bits .* and 15 more: bits=3: Q4NX stores",
+            r"(?s)expected weights of 4 or 8 bits .* and 15 more: bits=3: Q4NX stores codes",
         ),
         (
             lambda s: _for_each_matmul(s, lambda _: 8, "block_size"),
-            r"(?s)expected weights of 4 bits .* and 15 more: block_size=8: Q4NX has one scale for 32 columns",
+            r"(?s)expected weights of 4 or 8 bits .* and 15 more: block_size=8: Q4NX has one scale for 32 columns",
         ),
         (_to_custom, "somebody.else.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, "com.microsoft"), "com.microsoft.Norm: operators that ONNX Runtime does not have"),
@@ -262,10 +262,10 @@ def test_converted_model_is_refused(source: Path, tmp_path: Path) -> None:
 
 
 def test_left_nodes_are_logged(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _for_each_matmul(source, lambda name: 8 if "layers.1/attn/o_proj" in name else 4)
+    _for_each_matmul(source, lambda name: 2 if "layers.1/attn/o_proj" in name else 4)
     convert(source, tmp_path / "model")
     (message,) = caplog.messages
-    assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=8" in message
+    assert "left by q4nx_matmul: /model/layers.1/attn/o_proj/MatMul_Q4: bits=2" in message
 
 
 def test_operators_of_no_device_are_logged(

@@ -4,6 +4,7 @@
 Checkpoints and GGUF files are compared with transformers in tests/convert.
 """
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -63,8 +64,14 @@ def run(*steps: DecoderSession) -> list[Array]:
     return [np.array(logits) for logits in found]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3"])
-@pytest.mark.parametrize("exporter", ["genai as it is", "genai", "optimum"])
+@pytest.mark.parametrize(
+    ("exporter", "name"),
+    [
+        *itertools.product(["genai as it is", "genai", "optimum"], ["gemma2", "gemma3", "llama", "qwen3"]),
+        ("genai as it is", "qwen3 in rtn_last"),
+        ("genai as it is", "qwen3 in k_quant_mixed"),
+    ],
+)
 def test_decoder_export_is_folded_and_placed(
     exporter: str, name: str, request: pytest.FixtureRequest, tmp_path: Path, ep_devices: list[ort.OrtEpDevice]
 ) -> None:

@@ -18,11 +18,11 @@ class Q4NXMatMul : public Step {
         m_(node.required_integer("M")),
         k_(node.required_integer("K")),
         gating_(gating_of(node, "none")),
-        product_(context, k_, gating_) {
+        row_blocks_(q4nx::row_blocks(m_)),
+        layout_(q4nx_layout(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_)),
+        product_(context, k_, layout_, gating_) {
     if (gating_ != Gating::kNone && node.input(2) != nullptr)
       fail("[", name_, "] expected no bias with gating");
-    row_blocks_ = q4nx::row_blocks(m_);
-    layout_ = q4nx_layout(node, 1, gating_ == Gating::kNone ? row_blocks_ : 2 * row_blocks_, k_);
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -103,9 +103,9 @@ class Q4NXMatMul : public Step {
   std::int64_t m_;
   std::int64_t k_;
   Gating gating_;
-  Q4NXProduct product_;
-  std::int64_t row_blocks_ = 0;
+  std::int64_t row_blocks_;
   q4nx::Layout layout_;
+  Q4NXProduct product_;
 };
 
 class FusedDQP final : public Q4NXMatMul {

@@ -28,6 +28,26 @@ namespace {
 // are added to Y at once, by threads that have some columns each.
 constexpr std::int64_t kKeptBytes = 2 << 20;
 
+// Whether the node has a router, not its logits. Throws Error unless it has one of both, of the
+// right shape, and enough experts.
+bool is_routed(const Node& node, std::int64_t experts, std::int64_t per_row, std::int64_t hidden) {
+  if (per_row > experts) {
+    fail("[", to_string(node), "] expected experts_per_token to be at most num_experts, ", experts,
+         ", got ", per_row);
+  }
+  const Value* router = node.input(kMoeRouter);
+  if ((router == nullptr) == (node.input(kMoeLogits) == nullptr)) {
+    fail("[", to_string(node), "] expected an input router, or router_logits, got ",
+         router == nullptr ? "none" : "both");
+  }
+  const Shape expected{experts, hidden};
+  if (router != nullptr && router->shape != expected) {
+    fail("[", to_string(node), "] expected a router of shape ", to_string(expected), ", got ",
+         router->shape ? to_string(*router->shape) : "an unknown shape");
+  }
+  return router != nullptr;
+}
+
 class Q4NXMoE final : public Step {
  public:
   Q4NXMoE(const Node& node, const Context& context,
@@ -40,29 +60,15 @@ class Q4NXMoE final : public Step {
         per_row_(node.required_integer("experts_per_token")),
         hidden_(node.required_integer("hidden_size")),
         inner_(node.required_integer("expert_size")),
+        has_router_(is_routed(node, experts_, per_row_, hidden_)),
         router_{experts_, per_row_, hidden_, node.integer("normalize_routing_weights", 1) != 0},
-        gate_up_(context, hidden_, gating_of(node, "swiglu")),
-        down_(context, inner_, Gating::kNone) {
-    if (per_row_ > experts_) {
-      fail("[", name_, "] expected experts_per_token to be at most num_experts, ", experts_,
-           ", got ", per_row_);
-    }
-    const Value* router = node.input(kMoeRouter);
-    if ((router == nullptr) == (node.input(kMoeLogits) == nullptr)) {
-      fail("[", name_, "] expected an input router, or router_logits, got ",
-           router == nullptr ? "none" : "both");
-    }
-    const Shape expected{experts_, hidden_};
-    if (router != nullptr && router->shape != expected) {
-      fail("[", name_, "] expected a router of shape ", to_string(expected), ", got ",
-           router->shape ? to_string(*router->shape) : "an unknown shape");
-    }
-    if (router != nullptr) router_type_ = router->type;
-    has_router_ = router != nullptr;
-    inner_blocks_ = q4nx::row_blocks(inner_);
-    outer_blocks_ = q4nx::row_blocks(hidden_);
-    gate_up_layout_ = q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_);
-    down_layout_ = q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_);
+        inner_blocks_(q4nx::row_blocks(inner_)),
+        outer_blocks_(q4nx::row_blocks(hidden_)),
+        gate_up_layout_(q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_)),
+        down_layout_(q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_)),
+        gate_up_(context, hidden_, gate_up_layout_, gating_of(node, "swiglu")),
+        down_(context, inner_, down_layout_, Gating::kNone) {
+    if (has_router_) router_type_ = node.input(kMoeRouter)->type;
     places_ = places.value_or(
         ExpertPlaces{.gate_up = 2 * inner_blocks_ * gate_up_layout_.row_bytes(hidden_),
                      .down = outer_blocks_ * down_layout_.row_bytes(inner_)});
@@ -273,15 +279,15 @@ class Q4NXMoE final : public Step {
   std::int64_t per_row_;
   std::int64_t hidden_;
   std::int64_t inner_;
+  bool has_router_;
   Router router_;
-  Q4NXProduct gate_up_;
-  Q4NXProduct down_;
-  bool has_router_ = false;
-  DataType router_type_ = DataType::kFloat32;
-  std::int64_t inner_blocks_ = 0;
-  std::int64_t outer_blocks_ = 0;
+  std::int64_t inner_blocks_;
+  std::int64_t outer_blocks_;
   q4nx::Layout gate_up_layout_;
   q4nx::Layout down_layout_;
+  Q4NXProduct gate_up_;
+  Q4NXProduct down_;
+  DataType router_type_ = DataType::kFloat32;
   ExpertPlaces places_;
 };
 

@@ -9,16 +9,19 @@ Gating gating_of(const Node& node, std::string_view otherwise) {
 }
 
 // The padded K does not overflow: contracts bound K by 2^31.
-Q4NXProduct::Q4NXProduct(const Context& context, std::int64_t k, Gating gating)
+Q4NXProduct::Q4NXProduct(const Context& context, std::int64_t k, const q4nx::Layout& layout,
+                         Gating gating)
     : context_(context),
       k_(k),
       padded_k_(q4nx::ceil_div(k, kPartColumns) * kPartColumns),
+      layout_(layout),
       gating_(gating) {}
 
 // All but the memory for values, scales and sums.
 RoundedActivations Q4NXProduct::empty(std::int64_t rows) const {
   RoundedActivations a;
-  if (context_.activations == Activations::kInt8) a.order = context_.kernels.int8_order(rows);
+  if (context_.activations == Activations::kInt8)
+    a.order = context_.kernels.int8_order(rows, layout_);
   a.part_columns = a.order == Int8Order::kParts ? kPartColumns : q4nx::kGroup;
   a.padded_k = padded_k_;
   a.groups = padded_k_ / q4nx::kGroup;

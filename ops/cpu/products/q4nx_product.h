@@ -18,10 +18,10 @@ enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
 // The attribute `gating`; `otherwise` if the node has none.
 Gating gating_of(const Node& node, std::string_view otherwise);
 
-// Products of activations of `k` columns.
+// Products of activations of `k` columns with a weight of that layout.
 class Q4NXProduct {
  public:
-  Q4NXProduct(const Context& context, std::int64_t k, Gating gating);
+  Q4NXProduct(const Context& context, std::int64_t k, const q4nx::Layout& layout, Gating gating);
 
   // Takes memory for the activations of a product of `rows` rows; a scratch without memory only
   // counts.
@@ -59,6 +59,7 @@ class Q4NXProduct {
   Context context_;
   std::int64_t k_;
   std::int64_t padded_k_;
+  q4nx::Layout layout_;
   Gating gating_;
 };
 

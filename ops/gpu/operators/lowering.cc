@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "ops/gpu/operators/step.h"
+#include "ops/nodes/q4nx_matmul.h"
+#include "ops/transformer/decoder_constants.h"
 #include "ops/transformer/graph/operators.h"
 
 namespace flownpu::gpu {
@@ -48,7 +50,9 @@ Lowered lower_operators(std::vector<Node> nodes) {
   for (Node& node : nodes) {
     const bool attends = transformer::is_attention(node);
     if (!attends && !is_product(node)) continue;
-    if (const std::string reason = attends ? refused_attention(node) : ""; !reason.empty()) {
+    const std::string reason =
+        attends ? refused_attention(node) : transformer::refused_weight(node, kProductWeight);
+    if (!reason.empty()) {
       lowered.on_host.push_back({node.name, node.op_type, reason});
     } else {
       node.domain = kGpuDomain;

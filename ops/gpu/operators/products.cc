@@ -11,6 +11,7 @@
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
 #include "ops/nodes/q4nx_matmul.h"
+#include "ops/transformer/decoder_constants.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -18,8 +19,11 @@ namespace {
 // The shape of a weight, which the host has checked; without elements if it is unknown.
 Shape shape_of(const Value& weight) { return weight.shape.value_or(Shape{0}); }
 
-q4nx::Layout layout_of(const Value& weight) {
-  return q4nx::layout_of(shape_of(weight)).value_or(q4nx::kNarrow);
+// Throws Error for a weight that the kernels do not read.
+q4nx::Layout layout_of(const Node& node, std::size_t weight) {
+  if (const std::string reason = transformer::refused_weight(node, weight); !reason.empty())
+    fail("[", to_string(node), "] ", reason);
+  return q4nx::layout_of(shape_of(*node.input(weight))).value_or(q4nx::kNarrow);
 }
 
 Gating gating_of(const Node& node) {
@@ -34,7 +38,7 @@ class Product final : public HostCheckedStep {
       : HostCheckedStep(std::move(arguments)),
         shape_{.rows = node.required_integer("M"),
                .columns = node.required_integer("K"),
-               .layout = layout_of(*node.input(kProductWeight)),
+               .layout = layout_of(node, kProductWeight),
                .gating = gating_of(node),
                .has_bias = node.input(kProductBias) != nullptr,
                .has_residual = node.input(kProductResidual) != nullptr},
@@ -91,7 +95,7 @@ class Gather final : public HostCheckedStep {
       : HostCheckedStep(std::move(arguments)),
         rows_(node.required_integer("M")),
         columns_(node.required_integer("K")),
-        layout_(layout_of(*node.input(0))),
+        layout_(layout_of(node, 0)),
         table_(upload(context(), *node.input(0))) {}
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,

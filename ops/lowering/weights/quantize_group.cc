@@ -167,7 +167,7 @@ template <std::size_t kWidth>
     found[g].scale = to_bfloat16(std::ldexp(best.scale[g], exponents[g]));
     found[g].minimum = to_bfloat16(std::ldexp(best.minimum[g], exponents[g]));
     for (std::size_t i = 0; i < size; ++i)
-      found[g].codes[i] = static_cast<std::uint8_t>(codes[i][g]);
+      found[g].codes[i] = static_cast<std::int8_t>(codes[i][g]);
   }
 }
 

@@ -15,11 +15,11 @@
 
 namespace flownpu::lowering {
 
-// Scale and minimum are bits of bf16; codes are 0..15.
+// Scale and minimum are bits of bf16; codes are 0..15 of 4 bits, or -128..127 of 8.
 struct Q4NXGroup {
   std::uint16_t scale = 0;
   std::uint16_t minimum = 0;
-  std::array<std::uint8_t, q4nx::kGroup> codes{};
+  std::array<std::int8_t, q4nx::kGroup> codes{};
 
   // The weight that the i-th code stands for: scale * code + minimum.
   float weight(std::size_t i) const;

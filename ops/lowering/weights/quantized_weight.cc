@@ -15,21 +15,18 @@
 namespace flownpu::lowering {
 namespace {
 
-// 2^(bits - 1): the zero point of symmetric codes. MatMulNBits and GatherBlockQuantized have it for
-// codes in bytes without zero points; int4's 0 becomes it.
-constexpr float kSymmetricPoint = 8;
 // The largest weight that is quantised again: for larger ones a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
-
-// The element as a code from 0 to 15.
-int nibble(const Value& value, std::int64_t index) {
-  // int4 plus 8 is the nibble with its highest bit flipped.
-  return nibble_at(value.constant, index) ^ (value.type == DataType::kInt4 ? 8 : 0);
-}
 
 std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
 
 }  // namespace
+
+int QuantizedWeight::element(const Value& value, std::int64_t index) const {
+  if (bits == 8) return static_cast<const std::uint8_t*>(value.constant)[index];
+  // int4 plus 8 is the nibble with its highest bit flipped.
+  return nibble_at(value.constant, index) ^ (value.type == DataType::kInt4 ? 8 : 0);
+}
 
 std::int64_t QuantizedWeight::blocks() const { return q4nx::ceil_div(columns, block_size); }
 
@@ -41,8 +38,9 @@ std::string QuantizedWeight::obstacle() const {
       return text.str();
     }
   }
+  const bool is_small = bits == 4 && block_size == kSmallBlock;
   if (rows <= 0 || columns <= 0 || block_size <= 0 ||
-      (block_size % q4nx::kGroup != 0 && block_size != kSmallBlock)) {
+      (block_size % q4nx::kGroup != 0 && !is_small)) {
     text << "block_size=" << block_size << ": Q4NX has one scale for " << q4nx::kGroup
          << " columns; export with a block_size that is a multiple of " << q4nx::kGroup;
     return text.str();
@@ -68,8 +66,9 @@ std::string QuantizedWeight::obstacle() const {
          << " for " << rows << " rows of " << columns << " columns in blocks of " << block_size;
     return true;
   };
-  if (wrong(codes, is_typed ? columns : blocks() * block_size / 2) || wrong(scales, blocks()) ||
-      wrong(zero_points, packed_points ? q4nx::ceil_div(blocks(), 2) : blocks())) {
+  if (wrong(codes, is_typed ? columns : blocks() * block_size * bits / 8) ||
+      wrong(scales, blocks()) ||
+      wrong(zero_points, packed_points ? q4nx::ceil_div(blocks() * bits, 8) : blocks())) {
     return text.str();
   }
   return "";
@@ -104,34 +103,35 @@ float QuantizedWeight::scale(std::int64_t row, std::int64_t block) const {
 }
 
 int QuantizedWeight::code(std::int64_t row, std::int64_t column) const {
-  if (transposed) return nibble(codes, column * rows + row);
+  if (transposed) return element(codes, column * rows + row);
   const std::int64_t row_codes = is_packed(codes.type) ? columns : blocks() * block_size;
-  return nibble(codes, at(row) * row_codes + column);
+  return element(codes, at(row) * row_codes + column);
 }
 
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
-  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? 0 : kSymmetricPoint;
+  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? 0 : static_cast<float>(symmetric_point());
   if (zero_points.type == DataType::kFloat32)
     return static_cast<const float*>(zero_points.constant)[scale_index(row, block)];
   // Each row's zero points in bytes begin at a whole byte.
   const std::int64_t index = is_packed(zero_points.type)
                                  ? scale_index(row, block)
-                                 : at(row) * q4nx::ceil_div(blocks(), 2) * 2 + block;
-  return static_cast<float>(nibble(zero_points, index));
+                                 : at(row) * q4nx::ceil_div(blocks() * bits, 8) * 8 / bits + block;
+  return static_cast<float>(element(zero_points, index));
 }
 
 bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
 
 q4nx::Layout QuantizedWeight::layout() const {
-  if (!keeps_codes()) return q4nx::kNarrow;
-  if (zero_points.name.empty())
-    return codes.type == DataType::kUInt4 ? q4nx::kNarrow : q4nx::kSymmetric;
+  const q4nx::Layout with_minima = bits == 8 ? q4nx::kEightBitsWithMinima : q4nx::kNarrow;
+  const q4nx::Layout symmetric = bits == 8 ? q4nx::kEightBits : q4nx::kSymmetric;
+  if (!keeps_codes()) return with_minima;
+  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? with_minima : symmetric;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
-      if (zero_point(row, block) != kSymmetricPoint) return q4nx::kNarrow;
+      if (zero_point(row, block) != static_cast<float>(symmetric_point())) return with_minima;
     }
   }
-  return q4nx::kSymmetric;
+  return symmetric;
 }
 
 QuantizedWeight QuantizedWeight::some_rows(std::int64_t first, std::int64_t step,
@@ -170,9 +170,11 @@ Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   const std::int64_t block = first / block_size;
   Q4NXGroup group;
   group.scale = to_bfloat16(scale(row, block));
-  group.minimum = to_bfloat16(-from_bfloat16(group.scale) * zero_point(row, block));
+  const float point = zero_point(row, block) - static_cast<float>(code_of_minimum());
+  group.minimum = to_bfloat16(-from_bfloat16(group.scale) * point);
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
-    group.codes[static_cast<std::size_t>(k - first)] = static_cast<std::uint8_t>(code(row, k));
+    group.codes[static_cast<std::size_t>(k - first)] =
+        static_cast<std::int8_t>(code(row, k) - code_of_minimum());
   }
   return group;
 }
@@ -205,20 +207,26 @@ void QuantizedWeight::pack_row(std::int64_t row, std::byte* row_of_blocks,
   }
 }
 
-// Writes scale and minimum, and ORs the row's nibble into the bytes of each column.
+// Writes scale and minimum, and of 4 bits ORs the row's nibble into the bytes of each column.
 void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
                const q4nx::Layout& layout, std::byte* row_of_blocks) {
   const std::int64_t in_block = row % q4nx::kBlockRows;
-  const std::int64_t in_codes =
+  const std::int64_t in_strips =
       in_block / q4nx::kStripRows * layout.strip_bytes() + in_block % q4nx::kStripRows / 2;
   const int shift = in_block % 2 == 0 ? 0 : 4;
   const std::int64_t number = first / q4nx::kGroup;
   std::byte* scale = row_of_blocks + layout.scales_at(number) + in_block * 2;
   std::memcpy(scale, &group.scale, 2);
   if (layout.has_minima) std::memcpy(scale + layout.minimum_offset(), &group.minimum, 2);
-  std::byte* codes = row_of_blocks + layout.codes_at(number) + in_codes;
-  for (std::size_t i = 0; i < group.codes.size(); ++i)
-    codes[i * q4nx::kColumnBytes] |= static_cast<std::byte>(group.codes[i] << shift);
+  std::byte* codes = row_of_blocks + layout.codes_at(number);
+  for (std::int64_t i = 0; i < q4nx::kGroup; ++i) {
+    const auto code = static_cast<std::byte>(group.codes[static_cast<std::size_t>(i)]);
+    if (layout.code_bits == 8) {
+      codes[q4nx::Layout::byte_code_at(in_block, i)] = code;
+    } else {
+      codes[in_strips + i * q4nx::kColumnBytes] |= code << shift;
+    }
+  }
 }
 
 }  // namespace flownpu::lowering

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constant 4-bit weights, and their conversion to Q4NX.
+// Constant weights of 4 or 8 bits, and their conversion to Q4NX.
 //
-// MatMulNBits, GatherBlockQuantized and DequantizeLinear hold W[M,K] as codes of 4 bits, a scale
-// for each `block_size` columns of a row, and a zero point:
+// MatMulNBits, GatherBlockQuantized and DequantizeLinear hold W[M,K] as codes, a scale for each
+// `block_size` columns of a row, and a zero point:
 //
 //   W[m, k] = scale[m, k / block_size] * (code[m, k] - zero_point[m, k / block_size])
 //
-// Codes and zero points are nibbles, the low one of a byte first along K; absent, a zero point
-// is 8. Those of ONNX's types follow each other without padding, and an absent zero point is 0;
-// here codes and zero points of int4 count 8 more, so that codes are 0 to 15.
+// Codes and zero points of 4 bits are nibbles, the low one of a byte first along K; absent, a zero
+// point is 8. Those of ONNX's types follow each other without padding, and an absent zero point is
+// 0; here codes and zero points of int4 count 8 more, so that codes are 0 to 15. Those of 8 bits
+// are bytes; absent, a zero point is 128.
 //
-// Q4NX has a minimum instead of the zero point. Codes stay as they are; the scale is rounded to
-// bf16, and the minimum is -zero_point times the rounded scale, rounded as well. Weights are
-// quantised again only if block_size is 16, because then two blocks share one scale of Q4NX. The
-// Q4NX blocks are symmetric where codes stay and every zero point is 8, else narrow.
+// Q4NX has a minimum instead of the zero point. Codes stay as they are (bytes less 128, so that
+// they are signed); the scale is rounded to bf16, and the minimum, which is that of the code 0, is
+// a multiple of the rounded scale, rounded as well. Weights are quantised again only if block_size
+// is 16, because then two blocks share one scale of Q4NX. The Q4NX blocks have no minima where
+// codes stay and every zero point is 8 or 128.
 #pragma once
 
 #include <cstddef>
@@ -45,13 +47,16 @@ void put_group(const Q4NXGroup& group, std::int64_t row, std::int64_t first,
                const q4nx::Layout& layout, std::byte* row_of_blocks);
 
 struct QuantizedWeight {
-  Value codes;   // uint8, rows x blocks x block_size / 2; or int4 or uint4, rows x columns
+  // uint8, rows x blocks x block_size * bits / 8; or int4 or uint4, rows x columns.
+  Value codes;
   Value scales;  // float32, rows x blocks; beside codes of int4 or uint4 also one for all
-  // Absent (no name); uint8, a row in whole bytes; or float32, int4 or uint4 like scales.
+  // Absent (no name); uint8, a row in whole bytes, of `bits` each; or float32, int4 or uint4 like
+  // scales.
   Value zero_points;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t block_size = 32;
+  std::int64_t bits = 4;
   // Whether codes, scales and zero points of ONNX's types are [columns, rows], [blocks, rows].
   bool transposed = false;
   // The weight may be some of the tensors' rows: its row r is their row first_row + r * row_step.
@@ -76,6 +81,12 @@ struct QuantizedWeight {
 
  private:
   std::int64_t blocks() const;
+  // The zero point of weights without any, 2^(bits - 1); also what makes 8-bit codes signed.
+  int symmetric_point() const { return 1 << (bits - 1); }
+  // The stored code that becomes the code 0, whose weight is the minimum.
+  int code_of_minimum() const { return bits == 8 ? symmetric_point() : 0; }
+  // Element `index` of codes or zero points, from 0 to 2^bits - 1.
+  int element(const Value& value, std::int64_t index) const;
   // The tensors' row that is `row` of the weight.
   std::int64_t at(std::int64_t row) const { return first_row + row * row_step; }
   std::int64_t scale_index(std::int64_t row, std::int64_t block) const;

@@ -113,9 +113,9 @@ bool same_bytes(const Value& a, const Value& b) {
 // Reshape.
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
-         a.transposed == b.transposed && a.first_row == b.first_row && a.row_step == b.row_step &&
-         same_bytes(a.scales, b.scales) && same_bytes(a.zero_points, b.zero_points) &&
-         same_bytes(a.codes, b.codes);
+         a.bits == b.bits && a.transposed == b.transposed && a.first_row == b.first_row &&
+         a.row_step == b.row_step && same_bytes(a.scales, b.scales) &&
+         same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
 }
 
 // The common first words (each up to a '.') of the names of all products' weights, followed by
@@ -147,7 +147,8 @@ bool Q4NXConstant::Part::keeps_codes() const {
 Q4NXConstant::Q4NXConstant(std::vector<Part> parts)
     : parts_(std::move(parts)), layout_(parts_.front().layout) {
   for (const Part& part : parts_) {
-    if (!(part.layout == layout_)) layout_ = q4nx::kNarrow;
+    if (part.layout == layout_) continue;
+    layout_ = layout_.code_bits == 8 ? q4nx::kEightBitsWithMinima : q4nx::kNarrow;
   }
 }
 
@@ -264,6 +265,7 @@ std::vector<Q4NXConstant::Part> RepackedWeights::parts_of(const Node& product) c
 
 std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& products) const {
   std::int64_t columns = 0;
+  int bits = 0;
   for (const Node* product : products) {
     if (product->inputs[kProductWeight].constant == nullptr)
       return "the weight of " + product->name + " is not a constant of the model";
@@ -274,6 +276,10 @@ std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& produ
       return "weights of " + std::to_string(columns) + " and " +
              std::to_string(parts.front().columns) + " columns, expected as many";
     columns = parts.front().columns;
+    for (const Q4NXConstant::Part& part : parts) {
+      if (bits > 0 && part.layout.code_bits != bits) return "weights of 4 and of 8 bits";
+      bits = part.layout.code_bits;
+    }
   }
   return "";
 }

@@ -36,7 +36,7 @@ struct FloatWeight {
 class Q4NXConstant {
  public:
   struct Part {
-    // The source of the blocks: a 4-bit weight in another format, floats, or a constant that
+    // The source of the blocks: a quantised weight in another format, floats, or a constant that
     // is Q4NX already.
     std::variant<QuantizedWeight, FloatWeight, Value> source;
     std::int64_t rows = 0;
@@ -47,8 +47,8 @@ class Q4NXConstant {
     bool keeps_codes() const;
   };
 
-  // All parts must have the same number of columns. They get their common layout or, if layouts
-  // differ, narrow blocks.
+  // All parts must have the same number of columns, and codes of as many bits. They get their
+  // common layout or, if layouts differ, narrow blocks with minima.
   explicit Q4NXConstant(std::vector<Part> parts);
 
   Shape shape() const;

@@ -12,6 +12,7 @@
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/nodes/sinks.h"
 #include "ops/npu/weights/pack.h"
+#include "ops/transformer/decoder_constants.h"
 #include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
@@ -70,6 +71,8 @@ ArrayOperator describe_product(const Node& node) {
     product.inner = shape_of(weight)[transposed ? 1 : 0];
     product.columns = shape_of(weight)[transposed ? 0 : 1];
   } else {
+    if (const std::string reason = transformer::refused_weight(node, 1); !reason.empty())
+      fail(to_string(node), ": ", reason);
     const bool gated = node.text("gating", "none") != "none";
     product.inner = node.required_integer("K");
     product.columns =

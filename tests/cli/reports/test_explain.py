@@ -128,23 +128,23 @@ def test_layers_are_read_from_names(name, layer):
 
 def test_unpackable_weight_gives_reason_of_rule(explained, graph_file):
     codes, scales = four_bits(64, 64)
-    wide, wide_scales = four_bits(64, 64, bits=8)
+    narrow, narrow_scales = four_bits(64, 64, bits=2)
     path = graph_file(
         "g (float[1, 64] x) => (float[1, 64] y) {"
         "  a = com.microsoft.MatMulNBits <N = 64, K = 64, bits = 4, block_size = 32> (x, codes, scales)"
-        "  y = com.microsoft.MatMulNBits <N = 64, K = 64, bits = 8, block_size = 32> (a, wide, wide_scales)"
+        "  y = com.microsoft.MatMulNBits <N = 64, K = 64, bits = 2, block_size = 32> (a, narrow, narrow_scales)"
         "}",
-        codes=codes, scales=scales, wide=wide, wide_scales=wide_scales,
+        codes=codes, scales=scales, narrow=narrow, narrow_scales=narrow_scales,
     )  # fmt: skip
     document = explained(path)
     assert document["source"] == "genai"
     assert {
         "rule": "q4nx_matmul",
-        "reason": "bits=8: Q4NX stores 4-bit codes; export this weight with 4 bits",
+        "reason": "bits=2: Q4NX stores codes of 4 or 8 bits; export this weight with these",
         "nodes": ["MatMulNBits_1"],
     } in document["misses"]
     # Without zero points there are no minima: 32 x 32 weights take 576 bytes.
-    assert document["converted_weight_bytes"] == 4 * 576 + wide.nbytes + wide_scales.nbytes
+    assert document["converted_weight_bytes"] == 4 * 576 + narrow.nbytes + narrow_scales.nbytes
 
 
 def test_softmax_without_attention_gives_reason_of_rule(explained, flownpu, graph_file):

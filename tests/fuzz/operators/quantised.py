@@ -20,6 +20,7 @@ from tests.fuzz.operators.elementwise import MICROSOFT
 FLOAT, UINT8 = TensorProto.FLOAT, TensorProto.UINT8
 ROWS = (8, 1, 16, 32, 33, 64, 100)
 COLUMNS = (32, 64, 16, 8, 33, 48, 100, 256, 288)
+LAYOUTS = (q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA)
 
 
 def rows_of(b: Builder, columns: int) -> Value:
@@ -39,19 +40,23 @@ def some_rows(b: Builder) -> Value:
     return rows_of(b, b.choices.pick(COLUMNS))
 
 
-def block_weight(b: Builder, rows: int, columns: int, block: int, *, zero_points: bool) -> list[Value]:
+def block_weight(b: Builder, rows: int, columns: int, block: int, bits: int, *, zero_points: bool) -> list[Value]:
     """Codes, scales and zero points of a weight [rows, columns]."""
     blocks = -(-columns // block)
     rng = np.random.default_rng(b.choices.seed())
-    codes = b.source(UINT8, (rows, blocks, block // 2), constant=True, given=_bytes(rng, rows * blocks * block // 2))
-    # Scales of 4 bits, so that bfloat16 holds -scale * zero point.
+    shape = (rows, blocks, block * bits // 8)
+    codes = b.source(UINT8, shape, constant=True, given=_bytes(rng, math.prod(shape)))
+    # Scales of 4 bits, so that bfloat16 holds -scale * zero point, or of 8 bits scale * (128 - zero point).
     numbers = rng.integers(1, 16, rows * blocks) * 2.0 ** rng.integers(-8, -3, rows * blocks)
     if b.choices.chance(10):
         numbers = numbers * rng.choice([-1.0, 0.0, 1.1], rows * blocks)
     scales = b.source(FLOAT, (rows, blocks), constant=True, given=numbers.tolist())
     zeros = ABSENT
     if zero_points:
-        if b.choices.chance(12):
+        if bits == 8:
+            points = rng.integers(113, 144, rows * blocks).tolist()
+            zeros = b.source(UINT8, (rows, blocks), constant=True, given=points)
+        elif b.choices.chance(12):
             zeros = b.source(FLOAT, (rows, blocks), constant=True)
         else:
             count = -(-blocks // 2)
@@ -68,8 +73,9 @@ def n_bits(b: Builder, x: Value, rows: int, *, plain: bool = False) -> Value:
     """MatMulNBits of x."""
     columns = x.shape[-1]
     block = b.choices.pick((32, 32, 16, 64, 128)) if not plain else 32
-    given = block_weight(b, rows, columns, block, zero_points=b.choices.chance(50))
-    attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block}
+    bits = b.choices.pick((4, 4, 8))
+    given = block_weight(b, rows, columns, block, bits, zero_points=b.choices.chance(50))
+    attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block}
     # With zero points that are no constants, ONNX Runtime's kernel of level 4 gives other numbers in each session.
     if given[-1] == ABSENT:
         attributes["accuracy_level"] = b.choices.pick((None, 4))
@@ -111,22 +117,23 @@ def gather_n_bits(b: Builder) -> None:
     rows, columns = b.choices.pick(ROWS), b.choices.pick((32, 64, 96, 256))
     block = b.choices.pick((32, 16, 32, 64))
     columns = -(-columns // block) * block
-    codes, scales, zeros = block_weight(b, rows, columns, block, zero_points=b.choices.chance(50))
+    bits = b.choices.pick((4, 4, 8))
+    codes, scales, zeros = block_weight(b, rows, columns, block, bits, zero_points=b.choices.chance(50))
     if zeros.type == FLOAT:
         zeros = ABSENT
     if b.choices.chance(30) and b.opset >= 14:
-        shape = b.integers([rows, columns // 2], constant=True)
-        codes = b.node("Reshape", [codes, shape], [(UINT8, (rows, columns // 2))])[0]
+        shape = b.integers([rows, columns * bits // 8], constant=True)
+        codes = b.node("Reshape", [codes, shape], [(UINT8, (rows, columns * bits // 8))])[0]
     else:
         b.constants[codes.name] = type(b.constants[codes.name])(
-            UINT8, (rows, columns // 2), given=b.constants[codes.name].given
+            UINT8, (rows, columns * bits // 8), given=b.constants[codes.name].given
         )
     shape_of = b.choices.pick(((2, 3), (1,), (), (4,), (0,)))
     kind = b.choices.pick((TensorProto.INT64, TensorProto.INT32))
     # No negative indices: FlowNPU refuses GatherBlockQuantized's indices from the end (ops/lowering/q4nx_gather.cc).
     numbers = [b.choices.below(rows) for _ in range(math.prod(shape_of))]
     index = b.integers(numbers, kind, shape=shape_of, constant=b.choices.chance(20))
-    attributes = {"bits": 4, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
+    attributes = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
     if b.choices.chance(5):
         attributes["quantize_axis"] = -1
     result = [(FLOAT, (*index.shape, columns))]
@@ -139,7 +146,10 @@ def gather_n_bits(b: Builder) -> None:
 def flow_node(b: Builder, op_type: str, inputs: Sequence[Value], outputs: list[Any], **attributes: Any) -> list[Value]:
     """Appends a node of ai.flownpu, and its function; an invalid node gets the plain variant."""
     operator = definitions.OPERATORS[op_type]
-    values: list[ir.Value | None] = [ir.Value(name=name) if name else None for name in names_of(inputs)]
+    values: list[ir.Value | None] = [
+        ir.Value(name=name, shape=ir.Shape(value.shape)) if name else None
+        for name, value in zip(names_of(inputs), inputs, strict=True)
+    ]
     while values and values[-1] is None:
         values.pop()
     node = ir.node(op_type, values, {k: v for k, v in attributes.items() if v is not None}, domain=DOMAIN)
@@ -157,7 +167,7 @@ def flow_node(b: Builder, op_type: str, inputs: Sequence[Value], outputs: list[A
 @cache
 def _functions(op_type: str, overload: str) -> list[onnx.FunctionProto]:
     operator = definitions.OPERATORS[op_type]
-    return [ir.to_proto(function) for function in (operator.function(overload), *operator.helpers())]
+    return [ir.to_proto(function) for function in (operator.function(overload), *operator.helpers(overload))]
 
 
 @cache
@@ -166,6 +176,9 @@ def q4nx_blocks(rows: int, columns: int, layout: q4nx.Layout, seed: int, gated: 
     rng = np.random.default_rng(seed)
 
     def quantized() -> q4nx.Quantized:
+        if layout.bits == 8:
+            found = q4nx.quantize_bytes(rng.uniform(-1, 1, (rows, columns)).astype(np.float32))
+            return found._replace(minimum=found.scale[::-1] * q4nx.BFLOAT16.type(int(layout.minima) * 5))
         codes = rng.integers(0, 16, (rows, -(-columns // 32) * 32)).astype(np.uint8)
         codes[:, columns:] = 0
         groups = (rows, codes.shape[1] // 32)
@@ -180,7 +193,7 @@ def q4nx_blocks(rows: int, columns: int, layout: q4nx.Layout, seed: int, gated: 
 
 def q4nx_weight(b: Builder, rows: int, columns: int, *, gated: bool = False) -> Value:
     """A Q4NX constant, from one of two seeds only, because packing takes time."""
-    layout = b.choices.pick((q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE))
+    layout = b.choices.pick(LAYOUTS)
     blocks = q4nx_blocks(rows, columns, layout, b.choices.below(2), gated)
     return b.source(UINT8, blocks.shape, constant=True, given=blocks.reshape(-1))
 
@@ -213,9 +226,10 @@ def q4nx_gather(b: Builder) -> None:
 
 def q4nx_moe(b: Builder) -> None:
     x, inner, experts = some_rows(b), b.choices.pick((32, 33, 16, 64)), b.choices.pick((3, 1, 2, 4))
-    hidden, layout = x.shape[-1], b.choices.pick((q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE))
+    hidden = x.shape[-1]
 
     def weight(rows: int, columns: int, *, gated: bool) -> Value:
+        layout = b.choices.pick(LAYOUTS)
         parts = [q4nx_blocks(rows, columns, layout, seed, gated) for seed in range(experts)]
         blocks = np.concatenate(parts)
         return b.source(UINT8, blocks.shape, constant=True, given=blocks.reshape(-1))

@@ -14,6 +14,9 @@ EPSILON = 2.0**-24  # Half an ulp of 1 in float32: the relative error of one rou
 SHAPES = [(32, 256), (40, 300), (7, 33), (96, 1152), (33, 257)]
 
 
+EIGHT_BITS = [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA]
+
+
 def blocks_of(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     return q4nx.pack(*q4nx.quantize(rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)))
 
@@ -49,21 +52,24 @@ def tie_error(x: np.ndarray, activations: str, part: int = 32) -> np.ndarray:
 
 
 def largest_weights(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """A bound of |weight| for each weight: scale * 15 + |minimum|."""
-    _, scale, minimum = q4nx.unpack(blocks, rows, columns)
-    largest = np.abs(scale.astype(np.float64)) * 15 + np.abs(minimum.astype(np.float64))
+    """A bound of |weight| for each weight, and of what is added up for it: scale * 15 + |minimum|; of 8 bits, AVX-512
+    adds up codes from 0 to 255, and takes off 128 scales."""
+    found = q4nx.unpack(blocks, rows, columns)
+    most = 15 if found.bits == 4 else 255 + 128
+    largest = np.abs(found.scale.astype(np.float64)) * most + np.abs(found.minimum.astype(np.float64))
     return np.repeat(largest, 32, axis=1)[:, :columns]
 
 
-def order_of(isa: str, activations: str, tokens: int) -> str:
+def order_of(isa: str, activations: str, tokens: int, bits: int = 4) -> str:
     """The order of int8 activations in memory, which decides the rounding of weights.
 
-    On AVX-512 up to 4 rows have a scale for each 32 columns, and weights are as they are; more have one for each 256,
-    and the scales of weights are multiples of a step (up to 32 rows), or weights are rounded to 8 bits.
+    On AVX-512 up to 4 rows (of 8 bits: 16) have a scale for each 32 columns, and weights are as they are; more have one
+    for each 256, and the scales of weights are multiples of a step (4 bits, up to 32 rows), or weights are rounded to 8
+    bits.
     """
-    if isa != "avx512" or activations != "int8" or tokens <= 4:
+    if isa != "avx512" or activations != "int8" or tokens <= (4 if bits == 4 else 16):
         return "groups"
-    return "panels" if tokens <= 32 else "parts"
+    return "panels" if tokens <= 32 and bits == 4 else "parts"
 
 
 def weights_with_steps(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -84,10 +90,13 @@ def weights_with_steps(blocks: np.ndarray, rows: int, columns: int) -> np.ndarra
 def eight_bit_weights(blocks: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Weights rounded to 255 steps of the range that each row has in each 256 columns, and what they may be off by:
     one step, where a weight is so near the middle of two that the kernel's fixed point (8 fractional bits; factor and
-    offset rounded, so off by 15 / 2 + 1 / 2 of 256 parts, and float32 before) decides between them."""
+    offset rounded, so off by 15 / 2 + 1 / 2 of 256 parts, and float32 before) decides between them. (Of 8 bits, the
+    factor has 16 bits and the product is cut off: 1 / 2 + 1 + 1 / 2 of 256 parts.)"""
     weights = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
-    _, scale, minimum = q4nx.unpack(blocks, rows, columns)
-    ends = np.stack([minimum, minimum + np.float32(15) * scale]).astype(np.float64)
+    found = q4nx.unpack(blocks, rows, columns)
+    scale, minimum = found.scale.astype(np.float32), found.minimum.astype(np.float32)
+    lowest_code, highest_code = (0, 15) if found.bits == 4 else (-128, 127)
+    ends = np.stack([minimum + lowest_code * scale, minimum + highest_code * scale]).astype(np.float64)
     error = np.zeros_like(weights)
     for start in range(0, columns, 256):
         groups = slice(start // 32, (min(start + 256, columns) + 31) // 32)
@@ -112,7 +121,8 @@ def product_and_bound(
     x: np.ndarray, blocks: np.ndarray, rows: int, columns: int, isa: str, activations: str, tokens: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The product in float64 of inputs rounded as in a call of `tokens` rows (None: of x), and a bound of the error."""
-    order = order_of(isa, activations, len(x) if tokens is None else tokens)
+    bits = q4nx.layout_of(blocks).bits
+    order = order_of(isa, activations, len(x) if tokens is None else tokens, bits)
     exact = rounded(x, activations, 32 if order == "groups" else 256)
     bound = tie_error(x, activations, 32 if order == "groups" else 256) @ largest_weights(blocks, rows, columns).T
     bound += accumulation_error(exact, blocks, rows, columns)
@@ -143,22 +153,24 @@ def test_product_of_rounded_activations_equals_float64(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, *EIGHT_BITS], ids=str)
 def test_product_of_1_to_65_rows_is_within_bound(isa: str, activations: str, layout: q4nx.Layout) -> None:
     """Tiles of every size; few rows are multiplied in the order of the weight in memory, more rows part by part."""
     rng = np.random.default_rng(17)
     rows, columns = 71, 641  # Three rows of blocks, the last one cut; 8, 8 and 5 groups, the last one of 1 column.
-    blocks = q4nx.pack(*symmetric_weight(rows, columns, rng), layout)
+    blocks = q4nx.pack(*random_weight(rows, columns, layout, rng), layout)
     x = rng.standard_normal((65, columns), dtype=np.float32)
     options = {"cpu_isa": isa, "activations": activations}
     node = Node("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
     expectations = {
-        order_of(isa, activations, tokens): product_and_bound(x, blocks, rows, columns, isa, activations, tokens)
-        for tokens in (1, 32, 65)
+        order_of(isa, activations, tokens, layout.bits): product_and_bound(
+            x, blocks, rows, columns, isa, activations, tokens
+        )
+        for tokens in (1, 16, 32, 65)
     }
     for tokens in range(1, 66):
         (y,) = node(x[:tokens], blocks)
-        expected, bound = expectations[order_of(isa, activations, tokens)]
+        expected, bound = expectations[order_of(isa, activations, tokens, layout.bits)]
         assert np.all(np.abs(y - expected[:tokens]) <= bound[:tokens]), f"{tokens} rows"
 
 
@@ -175,21 +187,24 @@ def test_activations_beyond_256_kb_are_within_bound(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_scales_of_all_sizes_are_within_bound(isa: str) -> None:
+@pytest.mark.parametrize(("layout", "tokens"), [(q4nx.WIDE, 6), (q4nx.EIGHT_BITS, 6), (q4nx.EIGHT_BITS, 40)], ids=str)
+def test_scales_of_all_sizes_are_within_bound(isa: str, layout: q4nx.Layout, tokens: int) -> None:
     """Small scales are rounded to steps of the largest in their part, negative ones (which some quantisers write) like
     others; a part whose scales are all tiny or 0 has a step, too."""
     rng = np.random.default_rng(19)
     rows, columns = 32, 600
-    codes, scale, minimum = symmetric_weight(rows, columns, rng)
+    codes, scale, minimum = random_weight(rows, columns, layout, rng)
     powers = 2.0 ** rng.integers(-20, 20, scale.shape) * rng.choice([-1, 1], scale.shape)
     scale = (scale.astype(np.float32) * powers).astype(ml_dtypes.bfloat16)
     scale[:4] = 0
     scale[4:8] = 1e-38
-    blocks = q4nx.pack(codes, scale, minimum)
-    x = rng.standard_normal((6, columns), dtype=np.float32)
+    blocks = q4nx.pack(codes, scale, minimum, layout)
+    x = rng.standard_normal((tokens, columns), dtype=np.float32)
     options = {"cpu_isa": isa, "activations": "int8"}
     (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
     expected, bound = product_and_bound(x, blocks, rows, columns, isa, "int8")
+    # Weights of a range below 2^-100 may count as equal: the inverse of their step would be too large.
+    bound += 2.0**-100 * np.abs(x).sum(1, keepdims=True)
     assert np.all(np.abs(y - expected) <= bound)
 
 
@@ -224,6 +239,16 @@ def symmetric_weight(rows: int, columns: int, rng: np.random.Generator) -> q4nx.
     scale = rng.uniform(0.5, 2, (rows, -(-columns // 32))).astype(ml_dtypes.bfloat16)
     codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
     return q4nx.Quantized(codes, scale, (-8 * scale.astype(np.float32)).astype(ml_dtypes.bfloat16))
+
+
+def random_weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.Generator) -> q4nx.Quantized:
+    """`symmetric_weight`, or of 8 bits random codes of all values, with minima of the size of 20 scales."""
+    four = symmetric_weight(rows, columns, rng)
+    if layout.bits == 4:
+        return four
+    codes = rng.integers(-128, 128, (rows, columns), dtype=np.int8)
+    minimum = rng.uniform(-20, 20, four.scale.shape) * layout.minima
+    return q4nx.Quantized(codes, four.scale, minimum.astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -276,6 +301,18 @@ def test_eight_bit_weights_of_equal_and_of_falling_rows_are_exact() -> None:
     # More than 32 rows: steps of 15 * 0.125 / 255, and the float32 of the sum of a minimum of up to 1.4 and what is
     # added to it.
     np.testing.assert_allclose(y.T, q4nx.dequantize(blocks, 32, 256), rtol=0, atol=15 * 0.125 / 255 / 2 + 4 * EPSILON)
+
+
+def test_stored_bytes_of_one_scale_are_exact_for_many_rows() -> None:
+    """A row whose groups of 256 columns share a scale keeps its codes, rising or falling, at both ends."""
+    codes = np.tile(np.arange(-128, 128, dtype=np.int8), (32, 1))
+    scale = np.full((32, 8), 0.125, ml_dtypes.bfloat16)
+    scale[16:] *= ml_dtypes.bfloat16(-1)
+    blocks = q4nx.pack(codes, scale, 0 * scale, q4nx.EIGHT_BITS)
+    x = 127 * np.eye(256, dtype=np.float32)  # 127, so that the step of int8 is 1
+    (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options={"activations": "int8"}, M=32, K=256)
+    # The step, 255 * 0.125 / 255, has two roundings, and so have the sums of up to 2 * 127 * 16 (with the minimum's).
+    np.testing.assert_allclose(y.T, 127 * q4nx.dequantize(blocks, 32, 256), rtol=0, atol=4 * EPSILON * 2 * 127 * 32)
 
 
 def test_weights_of_equal_and_of_falling_rows_are_exact_in_panels() -> None:
@@ -404,10 +441,10 @@ def test_unknown_instruction_set_lists_known_ones() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC], ids=str)
+@pytest.mark.parametrize("layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, *EIGHT_BITS], ids=str)
 def test_gather_equals_reference(isa: str, layout: q4nx.Layout) -> None:
     rng = np.random.default_rng(9)
-    weight = symmetric_weight(100, 300, rng)
+    weight = random_weight(100, 300, layout, rng)
     indices = rng.integers(0, 100, (2, 7))
     blocks = q4nx.pack(*weight, layout)
     (y,) = run("Q4NXGather", [blocks, indices], constants=(0,), options={"cpu_isa": isa}, M=100, K=300)

@@ -18,7 +18,8 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 BFLOAT16 = ml_dtypes.bfloat16
 shapes = st.tuples(st.integers(1, 80), st.integers(1, 600))
 LAYOUTS = {"wide": q4nx.WIDE, "narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC}
-each_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+EIGHT_BITS = {"eight bits": q4nx.EIGHT_BITS, "eight bits with minima": q4nx.EIGHT_BITS_WITH_MINIMA}
+each_layout = pytest.mark.parametrize("layout", (LAYOUTS | EIGHT_BITS).values(), ids=LAYOUTS | EIGHT_BITS)
 
 
 def random_quantized(rows: int, columns: int, seed: int, layout: q4nx.Layout = q4nx.WIDE) -> q4nx.Quantized:
@@ -26,6 +27,9 @@ def random_quantized(rows: int, columns: int, seed: int, layout: q4nx.Layout = q
     rng = np.random.default_rng(seed)
     groups = -(-columns // 32)
     scale, minimum = np.exp2(rng.uniform(-8, 8, (2, rows, groups))) * rng.choice([-1, 1], (2, rows, groups))
+    if layout.bits == 8:
+        codes = rng.integers(-128, 128, (rows, columns), dtype=np.int8)
+        return q4nx.Quantized(codes, scale.astype(BFLOAT16), (minimum * layout.minima).astype(BFLOAT16) + BFLOAT16(0))
     if not layout.minima:
         scale = np.where(rng.random(scale.shape) < 0.1, 0, scale)
         scale[rng.random(scale.shape) < 0.5] *= -1  # GGUF's Q4_0 has negative scales
@@ -48,6 +52,8 @@ def pack_by_the_description(quantized: q4nx.Quantized, layout: q4nx.Layout) -> n
         q4nx.WIDE: (8, 5120, 512, 1024, 2048),
         q4nx.NARROW: (1, 640, 64, 128, 256),
         q4nx.SYMMETRIC: (1, 576, None, 64, 256),
+        q4nx.EIGHT_BITS: (1, 1088, None, 64, None),
+        q4nx.EIGHT_BITS_WITH_MINIMA: (1, 1152, 64, 128, None),
     }[layout]
     blocks = np.zeros((-(-rows // 32), -(-columns // (32 * groups)), block_bytes), np.uint8)
     for row in range(rows):
@@ -59,6 +65,10 @@ def pack_by_the_description(quantized: q4nx.Quantized, layout: q4nx.Layout) -> n
                 at += minima_at
                 block[at : at + 2] = np.frombuffer(quantized.minimum[row, group].tobytes(), np.uint8)
         for column in range(columns):
+            if strip_bytes is None:
+                at = codes_at + column % 32 // 4 * 128 + row % 2 * 64 + row % 32 // 2 * 4 + column % 4
+                blocks[row // 32, column // 32, at] = quantized.codes[row, column].view(np.uint8)
+                continue
             strip, row_in_strip = divmod(row % 32, 16)
             block, column_in_block = divmod(column, 32 * groups)
             at = codes_at + strip * strip_bytes + column_in_block * 8 + row_in_strip // 2
@@ -131,7 +141,7 @@ def test_pack_follows_description_and_unpack_inverts_it(layout: q4nx.Layout, sha
 def test_dequantize_is_equation_in_float32(layout: q4nx.Layout, shape: tuple[int, int], seed: int) -> None:
     quantized = random_quantized(*shape, seed, layout)
     blocks = q4nx.pack(*quantized, layout)
-    # In float64 the equation is exact (12 bits plus 8 bits, at most 20 binary places apart): one rounding is left.
+    # In float64 the equation is exact (16 bits plus 8 bits, at most 24 binary places apart): one rounding is left.
     scale, minimum = (p.astype(np.float64).repeat(32, axis=1)[:, : shape[1]] for p in quantized[1:])
     expected = (minimum + scale * quantized.codes).astype(np.float32)
     np.testing.assert_array_equal(q4nx.dequantize(blocks, *shape), expected)
@@ -159,6 +169,51 @@ def test_symmetric_weights_are_told_by_bits_of_their_minima() -> None:
     assert not q4nx.is_symmetric(other)
     with pytest.raises(ValueError, match="every minimum to be -8 times its scale for a layout without minima"):
         q4nx.pack(*other, q4nx.SYMMETRIC)
+
+
+@given(shapes, st.integers(0, 2**32))
+@settings(deadline=None, max_examples=15)
+def test_eight_bit_codes_of_q8_0_are_kept(shape: tuple[int, int], seed: int) -> None:
+    """GGUF's own package quantises; codes stay, and what its fp16 scales lose in bf16 is at most 2^-8 of a weight."""
+    rows, groups = shape[0], -(-shape[1] // 32)
+    weight = np.random.default_rng(seed).standard_normal((rows, 32 * groups), dtype=np.float32)
+    stored = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q8_0).reshape(rows, groups, 34)
+    codes = stored[..., 2:].view(np.int8).reshape(rows, -1)
+    scale = np.ascontiguousarray(stored[..., :2]).view(np.float16)[..., 0].astype(np.float32)
+
+    kept = q4nx.from_affine(codes, scale, bits=8)
+    again = q4nx.unpack(q4nx.pack(*kept, q4nx.EIGHT_BITS), *weight.shape)
+
+    np.testing.assert_array_equal(again.codes, codes)
+    exact = gguf.quants.dequantize(stored.reshape(rows, -1), gguf.GGMLQuantizationType.Q8_0)
+    assert np.all(np.abs(q4nx.dequantize_codes(again) - exact) <= 2.0**-8 * np.abs(exact))
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 2.0**-130, 2.0**120])
+def test_bytes_of_floats_are_within_half_a_step(magnitude: float) -> None:
+    weight = np.random.default_rng(0).standard_normal((40, 100)) * magnitude
+    weight[3, :32] = 0
+    found = q4nx.quantize_bytes(weight.astype(np.float32))
+    assert q4nx.is_symmetric(found)
+    step = found.scale.astype(np.float64).repeat(32, axis=1)[:, :100]
+    # d is max|w| / 127 rounded to bf16; a group below 2^-120 becomes 0.
+    grouped = np.abs(np.pad(weight, ((0, 0), (0, 28)))).reshape(40, 4, 32).max(-1).repeat(32, axis=1)[:, :100]
+    assert np.all(np.abs(q4nx.dequantize_codes(found) - weight) <= np.maximum(step / 2, (step == 0) * 2.0**-120))
+    assert np.all(step <= grouped / 127 * (1 + 2.0**-8))
+
+
+def test_codes_of_other_bits_than_layout_are_refused() -> None:
+    codes, scale, minimum = q4nx.quantize_bytes(np.ones((2, 32), np.float32))
+    with pytest.raises(ValueError, match=r"codes of 4 bits for this layout, got int8 \(8 bits\)"):
+        q4nx.pack(codes, scale, minimum, q4nx.NARROW)
+    with pytest.raises(ValueError, match=r"codes of 8 bits for this layout, got uint8 \(4 bits\)"):
+        q4nx.pack(codes.view(np.uint8), scale, minimum, q4nx.EIGHT_BITS)
+    with pytest.raises(ValueError, match="every minimum to be 0 times its scale"):
+        q4nx.pack(codes, scale, scale, q4nx.EIGHT_BITS)
+    with pytest.raises(ValueError, match="codes of 4 bits"):
+        q4nx.repack(q4nx.pack(codes, scale, minimum, q4nx.EIGHT_BITS), 32, q4nx.WIDE)
+    with pytest.raises(ValueError, match=r"equally many bits, got \[4, 8\]"):
+        q4nx.stack(q4nx.quantize(np.ones((2, 32), np.float32)), q4nx.Quantized(codes, scale, minimum))
 
 
 @given(shapes, st.integers(0, 2**32))
@@ -349,7 +404,7 @@ def test_stack_does_not_align_its_parts() -> None:
 def test_gated_pair_unpacks_to_both_weights(layout: q4nx.Layout) -> None:
     gate, up = random_quantized(40, 96, 0, layout), random_quantized(40, 96, 1, layout)
     blocks = q4nx.pack_gated(gate, up, layout)
-    shape = {q4nx.WIDE: (4, 1, 5120), q4nx.NARROW: (4, 3, 640), q4nx.SYMMETRIC: (4, 3, 576)}[layout]
+    shape = (4, 1, 5120) if layout == q4nx.WIDE else (4, 3, layout.block_bytes)
     assert blocks.shape == q4nx.blocks_shape(40, 96, layout, gated=True) == shape
     assert_same(q4nx.unpack(blocks[:2], 40, 96), gate)
     assert_same(q4nx.unpack(blocks[2:], 40, 96), up)
@@ -405,7 +460,8 @@ def test_malformed_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[1, 2, 640\] for 3 rows and 40 columns, got uint8 \[1, 1, 640\]"):
         q4nx.unpack(q4nx.pack(codes[:, :32], scale[:, :1], minimum[:, :1], q4nx.NARROW), 3, 40)
     with pytest.raises(
-        ValueError, match=r"ceil\(columns/256\), 5120\], .*/32\), 640\], .*/32\), 576\], got \[1, 1, 512\]"
+        ValueError,
+        match=r"ceil\(columns/256\), 5120\], .*/32\), 640\], .*/32\), 1152\], got \[1, 1, 512\]",
     ):
         q4nx.unpack(blocks[..., :512], 3, 40)
     with pytest.raises(ValueError, match=r"got \[4, 5120\]"):

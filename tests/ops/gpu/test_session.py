@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
+from flownpu.ops import q4nx
 from tests.decoding import float32_tolerance
-from tests.npu.decoders import Session, partition, read_nodes
+from tests.npu.decoders import GivenNode, Session, partition, read_nodes
 from tests.ops.device import _argument, testing
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
@@ -157,6 +158,18 @@ def test_unsupported_decoder_is_left_with_reason(name, options, reason, models):
     lowered = gpu.SessionDevice().lower(partition(nodes), outputs=outputs)
     assert lowered.on_host
     assert all(reason in why for _, _, why in lowered.on_host), lowered.on_host[0]
+
+
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.EIGHT_BITS], ids=["4 bits", "8 bits"])
+def test_product_of_8_bits_alone_stays_on_host(layout):
+    weight = np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
+    found = q4nx.quantize(weight) if layout.bits == 4 else q4nx.quantize_bytes(weight)
+    blocks = q4nx.pack(*found, layout)
+    inputs = [["x", "float", [3, 64], None], ["w", "uint8", list(blocks.shape), blocks]]
+    node = GivenNode("p", "Q4NXMatMul", "ai.flownpu", {"M": 64, "K": 64}, inputs, [["y", "float", [3, 64], None]])
+    lowered = gpu.SessionDevice().lower(partition([node]), outputs=["y"])
+    reasons = [] if layout.bits == 4 else ["expected a weight of 4 bits, got 8, which only the CPU multiplies"]
+    assert [reason for _, _, reason in lowered.on_host] == reasons
 
 
 def test_unknown_device_is_left_with_reason(models):

@@ -87,6 +87,27 @@ def test_rows_with_zero_points_equal_onnxruntime() -> None:
     assert np.all(np.abs(result - expected) <= bound)
 
 
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("block_size", [32, 128])
+def test_table_of_8_bits_equals_onnxruntime(block_size: int, zero_points: bool) -> None:
+    generator = np.random.default_rng(6)
+    given = {
+        "codes": generator.integers(0, 256, (ROWS, 3 * block_size), np.uint8),
+        "scales": testing.bfloat16_values(generator, ROWS, 3),
+    }
+    points = generator.integers(0, 256, given["scales"].shape, np.uint8)
+    if zero_points:
+        given["zero_points"] = points
+    original = _alone(given, bits=8, block_size=block_size)
+    model, misses = testing.rewritten(original, "q4nx_gather")
+    assert (testing.operator_names(model), misses) == (["Q4NXGather"], [])
+    (expected,), (result,) = (testing.run(m, {"ids": IDS}) for m in (original, model))
+    # Scales are values of bf16. The weight of the code 128, a multiple of one, is rounded, and then the sum.
+    middle = np.repeat(np.abs(128.0 - points) * given["scales"] * zero_points, block_size, axis=1)[IDS]
+    bound = testing.BFLOAT16_ROUNDING * middle + zero_points * testing.FLOAT32_ROUNDING * np.abs(result)
+    assert np.all(np.abs(result - expected) <= bound)
+
+
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("columns", [96, 81])
@@ -113,7 +134,7 @@ def test_table_of_four_bit_type_equals_onnxruntime(dtype: str, zero_points: bool
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (_alone(bits=8), "bits=8: Q4NX stores 4-bit codes"),
+        (_alone(bits=2), "bits=2: Q4NX stores codes of 4 or 8 bits; export this table with these"),
         (_alone(block_size=24), "block_size=24: Q4NX has one scale for 32 columns"),
         (
             _alone(gather_axis=1, quantize_axis=0),

@@ -28,6 +28,7 @@ class Case:
         zero_points: str = "",
         constants: dict[str, testing.Array] | None = None,
         *,
+        code_bits: int = 4,
         bias: bool = False,
         exact_scales: bool = True,
         **attributes: int,
@@ -37,18 +38,17 @@ class Case:
         scales = testing.bfloat16_values(generator, rows, blocks)
         if not exact_scales:
             scales = generator.uniform(0.01, 0.1, scales.shape).astype(np.float32)
-        codes = generator.integers(0, 16, (rows, blocks * block_size), np.uint8)
-        points = (
-            generator.integers(0, 16, (rows, blocks), np.uint8) if zero_points else np.full_like(scales, 8, np.uint8)
-        )
+        pack = testing.pack_nibbles if code_bits == 4 else np.asarray
+        codes = generator.integers(0, 2**code_bits, (rows, blocks * block_size), np.uint8)
+        points = np.full_like(scales, 2 ** (code_bits - 1), np.uint8)
+        if zero_points:
+            points = generator.integers(0, 2**code_bits, (rows, blocks), np.uint8)
         given: dict[str, Any] = {
-            "codes": testing.pack_nibbles(codes).reshape(rows, blocks, block_size // 2),
+            "codes": pack(codes).reshape(rows, blocks, block_size * code_bits // 8),
             "scales": scales,
         }
         if zero_points:
-            given["zero_points"] = (
-                testing.pack_nibbles(points) if zero_points == "packed" else points.astype(np.float32)
-            )
+            given["zero_points"] = pack(points) if zero_points == "packed" else points.astype(np.float32)
         if bias:
             given["bias"] = generator.standard_normal(rows, np.float32)
         given |= constants or {}
@@ -58,40 +58,48 @@ class Case:
             np.repeat(values.astype(np.float32), block_size, axis=1)[:, :columns] for values in (scales, points)
         )
         self.weight = self.scale * (self.codes - self.zero_point)
+        # The weight of the code whose rounding is that of the minimum: 0, or of 8 bits the middle one.
+        self.minimum = self.scale * ((0 if code_bits == 4 else 128) - self.zero_point)
         self.feeds = {"x": generator.standard_normal((2, 3, columns), np.float32)}
         self.model = testing.parse(
             MODEL.format(
                 rows=rows,
                 columns=columns,
                 block_size=block_size,
-                attributes=", ".join(f"{name} = {value}" for name, value in ({"bits": 4} | attributes).items()),
+                attributes=", ".join(f"{name} = {value}" for name, value in ({"bits": code_bits} | attributes).items()),
                 **{name: name * (name in given) for name in ("zero_points", "group_index", "bias")},
             ),
             **given,
         )
 
 
+LAYOUTS = {4: (q4nx.SYMMETRIC, q4nx.NARROW), 8: (q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA)}
+
+
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("zero_points", ["", "packed", "float"])
+# ONNX Runtime's kernel has no zero points in float beside 8 bits.
+@pytest.mark.parametrize(("bits", "zero_points"), [(4, ""), (4, "packed"), (4, "float"), (8, ""), (8, "packed")])
 @pytest.mark.parametrize(
     ("rows", "columns", "block_size"),
     [(32, 256, 32), (40, 96, 32), (33, 320, 64), (20, 384, 128), (7, 80, 32), (7, 80, 64)],
 )
 def test_q4nx_matmul_equals_matmul_nbits(
-    rows: int, columns: int, block_size: int, zero_points: str, bias: bool
+    rows: int, columns: int, block_size: int, zero_points: str, bias: bool, bits: int
 ) -> None:
-    case = Case(rows, columns, block_size, zero_points, bias=bias)
+    case = Case(rows, columns, block_size, zero_points, code_bits=bits, bias=bias)
     model, misses = testing.rewritten(case.model, "q4nx_matmul")
 
     assert testing.operator_names(model) == ["Q4NXMatMul"]
     assert misses == []
     blocks = _blocks(model)
-    assert q4nx.layout_of(blocks) == (q4nx.NARROW if zero_points else q4nx.SYMMETRIC)
-    np.testing.assert_array_equal(q4nx.unpack(blocks, rows, columns).codes, case.codes)
+    assert q4nx.layout_of(blocks) == LAYOUTS[bits][bool(zero_points)]
+    np.testing.assert_array_equal(
+        q4nx.unpack(blocks, rows, columns).codes, case.codes if bits == 4 else (case.codes ^ 128).view(np.int8)
+    )
     weight = q4nx.dequantize(blocks, rows, columns)
-    # The minimum is zero_point * scale, whose 4 + 8 bits bf16 rounds, except for the default zero point 8; and then
-    # min + scale * code is no longer a multiple of the scale, and is rounded to float32.
-    off = testing.BFLOAT16_ROUNDING * case.scale * case.zero_point + testing.FLOAT32_ROUNDING * np.abs(weight)
+    # The minimum is a multiple of the scale, whose 4 + 8 bits (or 8 + 8) bf16 rounds, except for the default zero
+    # point; and then min + scale * code is no longer a multiple of the scale, and is rounded to float32.
+    off = testing.BFLOAT16_ROUNDING * np.abs(case.minimum) + testing.FLOAT32_ROUNDING * np.abs(weight)
     off = off if zero_points else np.zeros_like(off)
     assert np.all(np.abs(weight - case.weight) <= off)
 
@@ -165,8 +173,8 @@ def test_weight_is_packed_when_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"bits": 3}, "bits=3: Q4NX stores 4-bit codes"),
-        ({"bits": 8}, "bits=8: Q4NX stores 4-bit codes"),
+        ({"bits": 3}, "bits=3: Q4NX stores codes of 4 or 8 bits; export this weight with these"),
+        ({"code_bits": 8, "block_size": 16}, "block_size=16: Q4NX has one scale for 32 columns"),
         ({"block_size": 8}, "block_size=8: Q4NX has one scale for 32 columns"),
         ({"weight_prepacked": 1}, "weight_prepacked=1: the codes are in an order made for a GPU"),
         (

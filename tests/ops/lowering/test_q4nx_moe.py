@@ -42,6 +42,7 @@ class Case:
         block_size: int | None = 32,
         *,
         zero_points: bool = False,
+        bits: int = 4,
         constants: dict[str, testing.Array] | None = None,
         **attributes: Any,
     ) -> None:
@@ -53,24 +54,28 @@ class Case:
         self.weights = {}
         for name, rows, columns in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
             blocks = columns // (block_size or columns)
-            codes = generator.integers(0, 16, (EXPERTS * rows, columns), np.uint8)
+            codes = generator.integers(0, 2**bits, (EXPERTS * rows, columns), np.uint8)
+            pack, middle = (testing.pack_nibbles, 8) if bits == 4 else (np.asarray, 128)
             scales = testing.bfloat16_values(generator, EXPERTS * rows, blocks) / 4
             if zero_points:  # with scales of powers of two, minima are exact in bfloat16, too
                 scales = np.exp2(np.round(np.log2(scales)))
-            points = generator.integers(4, 12, (EXPERTS * rows, blocks), np.uint8) if zero_points else None
-            given[name] = testing.pack_nibbles(codes).reshape(EXPERTS, rows, -1)
+            points = generator.integers(middle - 4, middle + 4, scales.shape, np.uint8) if zero_points else None
+            given[name] = pack(codes).reshape(EXPERTS, rows, -1)
             shape = (EXPERTS, rows, blocks) if block_size else (EXPERTS, rows)
             given[f"{name}_scales"] = scales.reshape(shape)
             if points is not None:
-                given[f"{name}_zero_points"] = testing.pack_nibbles(points).reshape(EXPERTS, rows, -1)
+                given[f"{name}_zero_points"] = pack(points).reshape(EXPERTS, rows, -1)
             scale, zero = (
                 np.repeat(values.astype(np.float32), columns // blocks, axis=1)
-                for values in (scales, np.full_like(codes[:, :blocks], 8) if points is None else points)
+                for values in (scales, np.full_like(codes[:, :blocks], middle) if points is None else points)
             )
             self.weights[name] = (scale * (codes - zero)).reshape(EXPERTS, rows, columns)
         given |= constants or {}
         sizes = {"block_size": block_size} if block_size else {}
-        text = ", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | sizes | attributes).items())
+        text = ", ".join(
+            f"{name} = {value}"
+            for name, value in (ATTRIBUTES | {"expert_weight_bits": bits} | sizes | attributes).items()
+        )
         names = ("gate_up_bias", "down_bias", "gate_up_zero_points", "down_zero_points")
         named = {name: name if name in given else "" for name in names}
         self.model = testing.parse(MODEL.format(hidden=HIDDEN, experts=EXPERTS, attributes=text, **named), **given)
@@ -89,19 +94,24 @@ TOLERANCE = 2 * 4 * (HIDDEN + INNER) * testing.FLOAT32_ROUNDING
 
 @pytest.mark.parametrize("normalize", [0, 1])
 @pytest.mark.parametrize("block_size", [32, None])
-def test_experts_equal_onnxruntime(block_size: int | None, normalize: int) -> None:
-    case = Case(block_size, normalize_routing_weights=normalize)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_experts_equal_onnxruntime(bits: int, block_size: int | None, normalize: int) -> None:
+    case = Case(block_size, bits=bits, normalize_routing_weights=normalize)
     model, misses = testing.rewritten(case.model, "q4nx_moe")
     assert testing.operator_names(model) == ["Q4NXMoE"]
     assert misses == []
     (expected,), (found,) = (testing.run(m, case.feeds()) for m in (case.model, model))
-    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+    # With 8 bits in blocks, ONNX Runtime's kernel rounds what it multiplies to int8, by up to 1 / 254 of the largest of
+    # 32 columns, before both products; the test of codes is exact.
+    tolerance = 3 * 2 / 254 if bits == 8 and block_size else TOLERANCE
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
     testing.check(model)
 
 
-def test_codes_stay_and_rows_are_sorted() -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_stay_and_rows_are_sorted(bits: int) -> None:
     """In the model rows of gate and up alternate; in an expert's blocks all of gate's come before up's."""
-    case = Case()
+    case = Case(bits=bits)
     model, _ = testing.rewritten(case.model, "q4nx_moe")
     (node,) = (node for node in model.graph if node.op_type == "Q4NXMoE")
     gate_up, down = (np.split(node.inputs[place].const_value.numpy(), EXPERTS) for place in (2, 3))
@@ -148,7 +158,10 @@ BIAS[2, 5] = 0.5
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (Case(expert_weight_bits=8), "expert_weight_bits=8: Q4NX stores 4-bit codes; export experts with 4 bits"),
+        (
+            Case(expert_weight_bits=2),
+            "expert_weight_bits=2: Q4NX stores codes of 4 or 8 bits; export experts with",
+        ),
         (Case(use_sparse_mixer=1), "use_sparse_mixer=1: experts are chosen by their logits, all at once"),
         (Case(activation_alpha=1.702), "activation_alpha=1.702: experts are down(silu(gate) * up)"),
         (Case(swiglu_limit=7.0), "swiglu_limit=7: experts are down(silu(gate) * up)"),

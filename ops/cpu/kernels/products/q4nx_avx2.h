@@ -67,7 +67,7 @@ inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group, in
   const std::int64_t offset = strip * q4nx::kStripRows * 2;
   const Rows scale = load_group_rows(weight.scales(group) + offset);
   if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group) + offset)};
-  const __m256 factor = _mm256_set1_ps(q4nx::kMinimumOfSymmetric);
+  const __m256 factor = _mm256_set1_ps(weight.layout.minimum_of_symmetric());
   return {scale, {_mm256_mul_ps(scale.even, factor), _mm256_mul_ps(scale.odd, factor)}};
 }
 

@@ -5,13 +5,18 @@
 // columns of 32 rows; a byte permutation of the two puts the codes of rows 2i and 2i+1 of several
 // columns side by side in 32-bit lane i, low nibbles row 2i, high nibbles row 2i+1. So each pair of
 // registers below is {even rows, odd rows} of 32, and scales and minima, stored as bf16 [row],
-// split the same way: the low half of lane i is row 2i, the high half row 2i+1.
+// split the same way: the low half of lane i is row 2i, the high half row 2i+1. 8-bit codes are
+// stored as such pairs of registers, for four columns.
+//
+// Codes are unsigned here: 8-bit codes count 128 more than the stored ones, and minima belong to
+// the code 0 of these.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "ops/cpu/q4nx_rows.h"
 
@@ -32,6 +37,9 @@ inline Rows load_group_rows(const std::uint8_t* bf16) {
           _mm512_castsi512_ps(_mm512_and_si512(pairs, high))};
 }
 
+// The unsigned code of a stored 8-bit code of 0.
+constexpr float kMiddleByte = 128;
+
 struct Parameters {
   Rows scale;
   Rows minimum;
@@ -40,8 +48,15 @@ struct Parameters {
 // Scale and minimum of a group of 32 columns in the first row of blocks.
 inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group) {
   const Rows scale = load_group_rows(weight.scales(group));
-  if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group))};
-  const __m512 factor = _mm512_set1_ps(q4nx::kMinimumOfSymmetric);
+  const bool bytes = weight.layout.code_bits == 8;
+  const __m512 factor = _mm512_set1_ps(bytes ? -kMiddleByte : q4nx::kMinimumOfSymmetric);
+  if (weight.layout.has_minima) {
+    const Rows minimum = load_group_rows(weight.minima(group));
+    if (!bytes) return {scale, minimum};
+    return {scale,
+            {_mm512_fmadd_ps(scale.even, factor, minimum.even),
+             _mm512_fmadd_ps(scale.odd, factor, minimum.odd)}};
+  }
   return {scale, {_mm512_mul_ps(scale.even, factor), _mm512_mul_ps(scale.odd, factor)}};
 }
 
@@ -122,6 +137,73 @@ inline ByteCodes byte_codes(__m512i strip0, __m512i strip1, const ColumnIndex& q
   const __m512i nibble = _mm512_set1_epi8(0x0f);
   const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
   return {_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble)};
+}
+
+// 8-bit codes of four columns of 32 rows as they are stored, to unsigned.
+inline ByteCodes load_byte_codes(const std::uint8_t* quad) {
+  const __m512i middle = _mm512_set1_epi8(static_cast<char>(0x80));
+  return {_mm512_xor_si512(_mm512_loadu_si512(quad), middle),
+          _mm512_xor_si512(_mm512_loadu_si512(quad + 64), middle)};
+}
+
+// Columns 2 PAIR and 2 PAIR + 1 of four unsigned bytes in each lane, in bf16, which has 8 bits.
+template <int PAIR>
+inline __m512i bf16_of_bytes(__m512i bytes) {
+  const __m512i low_byte = _mm512_set1_epi32(0xff);
+  const auto to_float = [&](__m512i shifted) {
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_and_si512(shifted, low_byte)));
+  };
+  const __m512i first = to_float(_mm512_srli_epi32(bytes, 16 * PAIR));
+  const __m512i second = to_float(_mm512_srli_epi32(bytes, 16 * PAIR + 8));
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(first, 16), second);
+}
+
+// Eight columns of 32 rows of a weight, from column 8 * eight of a group on.
+template <q4nx::Layout LAYOUT>
+struct EightColumns {
+  __m512i strip0;
+  __m512i strip1;
+
+  EightColumns(const Q4NXRows& weight, std::int64_t group, int eight)
+      : strip0(_mm512_loadu_si512(weight.codes(group, 0) + eight * 64)),
+        strip1(_mm512_loadu_si512(weight.codes(group, 1) + eight * 64)) {}
+
+  // Four columns; and two.
+  template <int QUAD>
+  ByteCodes quad() const {
+    return byte_codes(strip0, strip1, kColumnQuads[QUAD]);
+  }
+  template <int PAIR>
+  BFloat16Codes pair() const {
+    return bf16_codes(strip0, strip1, kColumnPairs[PAIR], bf16_of_code());
+  }
+};
+
+template <q4nx::Layout LAYOUT>
+  requires(LAYOUT.code_bits == 8)
+struct EightColumns<LAYOUT> {
+  const std::uint8_t* codes;
+
+  EightColumns(const Q4NXRows& weight, std::int64_t group, int eight)
+      : codes(weight.codes(group, 0) + eight * 2 * q4nx::kByteQuadBytes) {}
+
+  template <int QUAD>
+  ByteCodes quad() const {
+    return load_byte_codes(codes + QUAD * q4nx::kByteQuadBytes);
+  }
+  template <int PAIR>
+  BFloat16Codes pair() const {
+    const ByteCodes bytes = quad<PAIR / 2>();
+    return {bf16_of_bytes<PAIR % 2>(bytes.even), bf16_of_bytes<PAIR % 2>(bytes.odd)};
+  }
+};
+
+// Calls function.template operator()<I>() for I from 0 to COUNT - 1.
+template <int COUNT, typename Function>
+[[gnu::always_inline]] inline void unrolled(const Function& function) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (function.template operator()<I>(), ...);
+  }(std::make_integer_sequence<int, COUNT>());
 }
 
 // 4 bytes of activations in every lane. A broadcasting load costs no more than a plain one, and

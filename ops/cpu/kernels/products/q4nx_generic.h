@@ -24,7 +24,7 @@ inline RowParameters row_parameters(const Q4NXRows& weight, std::int64_t group, 
   };
   const float scale = load(weight.scales(group));
   const std::uint8_t* minima = weight.minima(group);
-  return {scale, minima == nullptr ? q4nx::kMinimumOfSymmetric * scale : load(minima)};
+  return {scale, minima == nullptr ? weight.layout.minimum_of_symmetric() * scale : load(minima)};
 }
 
 }  // namespace

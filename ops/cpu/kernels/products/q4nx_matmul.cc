@@ -4,13 +4,14 @@
 #include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #include "ops/cpu/kernels/products/q4nx_matmul_codes.h"
-#else
-#include "ops/cpu/kernels/products/q4nx_matmul_generic.h"
 #endif
 #include <algorithm>
 #include <cstring>
 
 #include "ops/cpu/kernels/products/q4nx_generic.h"
+#if !defined(__AVX2__)
+#include "ops/cpu/kernels/products/q4nx_matmul_generic.h"
+#endif
 #include "ops/cpu/kernels/products/rounding.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/cpu/kernels/vector.h"
@@ -67,8 +68,17 @@ void dequantize_row(const Q4NXRows& weight, std::int64_t row, std::int64_t k, fl
   for (std::int64_t start = 0; start < k; start += q4nx::kGroup) {
     const std::int64_t group = start / q4nx::kGroup;
     const RowParameters w = row_parameters(weight, group, row);
+    const std::int64_t end = std::min(start + q4nx::kGroup, k);
+    if (weight.layout.code_bits == 8) {
+      const auto* bytes = reinterpret_cast<const std::int8_t*>(weight.codes(group, 0));
+      for (std::int64_t column = start; column < end; ++column) {
+        const std::int8_t code = bytes[q4nx::Layout::byte_code_at(row, column - start)];
+        out[column] = w.minimum + w.scale * static_cast<float>(code);
+      }
+      continue;
+    }
     const std::uint8_t* codes = weight.codes(group, strip) + byte;
-    for (std::int64_t column = start; column < std::min(start + q4nx::kGroup, k); ++column) {
+    for (std::int64_t column = start; column < end; ++column) {
       out[column] = w.minimum + w.scale * static_cast<float>((*codes >> shift) & 0x0f);
       codes += q4nx::kColumnBytes;
     }
@@ -84,6 +94,16 @@ void each_row_of_blocks(const Q4NXRows& weight, std::int64_t row_blocks,
     MULTIPLY(weight.from(block), a, first, count, scratch, out + block * count * q4nx::kBlockRows);
 }
 
+#if defined(__ARM_FEATURE_DOTPROD)
+// Weights of 8 bits have no kernels in NEON yet.
+template <auto FOUR_BITS, auto EIGHT_BITS>
+void either_matmul(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
+                   std::int64_t count, std::byte* scratch, float* out) {
+  if (weight.layout.code_bits == 8) return EIGHT_BITS(weight, a, first, count, scratch, out);
+  FOUR_BITS(weight, a, first, count, scratch, out);
+}
+#endif
+
 }  // namespace
 
 void fill_q4nx_matmul(Kernels& kernels) {
@@ -95,9 +115,17 @@ void fill_q4nx_matmul(Kernels& kernels) {
   kernels.round_to_panels = round_to_panels;
   kernels.int8_order = int8_order;
 #else
+#if defined(__AVX2__)
   kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
-  kernels.int8_order = [](std::int64_t) { return Int8Order::kGroups; };
+#elif defined(__ARM_FEATURE_DOTPROD)
+  kernels.matmul_bf16 = each_row_of_blocks<either_matmul<matmul_bf16, plain_matmul_bf16> >;
+  kernels.matmul_int8 = each_row_of_blocks<either_matmul<matmul_int8, plain_matmul_int8> >;
+#else
+  kernels.matmul_bf16 = each_row_of_blocks<plain_matmul_bf16>;
+  kernels.matmul_int8 = each_row_of_blocks<plain_matmul_int8>;
+#endif
+  kernels.int8_order = [](std::int64_t, const q4nx::Layout&) { return Int8Order::kGroups; };
 #endif
   kernels.dequantize_row = dequantize_row;
 }

@@ -16,6 +16,9 @@
 #include "ops/cpu/kernels/products/dots_int8.h"
 #endif
 #include "ops/cpu/kernels/products/fused_dqp.h"
+#if defined(__AVX2__)
+#include "ops/cpu/kernels/products/byte_codes_avx2.h"
+#endif
 #include "ops/cpu/kernels/products/with_layout.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -65,11 +68,37 @@ void tile_float(const GroupRange& range, const float* unpacked, int strip,
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
+#if defined(__AVX2__)
+// Calls product.template operator()<COUNT, LAYOUT>(first row, results) for tiles of rows of
+// activations, with a weight of 8 bits.
+template <typename Product>
+void multiply_bytes(const Q4NXRows& weight, std::int64_t first, std::int64_t count, float* out,
+                    const Product& product) {
+  const auto in_tiles = [&]<q4nx::Layout LAYOUT>() {
+    for (std::int64_t row = 0; row < count; row += kFusedRows) {
+      with_count<kFusedRows>(std::min<std::int64_t>(kFusedRows, count - row), [&]<int COUNT>() {
+        product.template operator()<COUNT, LAYOUT>(first + row, out + row * q4nx::kBlockRows);
+      });
+    }
+  };
+  if (weight.layout.has_minima) return in_tiles.template operator()<q4nx::kEightBitsWithMinima>();
+  in_tiles.template operator()<q4nx::kEightBits>();
+}
+#endif
+
 inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
+#if defined(__AVX2__)
+  if (weight.layout.code_bits == 8) {
+    return multiply_bytes(weight, first, count, out,
+                          [&]<int COUNT, q4nx::Layout LAYOUT>(std::int64_t row, float* y) {
+                            multiply_bytes_int8<COUNT, LAYOUT>(weight, a, row, y);
+                          });
+  }
+#endif
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      with_four_bit_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
         fused_dqp_int8<COUNT, LAYOUT>(weight, a, first, out);
       });
     });
@@ -90,9 +119,17 @@ inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std
 
 inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
+#if defined(__AVX2__)
+  if (weight.layout.code_bits == 8) {
+    return multiply_bytes(weight, first, count, out,
+                          [&]<int COUNT, q4nx::Layout LAYOUT>(std::int64_t row, float* y) {
+                            multiply_bytes_bf16<COUNT, LAYOUT>(weight, a, row, y);
+                          });
+  }
+#endif
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      with_four_bit_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
         fused_dqp_bf16<COUNT, LAYOUT>(weight, a, first, out);
       });
     });

@@ -13,6 +13,16 @@ namespace {
 template <typename Total, typename Activation>
 void dot_group(const Q4NXRows& weight, std::int64_t group, const Activation* x, Total* dot) {
   for (std::int64_t row = 0; row < q4nx::kBlockRows; ++row) dot[row] = 0;
+  if (weight.layout.code_bits == 8) {
+    const auto* codes = reinterpret_cast<const std::int8_t*>(weight.codes(group, 0));
+    for (std::int64_t column = 0; column < q4nx::kGroup; ++column) {
+      for (std::int64_t row = 0; row < q4nx::kBlockRows; ++row) {
+        dot[row] += static_cast<Total>(codes[q4nx::Layout::byte_code_at(row, column)]) *
+                    static_cast<Total>(x[column]);
+      }
+    }
+    return;
+  }
   for (int strip = 0; strip < 2; ++strip) {
     for (std::int64_t column = 0; column < q4nx::kGroup; ++column) {
       const std::uint8_t* bytes = weight.codes(group, strip) + column * q4nx::kColumnBytes;
@@ -34,8 +44,9 @@ inline void add_group(const Q4NXRows& weight, std::int64_t group, const float* d
   }
 }
 
-inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, std::byte* /*scratch*/, float* out) {
+inline void plain_matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a,
+                              std::int64_t first, std::int64_t count, std::byte* /*scratch*/,
+                              float* out) {
   for (std::int64_t row = first; row < first + count; ++row, out += q4nx::kBlockRows) {
     std::memset(out, 0, q4nx::kBlockRows * sizeof(float));
     for (std::int64_t group = 0; group < weight.stored_groups; ++group) {
@@ -51,8 +62,9 @@ inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std
   }
 }
 
-inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, std::byte* /*scratch*/, float* out) {
+inline void plain_matmul_int8(const Q4NXRows& weight, const RoundedActivations& a,
+                              std::int64_t first, std::int64_t count, std::byte* /*scratch*/,
+                              float* out) {
   for (std::int64_t row = first; row < first + count; ++row, out += q4nx::kBlockRows) {
     std::memset(out, 0, q4nx::kBlockRows * sizeof(float));
     for (std::int64_t group = 0; group < weight.stored_groups; ++group) {

@@ -123,8 +123,8 @@ template <typename RowsAt>
 // The range of the 8-bit codes of each row: its lowest and highest weight in `groups` groups of
 // columns.
 inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
+  const __m512 largest_code = _mm512_set1_ps(weight.layout.code_bits == 8 ? 255.0F : 15.0F);
   const auto largest_codes = [&](const Parameters& p) -> Rows {
-    const __m512 largest_code = _mm512_set1_ps(15.0F);
     return {_mm512_fmadd_ps(p.scale.even, largest_code, p.minimum.even),
             _mm512_fmadd_ps(p.scale.odd, largest_code, p.minimum.odd)};
   };
@@ -152,26 +152,79 @@ inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, st
   return range;
 }
 
+// The same for a group's stored 8-bit codes: u = (factor * code / 256 + offset) / 256. A negative
+// scale counts codes downwards, which makes its factor positive.
+struct ByteMap {
+  __m512i flip;
+  __m512i factor;
+  __m512i offset;
+};
+
+inline ByteMap byte_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
+  const __m512i negative = _mm512_srai_epi32(_mm512_castps_si512(scale), 31);
+  const __m512 least = _mm512_min_ps(minimum, _mm512_fmadd_ps(scale, _mm512_set1_ps(255), minimum));
+  // 2^16 times a scale in steps; one that is a whole step would be 2^16 itself.
+  const __m512 factor =
+      _mm512_mul_ps(_mm512_mul_ps(_mm512_abs_ps(scale), inverse), _mm512_set1_ps(256));
+  const __m512i most = _mm512_set1_epi32(0xffff);
+  const __m512i offset = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_sub_ps(least, lowest), inverse));
+  constexpr int kHalf = 128;
+  return {_mm512_xor_si512(negative, _mm512_set1_epi8(static_cast<char>(0x80))),
+          twice(_mm512_min_epi32(_mm512_cvtps_epi32(factor), most)),
+          twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
+}
+
+// Stays below 2^16: 255 steps of 256, a half step, and what rounding the factor (255 / 512), the
+// offset (1 / 2) and the range (2^-22 of it) may add.
+inline __m512i mapped_bytes(const std::uint8_t* stored, const ByteMap& map) {
+  const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
+  const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(stored), map.flip);
+  const auto mapped = [&](__m512i high_bytes) {
+    return _mm512_add_epi16(_mm512_mulhi_epu16(high_bytes, map.factor), map.offset);
+  };
+  const __m512i low = mapped(_mm512_slli_epi16(bytes, 8));
+  const __m512i high = mapped(_mm512_and_si512(bytes, upper));
+  // (a | (b & c)), as above.
+  constexpr int kOrAnd = 0xf8;
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+}
+
+// A group of 32 columns of 32 rows to 8-bit codes.
+inline void round_group(const Q4NXRows& weight, std::int64_t group, const ByteRange& range,
+                        std::byte* codes) {
+  const auto [scale, minimum] = load_parameters(weight, group);
+  const Rows& lowest = range.parameters.minimum;
+  if (weight.layout.code_bits == 8) {
+    const ByteMap even = byte_map(scale.even, minimum.even, lowest.even, range.inverse.even);
+    const ByteMap odd = byte_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+    const std::uint8_t* stored = weight.codes(group, 0);
+    for (std::int64_t at = 0; at < q4nx::kBlockRows * q4nx::kGroup; at += 128) {
+      _mm512_store_si512(codes + at, mapped_bytes(stored + at, even));
+      _mm512_store_si512(codes + at + 64, mapped_bytes(stored + at + 64, odd));
+    }
+    return;
+  }
+  const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
+  const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+  for (int eight = 0; eight < 4; ++eight) {
+    const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+    const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
+    for (const ColumnIndex& quad : kColumnQuads) {
+      const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
+      _mm512_store_si512(codes, byte_codes<0>(bytes, even));
+      _mm512_store_si512(codes + 64, byte_codes<4>(bytes, odd));
+      codes += 128;
+    }
+  }
+}
+
 // One part of 32 rows to 8-bit codes: `groups` groups of columns.
 inline Parameters unpack_part(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups,
                               std::byte* codes) {
   const ByteRange range = byte_range(weight, first_group, groups);
-  for (std::int64_t group = first_group; group < first_group + groups; ++group) {
-    const auto [scale, minimum] = load_parameters(weight, group);
-    const Rows& lowest = range.parameters.minimum;
-    const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
-    const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
-    for (int eight = 0; eight < 4; ++eight) {
-      const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
-      const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
-      for (const ColumnIndex& quad : kColumnQuads) {
-        const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
-        _mm512_store_si512(codes, byte_codes<0>(bytes, even));
-        _mm512_store_si512(codes + 64, byte_codes<4>(bytes, odd));
-        codes += 128;
-      }
-    }
-  }
+  for (std::int64_t group = 0; group < groups; ++group)
+    round_group(weight, first_group + group, range,
+                codes + group * q4nx::kBlockRows * q4nx::kGroup);
   return range.parameters;
 }
 

@@ -132,7 +132,7 @@ def _check_rewritten(path: Path, report: Report) -> None:
         if any(domain == DOMAIN for domain, _ in report.before):
             raise ConversionError(f"{path}: is a model for FlowNPU already")
         raise ConversionError(
-            "\n".join([f"{path}: expected weights of 4 bits (MatMulNBits), and none of them can be used", *left])
+            "\n".join([f"{path}: expected weights of 4 or 8 bits (MatMulNBits), and none of them can be used", *left])
         )
     for line in left:
         _log.warning("%s: %s", path, line)

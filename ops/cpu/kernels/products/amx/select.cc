@@ -20,7 +20,7 @@ void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActi
   switch (a.order) {
     case Int8Order::kPanels:
       if (count < kFewestTileRows) break;
-      return with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      return with_four_bit_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
         multiply_panels_tiles<LAYOUT>(weight, row_blocks, a, first, count, out);
       });
     case Int8Order::kParts:

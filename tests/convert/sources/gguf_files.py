@@ -30,12 +30,11 @@ INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 # The byte offset of a block's float16 scales, and their number.
 K_QUANTS = {
     GGMLQuantizationType.Q3_K: (108, 1),
-    GGMLQuantizationType.Q4_K: (0, 2),
     GGMLQuantizationType.Q6_K: (208, 1),
 }
 # A GGUF file of a Gemma cannot state an attention scale: it is 1 / sqrt(head size), as in the public ones up to 12B.
 PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
-CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
+CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q4_K)
 
 
 def q4_0_everywhere(_name: str) -> GGMLQuantizationType:
@@ -66,7 +65,7 @@ def write_gguf(
         path: the file.
         model: in float32; its projections are quantised.
         type_of: the type of a projection, by its name in the checkpoint.
-        scales_in_bf16: round the scales of Q4_0 and Q4_1 so that bfloat16 holds them exactly.
+        scales_in_bf16: round the scales of 4-bit types so that bfloat16 holds them exactly.
         tokenizer: adds a tokenizer; None: one of bytes.
         edit: adds settings or tensors, or changes them.
     """
@@ -190,6 +189,9 @@ def quantized(
     values: NDArray[np.float32], kind: GGMLQuantizationType, *, scales_in_bf16: bool
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """The bytes that the file holds, and the values that Q4NX makes of them."""
+    if kind == GGMLQuantizationType.Q4_K:
+        data = q4_k(values, scales_in_bf16=scales_in_bf16)
+        return data, gguf.quants.dequantize(data, kind)
     data = random_blocks(values, kind) if kind in K_QUANTS else gguf.quants.quantize(values, kind)
     if kind in CARRIED:
         if scales_in_bf16:
@@ -201,6 +203,35 @@ def quantized(
         return data, gguf.quants.dequantize(data, kind)
     exact = gguf.quants.dequantize(data, kind)
     return data, q4nx.dequantize_codes(q4nx.quantize(exact))
+
+
+def q4_k(values: NDArray[np.float32], *, scales_in_bf16: bool = False) -> NDArray[np.uint8]:
+    """Rounds a weight to Q4_K, which the gguf package reads but does not write; columns are a multiple of 256.
+
+    Each 32 weights span from their minimum, or 0 if that is above it, to their maximum; of both numbers 6 bits are
+    kept. With `scales_in_bf16` the factors of these are powers of two, so that the products have 6 bits too.
+    """
+    groups = values.reshape(-1, 8, 32)
+    minima = np.maximum(-groups.min(axis=-1), 0)
+    d, s = six_bits((groups.max(axis=-1) + minima) / 15, scales_in_bf16)
+    n, t = six_bits(minima, scales_in_bf16)
+    scale, minimum = (factor.astype(np.float32) * six for factor, six in ((d, s), (n, t)))
+    rounded = np.rint((groups + minimum[..., None]) / np.maximum(scale, 2.0**-40)[..., None])
+    codes = rounded.clip(0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    parts = (
+        np.concatenate([d, n], axis=-1).view(np.uint8),
+        *(six[:, :4] | six[:, 4:] >> 4 << 6 for six in (s, t)),
+        s[:, 4:] & 15 | t[:, 4:] << 4,
+        (codes[:, :, 0] | codes[:, :, 1] << 4).reshape(-1, 128),
+    )
+    return np.concatenate(parts, axis=-1).reshape(len(values), -1)
+
+
+def six_bits(values: NDArray[np.float32], power_of_two: bool) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Each row of values as a factor, float16 [rows, 1], and multiples of it in 0..63."""
+    factor = values.max(axis=-1, keepdims=True) / 63 + np.float32(2.0**-20)  # not 0
+    factor = (np.exp2(np.ceil(np.log2(factor))) if power_of_two else factor).astype(np.float16)
+    return factor, np.rint(values / factor).clip(0, 63).astype(np.uint8)
 
 
 def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.uint8]:

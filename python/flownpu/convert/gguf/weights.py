@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the weights of a GGUF file by the names that they have in a Hugging Face checkpoint.
 
-Weights in Q4_0 and Q4_1, which have groups of 32 as Q4NX has, keep their codes:
-
-    Q4_0: float16 d, 16 bytes of codes; w = d (code - 8)        scale d, minimum -8 d
-    Q4_1: float16 d, float16 m, 16 bytes of codes; w = d code + m
-
-Byte j of a block holds the code of column j in its low four bits and that of column j + 16 in its high four. Weights of
-other types are dequantised by the gguf package and quantised again.
+`codes` keeps the codes of 4-bit types. The gguf package dequantises the others, and they are quantised again.
 """
 
 from __future__ import annotations
@@ -20,9 +14,8 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
-from flownpu.convert.quantise import Carried
+from flownpu.convert.gguf.codes import KEPT, keep_codes
 from flownpu.convert.weights import weight_plan
-from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,11 +25,9 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.gguf.file import GgufFile
+    from flownpu.convert.quantise import Carried
 
 _Number = TypeVar("_Number", bound=np.generic)
-_GROUP = q4nx.GROUP
-# How many bytes of a block precede its codes.
-_PARAMETERS = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
 
 _MODEL = {
     "embed_tokens.weight": "token_embd.weight",
@@ -135,9 +126,7 @@ class GgufWeights:
         name = self._names[tensor]
         kind = self._file.tensors[name].type
         stored = self._stored_rows(name, first, stop)
-        if kind in _PARAMETERS:
-            return _carried(stored, kind)
-        return self._dequantized(stored, name)
+        return keep_codes(stored, kind) if kind in KEPT else self._dequantized(stored, name)
 
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
         """A whole one-dimensional tensor, float32 [size]; raises as `check` and `values`."""
@@ -182,17 +171,3 @@ class GgufWeights:
                 "convert from a file of another type"
             ) from None
         return values
-
-
-def _carried(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried:
-    """Rows of Q4_0 or Q4_1 blocks as Q4NX, with the same codes."""
-    start = _PARAMETERS[kind]
-    blocks = stored.reshape(len(stored), -1, start + _GROUP // 2)
-    packed = blocks[..., start:]
-    codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
-    parameters = np.ascontiguousarray(blocks[..., :start]).view(np.float16).astype(np.float32)
-    scale = parameters[..., 0]
-    minimum = -8 * scale if kind == GGMLQuantizationType.Q4_0 else parameters[..., 1]
-    exact = minimum[..., None] + scale[..., None] * codes
-    quantized = q4nx.from_affine(codes.reshape(len(stored), -1), scale, minimum)
-    return Carried(quantized, exact.reshape(len(stored), -1))

@@ -13,6 +13,7 @@ from flownpu.convert.decoder import FrequencyFactors
 from flownpu.convert.decoder_folder import PACKAGES, limit_context, make_decoder_folder
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, read_decoder
+from flownpu.convert.gguf.codes import KEPT
 from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
 from flownpu.convert.gguf.tokenizer import tokenizer_files
@@ -29,15 +30,13 @@ if TYPE_CHECKING:
     from flownpu.convert.request import Request
     from flownpu.convert.weights import Weight
 
-# The types whose codes Q4NX keeps, and the parts that are rounded to bf16.
-_UNCHANGED = {GGMLQuantizationType.Q4_0: "scales", GGMLQuantizationType.Q4_1: "scales and minima"}
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _log = logging.getLogger(__name__)
 
 
 def convert_gguf(request: Request) -> None:
-    """Writes the model folder of a GGUF file. Q4_0 and Q4_1 keep their codes; other types are quantised, and logged.
+    """Writes the model folder of a GGUF file. 4-bit types keep their codes; others are quantised, and logged.
 
     Raises:
         ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
@@ -103,11 +102,11 @@ def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
     texts = {}
     for kind, count in sorted(tensors.types(names).items()):
         noun = "weight" if count == 1 else "weights"
-        if kind in _UNCHANGED:
-            texts[kind.name] = f"{count} {noun}: codes unchanged, {_UNCHANGED[kind]} rounded to bf16"
+        if kind in KEPT:
+            texts[kind.name] = f"{count} {noun}: codes unchanged, {KEPT[kind]} rounded to bf16"
         elif kind in _FLOATS:
             texts[kind.name] = f"{count} {noun}: quantised to Q4NX"
         else:
             texts[kind.name] = f"{count} {noun}: dequantised, and quantised again to Q4NX"
-        _log.log(logging.INFO if kind in _UNCHANGED else logging.WARNING, "%s: %s", kind.name, texts[kind.name])
+        _log.log(logging.INFO if kind in KEPT else logging.WARNING, "%s: %s", kind.name, texts[kind.name])
     return texts

@@ -67,8 +67,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
 
-    Weights become Q4NX: 4 bits, and a scale and a minimum for each 32. AWQ, GPTQ, Q4_0 and Q4_1 keep their codes; the
-    command reports which weights were quantised again. The folder appears when it is complete.
+    Weights become Q4NX: 4 bits, and a scale and a minimum for each 32. AWQ, GPTQ, Q4_0, Q4_1 and Q4_K keep their codes;
+    the command reports which weights were quantised again. The folder appears when it is complete.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")
     with conversion_progress() as report:

@@ -208,12 +208,13 @@ def quantized(
 def q4_k(values: NDArray[np.float32], *, scales_in_bf16: bool = False) -> NDArray[np.uint8]:
     """Rounds a weight to Q4_K, which the gguf package reads but does not write; columns are a multiple of 256.
 
-    Each 32 weights span from their minimum, or 0 if that is above it, to their maximum; of both numbers 6 bits are
-    kept. With `scales_in_bf16` the factors of these are powers of two, so that the products have 6 bits too.
+    Each 32 weights span from their minimum, or 0 if that is above it, to their maximum, which has the code 14: as in
+    llama.cpp's files not all codes are used, and quantising the values again yields others. Scales and minima keep 6
+    bits. With `scales_in_bf16` the factors of these are powers of two, so that the products have 6 bits too.
     """
     groups = values.reshape(-1, 8, 32)
     minima = np.maximum(-groups.min(axis=-1), 0)
-    d, s = six_bits((groups.max(axis=-1) + minima) / 15, scales_in_bf16)
+    d, s = six_bits((groups.max(axis=-1) + minima) / 14, scales_in_bf16)
     n, t = six_bits(minima, scales_in_bf16)
     scale, minimum = (factor.astype(np.float32) * six for factor, six in ((d, s), (n, t)))
     rounded = np.rint((groups + minimum[..., None]) / np.maximum(scale, 2.0**-40)[..., None])

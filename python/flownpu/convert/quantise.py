@@ -6,7 +6,8 @@ A projection is read, quantised and handed on a few hundred rows at a time: no w
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -30,6 +31,23 @@ if TYPE_CHECKING:
 _WEIGHTS_AT_ONCE = 1 << 20
 
 
+_log = logging.getLogger(__name__)
+
+
+class Treatment(NamedTuple):
+    """How a weight is stored in the source, and what becomes of it.
+
+    Attributes:
+        kind: the type or method of the source.
+        text: what becomes of the weight.
+        keeps_codes: whether it keeps the source's codes.
+    """
+
+    kind: str
+    text: str
+    keeps_codes: bool = False
+
+
 class Carried(NamedTuple):
     """Rows of a weight that is quantised in the source, with the source's codes.
 
@@ -51,6 +69,9 @@ class Tensors(Protocol):
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor exists and has that shape."""
+
+    def treatment(self, tensor: str) -> Treatment:
+        """How a weight is stored, and what becomes of it; `check` must have been called for it."""
 
     def is_symmetric(self, tensor: str) -> bool:
         """Whether the weight's rows will be `Carried`, with each minimum -8 times its scale; reads no rows."""
@@ -162,6 +183,17 @@ class QuantizedWeights:
         if isinstance(heads, Carried):
             return Carried(q4nx.Quantized(*(field[wanted] for field in heads.quantized)), heads.exact[wanted])
         return heads[wanted]
+
+
+def describe(tensors: Tensors, plan: Sequence[Weight]) -> dict[str, str]:
+    """Logs what becomes of the weights of each kind; returns these texts by kind, for the manifest."""
+    projections = (weight for weight in plan if isinstance(weight, ProjectionWeight))
+    counts = Counter(tensors.treatment(source.tensor) for weight in projections for source in weight.sources)
+    texts = {}
+    for treatment, count in sorted(counts.items()):
+        text = texts[treatment.kind] = f"{count} {'weight' if count == 1 else 'weights'}: {treatment.text}"
+        _log.log(logging.INFO if treatment.keeps_codes else logging.WARNING, "%s: %s", treatment.kind, text)
+    return texts
 
 
 def _in_order(order: HeadOrder, low: int, high: int) -> NDArray[np.int64]:

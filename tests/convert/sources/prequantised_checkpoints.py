@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes AWQ and GPTQ checkpoints of transformers' models, as AutoAWQ and AutoGPTQ lay them out."""
+"""Writes quantised checkpoints of transformers' models, as AutoAWQ, AutoGPTQ and compressed-tensors lay them out."""
 
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -16,7 +18,8 @@ from tests.convert.conftest import TinyModel, is_projection, write_tiny
 
 # Multiples of 128, the largest group of columns, and of 8, the codes in a word.
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}
-ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}
+# The order of rows in a word of zero points; in all but AWQ that of columns in a word of codes too.
+ORDERS = {"compressed-tensors": range(8), "awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}
 
 Floats = NDArray[np.float32]
 Tensors = dict[str, NDArray[Any]]
@@ -36,6 +39,11 @@ class Form:
     """Whether scales have 4 significant bits, so that -scale * zero point has 8 and bfloat16 holds it exactly."""
 
     def config(self) -> dict[str, Any]:
+        if self.method == "compressed-tensors":
+            strategy = {"strategy": "group", "group_size": self.group} if self.group > 0 else {"strategy": "channel"}
+            weights = {"num_bits": 4, "type": "int", "symmetric": self.symmetric, **strategy}
+            groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+            return {"quant_method": self.method, "format": "pack-quantized", "config_groups": groups}
         if self.method == "awq":
             return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
         return {
@@ -75,7 +83,16 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     step, middle = scale[:, group_of].astype(np.float32), zero[:, group_of].astype(np.float32)
     codes = np.clip(np.rint(weight / step) + middle, 0, 15).astype(np.uint8)
     stored_zero = zero - (form.version == "gptq" and form.method == "gptq")
-    tensors: Tensors = {"scales": np.ascontiguousarray(scale.T), "qzeros": pack(stored_zero.T, ORDERS[form.method])}
+    if form.method == "compressed-tensors":
+        tensors: Tensors = {
+            "weight_packed": pack(codes, range(8)),
+            "weight_scale": scale,
+            "weight_shape": np.array(weight.shape),
+        }
+        if not form.symmetric:
+            tensors["weight_zero_point"] = np.ascontiguousarray(pack(zero.T, range(8)).T)
+        return tensors, step * (codes - middle)
+    tensors = {"scales": np.ascontiguousarray(scale.T), "qzeros": pack(stored_zero.T, ORDERS[form.method])}
     if form.method == "awq":
         tensors["qweight"] = pack(codes.T, ORDERS["awq"])
     else:
@@ -84,6 +101,39 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     if form.order != "none":
         tensors["g_idx"] = group_of.astype(np.int32)
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, step * (codes - middle)
+
+
+def write_float8(folder: Path, family: str, block: tuple[int, int] | None, **changes: Any) -> TinyModel:
+    """Writes an FP8 checkpoint; returns transformers' model with the values of its floats.
+
+    Args:
+        folder: where "checkpoint" is made.
+        family: the model's family.
+        block: how many rows and columns share a scale, in the form of DeepSeek; None: a row, in compressed-tensors.
+        changes: settings of the model.
+    """
+    tiny = write_tiny(family, folder / "checkpoint", **SIZES, **changes)
+    path = tiny.folder / "model.safetensors"
+    tensors = load_file(path)
+    name_of_scale = "weight_scale_inv" if block else "weight_scale"
+    original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
+    for name, parameter in original.named_parameters():
+        if name.endswith("_proj.weight"):
+            weight = parameter.detach().numpy()
+            height, width = block or (1, weight.shape[1])
+            parts = weight.reshape(weight.shape[0] // height, height, weight.shape[1] // width, width)
+            scale = np.abs(parts).max(axis=(1, 3)) / np.float32(448)  # the largest float8_e4m3fn
+            spread = np.repeat(np.repeat(scale, height, axis=0), width, axis=1)
+            tensors[name] = (weight / spread).astype(ml_dtypes.float8_e4m3fn)
+            tensors[name.removesuffix("weight") + name_of_scale] = scale
+            parameter.data = torch.from_numpy(tensors[name].astype(np.float32) * spread)
+    save_file(tensors, path)
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    compressed = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+    settings = {"quant_method": "fp8", "weight_block_size": list(block)} if block else compressed
+    change_config(tiny.folder, quantization_config=settings)
+    return dataclasses.replace(tiny, reference=original)
 
 
 def write_prequantised(folder: Path, family: str, form: Form, **changes: Any) -> TinyModel:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -15,10 +14,10 @@ from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
 from flownpu.convert.gguf.codes import KEPT, keep_codes
+from flownpu.convert.quantise import Treatment
 from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from flownpu.convert.quantise import Carried
 
 _Number = TypeVar("_Number", bound=np.generic)
+_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _MODEL = {
     "embed_tokens.weight": "token_embd.weight",
@@ -145,9 +145,13 @@ class GgufWeights:
             raise ConversionError(f"{self._file.path}: tensor {name} has a value that is not finite")
         return values
 
-    def types(self, tensors: Iterable[str]) -> dict[GGMLQuantizationType, int]:
-        """How many of these tensors are stored in each type."""
-        return dict(Counter(self._file.tensors[self._names[tensor]].type for tensor in tensors))
+    def treatment(self, tensor: str) -> Treatment:
+        """How a weight is stored, and what becomes of it."""
+        kind = self._file.tensors[self._names[tensor]].type
+        if kind in KEPT:
+            return Treatment(kind.name, f"codes unchanged, {KEPT[kind]} rounded to bf16", keeps_codes=True)
+        again = "quantised to Q4NX" if kind in _FLOATS else "dequantised, and quantised again to Q4NX"
+        return Treatment(kind.name, again)
 
     def _stored_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
         if not name.endswith(self._interleaved):

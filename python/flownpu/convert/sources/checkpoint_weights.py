@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
+from flownpu.convert.quantise import Treatment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +65,10 @@ class CheckpointWeights:
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor exists and has that shape."""
         self.checkpoint.check_shape(self.locate(tensor), shape)
+
+    def treatment(self, tensor: str) -> Treatment:  # noqa: ARG002  (Tensors' parameter)
+        """Floats are quantised."""
+        return Treatment("float", "quantised to Q4NX")
 
     def is_symmetric(self, tensor: str) -> bool:  # noqa: ARG002  (Tensors' parameter)
         """False: floats are quantised, with minima that need not be -8 times the scale."""

@@ -4,35 +4,24 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING
-
-from gguf.constants import GGMLQuantizationType
 
 from flownpu.convert.decoder import FrequencyFactors
 from flownpu.convert.decoder_folder import PACKAGES, limit_context, make_decoder_folder
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, read_decoder
-from flownpu.convert.gguf.codes import KEPT
 from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
 from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
 from flownpu.convert.mixture import STACKED
 from flownpu.convert.output import check_output
-from flownpu.convert.quantise import QuantizedWeights
-from flownpu.convert.weights import ProjectionWeight, weight_plan
+from flownpu.convert.quantise import QuantizedWeights, describe
+from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.request import Request
-    from flownpu.convert.weights import Weight
-
-_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-
-_log = logging.getLogger(__name__)
 
 
 def convert_gguf(request: Request) -> None:
@@ -66,7 +55,7 @@ def convert_gguf(request: Request) -> None:
         tokenizer=tokenizer,
         source={"kind": "gguf", "model_type": decoder.family, "name": source.resolve().name},
         files=[source],
-        quantisation={"weights": _say_types(tensors, plan)},
+        quantisation={"weights": describe(tensors, plan)},
         packages=[*PACKAGES, "gguf"],
         force=request.force,
         progress=request.progress,
@@ -94,19 +83,3 @@ def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -
         for layer in decoder.layers
     )
     return dataclasses.replace(decoder, layers=tuple(layers))
-
-
-def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
-    """Logs what happens to the weights of each type; returns these texts by type, for the manifest."""
-    names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
-    texts = {}
-    for kind, count in sorted(tensors.types(names).items()):
-        noun = "weight" if count == 1 else "weights"
-        if kind in KEPT:
-            texts[kind.name] = f"{count} {noun}: codes unchanged, {KEPT[kind]} rounded to bf16"
-        elif kind in _FLOATS:
-            texts[kind.name] = f"{count} {noun}: quantised to Q4NX"
-        else:
-            texts[kind.name] = f"{count} {noun}: dequantised, and quantised again to Q4NX"
-        _log.log(logging.INFO if kind in KEPT else logging.WARNING, "%s: %s", kind.name, texts[kind.name])
-    return texts

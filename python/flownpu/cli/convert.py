@@ -51,6 +51,14 @@ def convert(
     logits: LogitsOption = "last",
     sliding_window_cache: WindowCache = False,
     paged: PagedOption = False,
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights",
+            metavar="auto|q4|q8|8/4/4",
+            help="Bits: 4, 8, or those of attention, embedding and feed-forward; auto: the source's, for floats 4.",
+        ),
+    ] = "auto",
     context_length: ContextLength = None,
     vision_weights: Annotated[
         Literal["bf16", "int8", "q4nx", "none"] | None,
@@ -79,6 +87,7 @@ def convert(
             logits=logits,
             sliding_window_cache=sliding_window_cache,
             paged=paged,
+            weights=weights,
             context_length=context_length,
             vision_weights=vision_weights,
             encoder_weights=encoder_weights,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the weights of a GGUF file by the names that they have in a Hugging Face checkpoint.
 
-`codes` keeps the codes of 4-bit types. The gguf package dequantises the others, and they are quantised again.
+`codes` keeps the codes of types that have a scale for each 32 weights. The gguf package dequantises the others, and
+they are quantised again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
 from flownpu.convert.gguf.codes import KEPT, keep_codes
-from flownpu.convert.quantise import Treatment
+from flownpu.convert.quantise import Stored
 from flownpu.convert.weights import weight_plan
+from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from flownpu.convert.quantise import Carried
 
 _Number = TypeVar("_Number", bound=np.generic)
+# Q6_K has codes of 6 bits, but a scale for each 16 weights.
+_ROUNDED_TO_8_BITS = (GGMLQuantizationType.Q6_K,)
 _FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _MODEL = {
@@ -112,10 +116,6 @@ class GgufWeights:
                 f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"
             )
 
-    def is_symmetric(self, tensor: str) -> bool:
-        """Whether each minimum is -8 times its scale, as in Q4_0."""
-        return self._file.tensors[self._names[tensor]].type == GGMLQuantizationType.Q4_0
-
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 
@@ -145,13 +145,14 @@ class GgufWeights:
             raise ConversionError(f"{self._file.path}: tensor {name} has a value that is not finite")
         return values
 
-    def treatment(self, tensor: str) -> Treatment:
-        """How a weight is stored, and what becomes of it."""
+    def stored(self, tensor: str) -> Stored:
+        """How a weight is stored."""
         kind = self._file.tensors[self._names[tensor]].type
         if kind in KEPT:
-            return Treatment(kind.name, f"codes unchanged, {KEPT[kind]} rounded to bf16", keeps_codes=True)
-        again = "quantised to Q4NX" if kind in _FLOATS else "dequantised, and quantised again to Q4NX"
-        return Treatment(kind.name, again)
+            return Stored(kind.name, KEPT[kind].layout, keeps_codes=True)
+        if kind in _FLOATS:
+            return Stored(kind.name, again="quantised")
+        return Stored(kind.name, q4nx.EIGHT_BITS if kind in _ROUNDED_TO_8_BITS else None)
 
     def _stored_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
         if not name.endswith(self._interleaved):

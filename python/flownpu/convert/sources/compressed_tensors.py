@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.convert.checkpoint import FLOAT8
-from flownpu.convert.quantise import Treatment
+from flownpu.convert.quantise import Stored
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.prequantised import IN_A_WORD, SYMMETRIC_ZERO, Grouped, PrequantisedWeights, unpack
+from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,10 +97,11 @@ class Float8Weights(CheckpointWeights):
             scales = scales[first:stop]
         return values * scales
 
-    def treatment(self, tensor: str) -> Treatment:
-        """How a weight is stored, and what becomes of it; `check` must have been called for it."""
-        kind, text, _ = super().treatment(tensor)
-        return Treatment("fp8" if self._is_float8(tensor) else kind, text)
+    def stored(self, tensor: str) -> Stored:
+        """How a weight is stored; `check` must have been called for it."""
+        if not self._is_float8(tensor):
+            return super().stored(tensor)
+        return Stored("fp8", q4nx.EIGHT_BITS, again="quantised")
 
     def _whole(self, name: str) -> str:
         module, _, part = name.rpartition(".")

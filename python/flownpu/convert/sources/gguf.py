@@ -16,7 +16,7 @@ from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
 from flownpu.convert.mixture import STACKED
 from flownpu.convert.output import check_output
-from flownpu.convert.quantise import QuantizedWeights, describe
+from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def convert_gguf(request: Request) -> None:
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
     tensors = GgufWeights(file, decoder, interleaved=FAMILIES[configuration["model_type"]].gguf_interleaved)
     decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
-    weights = QuantizedWeights(tensors)  # no offset: in GGUF files Gemma's norms include it
+    # No offset: in GGUF files Gemma's norms include it.
+    weights = QuantizedWeights(tensors, bits=request.options.weight_bits)
     plan = weight_plan(decoder)
     weights.check(plan)
     make_decoder_folder(
@@ -55,7 +56,7 @@ def convert_gguf(request: Request) -> None:
         tokenizer=tokenizer,
         source={"kind": "gguf", "model_type": decoder.family, "name": source.resolve().name},
         files=[source],
-        quantisation={"weights": describe(tensors, plan)},
+        quantisation={"weights": weights.describe(plan)},
         packages=[*PACKAGES, "gguf"],
         force=request.force,
         progress=request.progress,

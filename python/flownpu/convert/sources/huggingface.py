@@ -11,7 +11,7 @@ from flownpu.convert.decoder_folder import limit_context, make_decoder_folder
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.output import check_output
-from flownpu.convert.quantise import QuantizedWeights, describe
+from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.sources.awq_gptq import AwqGptqWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.compressed_tensors import CompressedWeights, Float8Weights
@@ -87,7 +87,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         )
     packing = read_packing(checkpoint)
     tensors = CheckpointWeights(checkpoint) if packing is None else READERS[packing.method](checkpoint, packing)
-    weights = QuantizedWeights(tensors, decoder.norm_offset)
+    weights = QuantizedWeights(tensors, decoder.norm_offset, request.options.weight_bits)
     plan = weight_plan(decoder)
     weights.check(plan)
     tensors.check_places(plan)
@@ -111,7 +111,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         files=[source / "config.json", *checkpoint.files, *tokenizer, *(settings_files(source) if pictures else [])],
         pictures=pictures,
         generation=checkpoint.generation,
-        quantisation=None if packing is None else {"weights": describe(tensors, plan)},
+        quantisation=None if packing is None else {"weights": weights.describe(plan)},
         force=request.force,
         progress=request.progress,
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.quantise import Carried, Treatment
+from flownpu.convert.quantise import Carried, Stored
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.packing import INSTEAD
 from flownpu.ops import q4nx
@@ -104,10 +104,6 @@ class PrequantisedWeights(CheckpointWeights):
         if tensor not in self._order and (words is None or bool((words == symmetric).all())):
             self._symmetric.add(tensor)
 
-    def is_symmetric(self, tensor: str) -> bool:
-        """Whether the weight is packed and all its zero points are 8; `check` must have been called for it."""
-        return tensor in self._symmetric
-
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 
@@ -130,14 +126,14 @@ class PrequantisedWeights(CheckpointWeights):
         scales, zeros = (np.repeat(values, size, axis=1)[:, :columns] for values in (scales, zeros))
         return Carried(quantized, scales * (codes - zeros))
 
-    def treatment(self, tensor: str) -> Treatment:
-        """How a weight is stored, and what becomes of it; `check` must have been called for it."""
+    def stored(self, tensor: str) -> Stored:
+        """How a weight is stored; `check` must have been called for it."""
         if not self._is_packed(tensor):
-            return super().treatment(tensor)
+            return super().stored(tensor)
         if tensor in self._order:
-            why = "columns that share a scale are not neighbours (desc_act)"
-            return Treatment("act-order", f"dequantised, and quantised again to Q4NX, for {why}")
-        return Treatment(self.packing.method, "codes unchanged, scales and minima rounded to bf16", keeps_codes=True)
+            return Stored("act-order", reason=", for columns that share a scale are not neighbours (desc_act)")
+        layout = q4nx.SYMMETRIC if tensor in self._symmetric else q4nx.NARROW
+        return Stored(self.packing.method, layout, keeps_codes=True)
 
     def part(self, tensor: str, part: str) -> str:
         """The name of a part of a packed weight."""

@@ -32,7 +32,7 @@ _FLOATS: dict[str, np.dtype[Any]] = {
 _INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 """The type of the weights of FP8 checkpoints."""
-_STORED = _FLOATS | _INTEGERS | {"F8_E4M3": FLOAT8}
+_STORED = _FLOATS | _INTEGERS | {"I8": np.dtype(np.int8), "F8_E4M3": FLOAT8}
 # A safetensors file begins with the header's length in 8 bytes, little-endian.
 _LENGTH_BYTES = 8
 
@@ -127,7 +127,7 @@ class Checkpoint:
         return _STORED.get(self._place(name).dtype)
 
     def part(self, name: str, *slices: slice) -> NDArray[Any]:
-        """Some rows and columns of a tensor, in the type it is stored in (as in `rows`, or integers or float8).
+        """Some rows and columns of a tensor, in the type it is stored in (as in `rows`, or integers or FLOAT8).
 
         Raises:
             ConversionError: the checkpoint has no such tensor, or it has another type.

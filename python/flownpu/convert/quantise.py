@@ -156,9 +156,7 @@ class QuantizedWeights:
         if self._bits is not None:
             bits = self._bits.of(projection.name)
         minima = any(one.needs_minima(bits) for one in stored)
-        if bits == 8:
-            return q4nx.EIGHT_BITS_WITH_MINIMA if minima else q4nx.EIGHT_BITS
-        return q4nx.NARROW if minima else q4nx.SYMMETRIC
+        return layout_of_bits(bits, minima=minima)
 
     def describe(self, plan: Sequence[Weight]) -> dict[str, str]:
         """Logs what becomes of the weights of each kind; returns these texts by kind, for the manifest."""
@@ -228,6 +226,11 @@ class QuantizedWeights:
         if isinstance(heads, Carried):
             return Carried(q4nx.Quantized(*(field[wanted] for field in heads.quantized)), heads.exact[wanted])
         return heads[wanted]
+
+
+def layout_of_bits(bits: int, *, minima: bool) -> q4nx.Layout:
+    """The layout of converted models for codes of that many bits, with or without minima."""
+    return q4nx.Layout(1, minima, bits)
 
 
 def _quantized(rows: NDArray[np.float32] | Carried, bits: int) -> Carried:

@@ -44,6 +44,9 @@ from tests.convert.sources.test_gguf import blocks_of
         ("llama", Form("gptq", 64, order="act")),
         ("llama", Form("compressed-tensors", 64)),
         ("gemma2", Form("compressed-tensors", -1, symmetric=True)),
+        ("llama", Form("gptq", 64, bits=8)),
+        ("llama", Form("compressed-tensors", 128, bits=8)),
+        ("qwen3", Form("int8", -1, symmetric=True, bits=8)),
     ],
     ids=str,
 )
@@ -56,7 +59,12 @@ def test_converted_logits_equal_transformers(
 
 
 @pytest.mark.parametrize(
-    "form", [Form(method, 64, exact=False) for method in ("awq", "gptq", "compressed-tensors")], ids=str
+    "form",
+    [
+        Form(method, 64, exact=False, bits=bits)
+        for method, bits in (("awq", 4), ("gptq", 4), ("gptq", 8), ("compressed-tensors", 4), ("int8", 8))
+    ],
+    ids=str,
 )
 def test_prequantised_weight_loses_only_rounding_to_bfloat16(form: Form, tmp_path: Path) -> None:
     write_prequantised(tmp_path, "llama", form)
@@ -71,17 +79,20 @@ def test_prequantised_weight_loses_only_rounding_to_bfloat16(form: Form, tmp_pat
     made = q4nx.unpack(blocks_of(tmp_path / "model")[name], *exact.shape)
     difference = np.abs(q4nx.dequantize_codes(made) - exact)
     size = form.group
-    stored = parts["weight_scale"] if form.method == "compressed-tensors" else parts["scales"].T
+    stored = parts["weight_scale"] if "weight_scale" in parts else parts["scales"].T
     scale = np.repeat(stored.astype(np.float32), size, axis=1)
+    # The code of Q4NX that stands for 0.
     zero = np.rint(-np.repeat(made.minimum.astype(np.float32) / made.scale.astype(np.float32), 32, axis=1))
     np.testing.assert_array_equal(made.codes - zero, np.rint(exact / scale))
     # Rounding to bfloat16's 8 bits moves a number by half a step at most, 2^-8 of itself: first the scale, then
-    # -scale * zero point, unless the zero point is a power of two. Both roundings together add a term of 2^-16; float32
-    # sums are rounded to 2^-24.
-    is_power = (zero.astype(int) & (zero.astype(int) - 1)) == 0
-    bound = 2.0**-8 * scale * (np.abs(made.codes - zero) + np.where(is_power, 0, zero)) * (1 + 2.0**-7)
-    assert (difference <= bound + 2.0**-24 * 32 * scale).all()
-    assert difference.max() < 0.12 * scale.max()
+    # -scale * zero, unless that is a power of two. Both roundings together add a term of 2^-16; float32 sums are
+    # rounded to 2^-24.
+    magnitude = np.abs(zero.astype(int))
+    is_power = (magnitude & (magnitude - 1)) == 0
+    bound = 2.0**-8 * scale * (np.abs(made.codes - zero) + np.where(is_power, 0, magnitude)) * (1 + 2.0**-7)
+    assert (difference <= bound + 2.0**-23 * 2.0**form.bits * scale).all()
+    if form.bits == 4:
+        assert difference.max() < 0.12 * scale.max()
     assert difference.any(), "these scales happen to be bfloat16's"
     manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]
     error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
@@ -117,7 +128,7 @@ def test_float8_checkpoint_equals_checkpoint_of_its_values(block: tuple[int, int
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tiny.folder / name, tmp_path / "values" / name)
     convert(tiny.folder, tmp_path / "float8")
-    convert(tmp_path / "values", tmp_path / "float32")
+    convert(tmp_path / "values", tmp_path / "float32", weights="8/4/8")  # the tables have floats of 16 bits
     data = [(tmp_path / name / "model.onnx.data").read_bytes() for name in ("float8", "float32")]
     assert data[0] == data[1]
 
@@ -216,8 +227,8 @@ DOWN = "model.layers.2.mlp.down_proj"
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (edit_config(bits=3), "expected 4 bits, got 3; convert the checkpoint that it was made of"),
-        (edit_config(bits=8), "expected 4 bits, got 8"),
+        (edit_config(bits=3), "expected 4 or 8 bits, got 3; convert the checkpoint that it was made of"),
+        (edit_config(quant_method="awq", version="gemm", bits=8), "expected 4 bits, got 8"),
         (edit_config(group_size=8), "multiple of 32, for Q4NX has one scale for 32 columns, got 8"),
         (edit_config(quant_method="awq", version="gemm", bits=3), "expected 4 bits, got 3"),
         (edit_config(quant_method="awq", version="gemm", group_size=8), "32 columns, got 8"),
@@ -234,7 +245,7 @@ DOWN = "model.layers.2.mlp.down_proj"
         ),
         (
             edit_config(quant_method="compressed-tensors", format="nvfp4-pack-quantized", config_groups=NVFP4),
-            "expected format pack-quantized of 4-bit int .*, got nvfp4-pack-quantized of 4-bit float by tensor_group",
+            "expected format pack-quantized of 4- or 8-bit int .*, got nvfp4-pack-quantized of 4-bit float by tensor_group",
         ),
         (edit_config(quant_method="fp8", weight_block_size=128), "expected blocks of two sizes, .*, got 128"),
         (edit_config(checkpoint_format="marlin"), 'checkpoint_format gptq or gptq_v2, got "marlin"'),

@@ -10,6 +10,8 @@ Both formats store a weight W[M, K] transposed:
                             format "gptq_v2"
                     g_idx   int32 [K], the group of each column
     both            scales  float16 [K / group, M]
+
+GPTQ has 8 bits as well: a word holds four values instead of eight.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.sources.prequantised import IN_A_WORD, Grouped, PrequantisedWeights, unpack
-from flownpu.ops import q4nx
+from flownpu.convert.sources.packing import unpack
+from flownpu.convert.sources.prequantised import PrequantisedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
     from flownpu.convert.weights import Weight
 
-# The indices of eight values in the order of their bits in a word, from the lowest four on.
-_ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": tuple(range(IN_A_WORD))}
+# The order of the values in a word, for `unpack`.
+_ORDER = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": None}
 
 _ALL = slice(None)
 
@@ -42,9 +44,10 @@ class AwqGptqWeights(PrequantisedWeights):
 
     def check_parts(self, tensor: str, rows: int, columns: int, groups: int) -> None:
         """Raises ConversionError unless qweight, qzeros and scales exist, with the shapes that they should have."""
-        packed = (columns, rows // IN_A_WORD) if self._is_awq else (columns // IN_A_WORD, rows)
+        words = self.packing.in_a_word
+        packed = (columns, rows // words) if self._is_awq else (columns // words, rows)
         self.checkpoint.check_shape(self.part(tensor, "qweight"), packed)
-        self.checkpoint.check_shape(self.part(tensor, "qzeros"), (groups, rows // IN_A_WORD))
+        self.checkpoint.check_shape(self.part(tensor, "qzeros"), (groups, rows // words))
         self.checkpoint.check_shape(self.part(tensor, "scales"), (groups, rows))
 
     def check_places(self, plan: Sequence[Weight]) -> None:
@@ -63,42 +66,35 @@ class AwqGptqWeights(PrequantisedWeights):
                         "such models cannot be converted"
                     )
 
-    def grouped(self, tensor: str, first: int, stop: int) -> Grouped:
-        """Rows first..stop-1 of a packed weight; raises as `rows`."""
-        low, high = first // IN_A_WORD * IN_A_WORD, -(-stop // IN_A_WORD) * IN_A_WORD
-        wanted = slice(first - low, stop - low)
-        codes = self._codes(tensor, low, high)[wanted]
-        zeros = self._zeros(tensor, low, high)[wanted]
-        scales = self.checkpoint.part(self.part(tensor, "scales"), _ALL, slice(first, stop)).T.astype(np.float32)
-        return Grouped(codes, scales, zeros)
+    def codes(self, tensor: str, first: int, stop: int) -> NDArray[np.uint8]:
+        """The codes of rows first..stop-1 of a packed weight, uint8 [stop - first, columns]; raises as `rows`."""
+        name, words = self.part(tensor, "qweight"), self.packing.in_a_word
+        if self._is_awq:
+            low = first // words * words
+            return self._unpacked_rows(name, low, -(-stop // words) * words)[first - low : stop - low]
+        return unpack(self.words(name, _ALL, slice(first, stop)).T, self.packing.bits).reshape(stop - first, -1)
 
-    def zero_words(self, tensor: str, rows: int) -> NDArray[np.uint32]:
-        """All stored zero points, eight in a word."""
-        return self.words(self.part(tensor, "qzeros"), _ALL, slice(rows // IN_A_WORD))
+    def scales(self, tensor: str, first: int, stop: int) -> NDArray[np.float32]:
+        """The scales of rows first..stop-1 of a packed weight, float32 [stop - first, groups]; raises as `rows`."""
+        return self.checkpoint.part(self.part(tensor, "scales"), _ALL, slice(first, stop)).T.astype(np.float32)
+
+    def zeros(self, tensor: str, rows: int) -> NDArray[np.float32]:
+        """The zero points of all rows, float32 [rows, groups]; raises as `rows`."""
+        name, words = self.part(tensor, "qzeros"), self.packing.in_a_word
+        stored, last = self._unpacked_rows(name, 0, -(-rows // words) * words), (1 << self.packing.bits) - 1
+        if self.packing.zero_offset and (stored == last).any():
+            raise ConversionError(
+                f"{self.checkpoint.folder}: {name} has a stored zero point of {last}, which some readers of "
+                f"checkpoint_format gptq take for 0 and some for {last + 1}; save the checkpoint as gptq_v2"
+            )
+        return stored.astype(np.float32) + np.float32(self.packing.zero_offset)
 
     @property
     def _is_awq(self) -> bool:
         return self.packing.method == "awq"
 
-    def _codes(self, tensor: str, first: int, stop: int) -> NDArray[np.uint8]:
-        """The codes of some rows of a weight, uint8 [stop - first, K]."""
-        name = self.part(tensor, "qweight")
-        if self._is_awq:
-            return self._unpacked_rows(name, first, stop)
-        return unpack(self.words(name, _ALL, slice(first, stop)).T).reshape(stop - first, -1)
-
-    def _zeros(self, tensor: str, first: int, stop: int) -> NDArray[np.float32]:
-        """The zero points of some rows of a weight, float32 [stop - first, groups]."""
-        name = self.part(tensor, "qzeros")
-        stored = self._unpacked_rows(name, first, stop)
-        if self.packing.zero_offset and (stored == q4nx.LARGEST_CODE).any():
-            raise ConversionError(
-                f"{self.checkpoint.folder}: {name} has a stored zero point of {q4nx.LARGEST_CODE}, which some readers "
-                "of checkpoint_format gptq take for 0 and some for 16; save the checkpoint as gptq_v2"
-            )
-        return stored.astype(np.float32) + np.float32(self.packing.zero_offset)
-
     def _unpacked_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
         """Rows first..stop-1 of a tensor, unpacked from words [n, rows / 8] to uint8 [rows, n]."""
-        words = self.words(name, _ALL, slice(first // IN_A_WORD, stop // IN_A_WORD))
-        return unpack(words, _ORDER[self.packing.method]).reshape(len(words), -1).T
+        each = self.packing.in_a_word
+        words = self.words(name, _ALL, slice(first // each, stop // each))
+        return unpack(words, self.packing.bits, _ORDER[self.packing.method]).reshape(len(words), -1).T

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the weights of checkpoints that compressed-tensors (vLLM's llm-compressor) wrote, and of FP8 checkpoints.
 
-    pack-quantized  weight_packed int32 [M, K / 8]      eight columns of W in a word, in their order
+    pack-quantized  weight_packed int32 [M, K / 8]      eight columns of W in a word (of 8 bits: four), in their order
                     weight_zero_point int32 [M / 8, K / group], eight rows, in their order; none: all are 8
                     weight_scale [M, K / group]
                     weight_g_idx int32 [K], the group of each column
                     weight_shape int64 [2]
+    int-quantized   weight int8 [M, K], weight_zero_point int8 [M, K / group]; the other parts as above
     float-quantized, and FP8             weight float8_e4m3fn [M, K]
                     weight_scale [1], [M, 1] or [M / block rows, K / block columns]; in the form that DeepSeek and Qwen
                     publish (quant_method "fp8") weight_scale_inv
@@ -22,7 +23,8 @@ import numpy as np
 from flownpu.convert.checkpoint import FLOAT8
 from flownpu.convert.quantise import Stored
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
-from flownpu.convert.sources.prequantised import IN_A_WORD, SYMMETRIC_ZERO, Grouped, PrequantisedWeights, unpack
+from flownpu.convert.sources.packing import unpack
+from flownpu.convert.sources.prequantised import PrequantisedWeights
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -36,31 +38,59 @@ _ACTIVATIONS = ("input_scale", "output_scale")
 
 
 class CompressedWeights(PrequantisedWeights):
-    """The tensors of a checkpoint in the format pack-quantized."""
+    """The tensors of a checkpoint in the formats pack-quantized and int-quantized."""
 
-    parts = ("weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx", "weight_shape")
+    parts = ("weight_packed", "weight_zero_point", "weight_scale", "weight_g_idx", "weight_shape", *_ACTIVATIONS)
 
     def check_parts(self, tensor: str, rows: int, columns: int, groups: int) -> None:
         """Raises ConversionError unless codes, zero points and scales exist, with the shapes that they should have."""
-        self.checkpoint.check_shape(self.part(tensor, "weight_packed"), (rows, columns // IN_A_WORD))
+        words = 1 if self._is_bytes else self.packing.in_a_word
+        self.checkpoint.check_shape(self.part(tensor, self._first_part), (rows, columns // words))
         self.checkpoint.check_shape(self.part(tensor, "weight_scale"), (rows, groups))
         if not self.packing.symmetric:
-            self.checkpoint.check_shape(self.part(tensor, "weight_zero_point"), (rows // IN_A_WORD, groups))
+            self.checkpoint.check_shape(self.part(tensor, "weight_zero_point"), (rows // words, groups))
 
-    def grouped(self, tensor: str, first: int, stop: int) -> Grouped:
-        """Rows first..stop-1 of a packed weight; raises as `rows`."""
-        rows = slice(first, stop)
-        codes = unpack(self.words(self.part(tensor, "weight_packed"), rows)).reshape(stop - first, -1)
-        scales = self.checkpoint.rows(self.part(tensor, "weight_scale"), first, stop).astype(np.float32)
-        words = self.zero_words(tensor, stop)
-        if words is None:
-            return Grouped(codes, scales, np.full_like(scales, SYMMETRIC_ZERO))
-        zeros = unpack(words.T).reshape(scales.shape[1], -1).T[rows]
-        return Grouped(codes, scales, zeros.astype(np.float32))
+    def codes(self, tensor: str, first: int, stop: int) -> NDArray[np.uint8]:
+        """The codes of rows first..stop-1 of a packed weight, uint8 [stop - first, columns]; raises as `rows`."""
+        name, rows = self.part(tensor, self._first_part), slice(first, stop)
+        if self._is_bytes:
+            return _unsigned(self.checkpoint.part(name, rows))
+        return unpack(self.words(name, rows), self.packing.bits).reshape(stop - first, -1)
 
-    def zero_words(self, tensor: str, rows: int) -> NDArray[np.uint32] | None:  # noqa: ARG002  (all rows are in it)
-        """All stored zero points, eight in a word; None: they are all 8."""
-        return None if self.packing.symmetric else self.words(self.part(tensor, "weight_zero_point"))
+    def scales(self, tensor: str, first: int, stop: int) -> NDArray[np.float32]:
+        """The scales of rows first..stop-1 of a packed weight, float32 [stop - first, groups]; raises as `rows`."""
+        return self.checkpoint.rows(self.part(tensor, "weight_scale"), first, stop).astype(np.float32)
+
+    def zeros(self, tensor: str, rows: int) -> NDArray[np.float32] | None:  # noqa: ARG002  (all rows are read)
+        """The zero points of all rows, float32 [rows, groups]; None: in the middle of the codes. Raises as `rows`."""
+        if self.packing.symmetric:
+            return None
+        name = self.part(tensor, "weight_zero_point")
+        if self._is_bytes:
+            return _unsigned(self.checkpoint.part(name)).astype(np.float32)
+        words = self.words(name)
+        return unpack(words.T, self.packing.bits).reshape(words.shape[1], -1).T.astype(np.float32)
+
+    @property
+    def _is_bytes(self) -> bool:
+        return self.packing.method == "int8"
+
+    @property
+    def _first_part(self) -> str:
+        return "weight" if self._is_bytes else self.parts[0]
+
+    def _whole(self, name: str) -> str:
+        module, _, part = name.rpartition(".")
+        return f"{module}.weight" if part in self.parts else name
+
+    def _is_packed(self, tensor: str) -> bool:
+        name = self.part(tensor, self._first_part)
+        return name in self.names and (not self._is_bytes or self.checkpoint.dtype(name) == np.int8)
+
+
+def _unsigned(values: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Values from -128 on, counted from 0 on."""
+    return values.view(np.uint8) ^ np.uint8(128)
 
 
 class Float8Weights(CheckpointWeights):

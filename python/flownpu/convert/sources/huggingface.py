@@ -44,6 +44,7 @@ READERS = {
     "awq": AwqGptqWeights,
     "gptq": AwqGptqWeights,
     "compressed-tensors": CompressedWeights,
+    "int8": CompressedWeights,
     "fp8": Float8Weights,
 }
 

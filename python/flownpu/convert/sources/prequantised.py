@@ -1,58 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of checkpoints with 4-bit codes in groups of columns, which Q4NX keeps.
+"""The weights of checkpoints with codes of 4 or 8 bits in groups of columns, which Q4NX keeps.
 
     W[m, k] = scale[m, k / group] * (code[m, k] - zero[m, k / group])
 
-Q4NX has a scale s and a minimum for each 32 columns: those of a group are repeated, with s rounded to bf16, and
--s * zero rounded once more (which is exact if the zero point is a power of two). Each rounding is off by at most 2^-8
-of the value, so a weight is off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of a step. If all zero
-points of a weight are 8, Q4NX needs no minima; zero points are few, so that is checked beforehand. If the columns of a
-group are not neighbours (act-order), there are no 32 columns with one scale; such a weight is dequantised and quantised
-again.
+Q4NX has a scale s and a minimum for each 32 columns: those of a group are repeated, with s rounded to bf16, and the
+minimum rounded once more. Of 4 bits it is -s * zero, which is exact if the zero point is a power of two. Each rounding
+is off by at most 2^-8 of the value, so a weight is off by at most 2^-8 (|code - zero| + zero) scale: less than 12 % of
+a step. Of 8 bits codes are stored less 128, and the minimum is s * (128 - zero), which is small.
+
+If all zero points of a weight are 8 (of 8 bits 128), Q4NX needs no minima; zero points are few, so that is checked
+beforehand. If the columns of a group are not neighbours (act-order), there are no 32 columns with one scale; such a
+weight is dequantised and quantised again.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.quantise import Carried, Stored
+from flownpu.convert.quantise import Carried, Stored, layout_of_bits
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.packing import INSTEAD
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from flownpu.convert.checkpoint import Checkpoint
     from flownpu.convert.sources.packing import Packing
-
-BITS = 4
-IN_A_WORD = 32 // BITS
-"""Codes in an int32."""
-# The factor that makes a word of eight equal values from a 4-bit value.
-_IN_EACH_PLACE = 0x11111111
-# The zero point of a weight whose minima are -8 times its scales.
-SYMMETRIC_ZERO = 8
-
-
-class Grouped(NamedTuple):
-    """Some rows of a packed weight.
-
-    Attributes:
-        codes: uint8 [rows, columns].
-        scales: float32 [rows, groups].
-        zeros: the zero points, float32 [rows, groups].
-    """
-
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.float32]
-    zeros: NDArray[np.float32]
 
 
 class PrequantisedWeights(CheckpointWeights):
@@ -78,12 +56,16 @@ class PrequantisedWeights(CheckpointWeights):
         """Raises ConversionError unless codes, zero points and scales exist, with the shapes that they should have."""
 
     @abstractmethod
-    def grouped(self, tensor: str, first: int, stop: int) -> Grouped:
-        """Rows first..stop-1 of a packed weight; raises as `rows`."""
+    def codes(self, tensor: str, first: int, stop: int) -> NDArray[np.uint8]:
+        """The codes of rows first..stop-1 of a packed weight, uint8 [stop - first, columns]; raises as `rows`."""
 
     @abstractmethod
-    def zero_words(self, tensor: str, rows: int) -> NDArray[np.uint32] | None:
-        """All stored zero points, eight in a word; None: they are all 8."""
+    def scales(self, tensor: str, first: int, stop: int) -> NDArray[np.float32]:
+        """The scales of rows first..stop-1 of a packed weight, float32 [stop - first, groups]; raises as `rows`."""
+
+    @abstractmethod
+    def zeros(self, tensor: str, rows: int) -> NDArray[np.float32] | None:
+        """The zero points of all rows, float32 [rows, groups]; None: in the middle of the codes. Raises as `rows`."""
 
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor exists, packed or not, and has that shape."""
@@ -92,16 +74,16 @@ class PrequantisedWeights(CheckpointWeights):
             return
         rows, columns = shape
         groups = self.packing.groups(columns)
-        if rows % IN_A_WORD or columns % IN_A_WORD:
+        words = self.packing.in_a_word
+        if rows % words or columns % words:
             raise ConversionError(
                 f"{self.checkpoint.folder}: {self.part(tensor, self.parts[0])}: expected rows and columns in multiples "
-                f"of {IN_A_WORD}, got {rows} and {columns}; {INSTEAD}"
+                f"of {words}, got {rows} and {columns}; {INSTEAD}"
             )
         self.check_parts(tensor, rows, columns, groups)
         self._read_order(tensor, columns, groups)
-        words = self.zero_words(tensor, rows)
-        symmetric = np.uint32((SYMMETRIC_ZERO - self.packing.zero_offset) * _IN_EACH_PLACE)
-        if tensor not in self._order and (words is None or bool((words == symmetric).all())):
+        zeros = self.zeros(tensor, rows)
+        if tensor not in self._order and (zeros is None or bool((zeros == self.packing.middle).all())):
             self._symmetric.add(tensor)
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
@@ -113,15 +95,19 @@ class PrequantisedWeights(CheckpointWeights):
         """
         if not self._is_packed(tensor):
             return super().rows(tensor, first, stop)
-        codes, scales, zeros = self.grouped(tensor, first, stop)
-        columns = codes.shape[1]
+        codes, scales = self.codes(tensor, first, stop), self.scales(tensor, first, stop)
+        zeros = self.zeros(tensor, stop)
+        zeros = np.full_like(scales, self.packing.middle) if zeros is None else zeros[first:stop]
+        columns, bits = codes.shape[1], self.packing.bits
         if tensor in self._order:
             order = self._order[tensor]
             return scales[:, order] * (codes - zeros[:, order])
         if not np.isfinite(scales).all():
             raise ValueError("expected every scale to be finite, got NaN or infinity")
         rounded = scales.astype(q4nx.BFLOAT16).astype(np.float32)
-        quantized = q4nx.from_affine(codes, self._by_group(rounded, columns), self._by_group(-rounded * zeros, columns))
+        shift = self.packing.middle if bits == 8 else 0  # 8-bit codes are signed in Q4NX
+        parameters = (self._by_group(values, columns) for values in (rounded, rounded * (shift - zeros)))
+        quantized = q4nx.from_affine(codes.astype(np.int16) - shift, *parameters, bits=bits)
         size = columns if self.packing.group_size < 0 else self.packing.group_size
         scales, zeros = (np.repeat(values, size, axis=1)[:, :columns] for values in (scales, zeros))
         return Carried(quantized, scales * (codes - zeros))
@@ -131,8 +117,10 @@ class PrequantisedWeights(CheckpointWeights):
         if not self._is_packed(tensor):
             return super().stored(tensor)
         if tensor in self._order:
-            return Stored("act-order", reason=", for columns that share a scale are not neighbours (desc_act)")
-        layout = q4nx.SYMMETRIC if tensor in self._symmetric else q4nx.NARROW
+            layout = q4nx.EIGHT_BITS if self.packing.bits == 8 else None
+            reason = ", for columns that share a scale are not neighbours (desc_act)"
+            return Stored("act-order", layout, reason=reason)
+        layout = layout_of_bits(self.packing.bits, minima=tensor not in self._symmetric)
         return Stored(self.packing.method, layout, keeps_codes=True)
 
     def part(self, tensor: str, part: str) -> str:
@@ -181,16 +169,3 @@ class PrequantisedWeights(CheckpointWeights):
         neighbours = np.arange(columns) // (columns if self.packing.group_size < 0 else self.packing.group_size)
         if (order != neighbours).any():
             self._order[tensor] = order
-
-
-def unpack(words: NDArray[np.uint32], order: Sequence[int] = tuple(range(IN_A_WORD))) -> NDArray[np.uint8]:
-    """Unpacks words [...] into their 4-bit values, uint8 [..., 8].
-
-    Args:
-        words: the words.
-        order: the indices of eight values in the order of their bits in a word, from the lowest four on.
-    """
-    values = np.empty((*words.shape, IN_A_WORD), np.uint8)
-    for place, index in enumerate(order):
-        values[..., index] = (words >> np.uint32(BITS * place)) & np.uint32(q4nx.LARGEST_CODE)
-    return values

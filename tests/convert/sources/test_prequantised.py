@@ -245,7 +245,7 @@ DOWN = "model.layers.2.mlp.down_proj"
         ),
         (
             edit_config(quant_method="compressed-tensors", format="nvfp4-pack-quantized", config_groups=NVFP4),
-            "expected format pack-quantized of 4- or 8-bit int .*, got nvfp4-pack-quantized of 4-bit float by tensor_group",
+            "expected format pack-quantized of 4- .*, got nvfp4-pack-quantized of 4-bit float by tensor_group",
         ),
         (edit_config(quant_method="fp8", weight_block_size=128), "expected blocks of two sizes, .*, got 128"),
         (edit_config(checkpoint_format="marlin"), 'checkpoint_format gptq or gptq_v2, got "marlin"'),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each source's Q4NX blocks: narrow, without minima where the source has none, and with exactly its values."""
+"""Each source's Q4NX blocks: of its bits, without minima where the source has none, and with exactly its values."""
 
 import dataclasses
 from collections.abc import Callable
@@ -65,15 +65,21 @@ def zero_point_of_nine(tensors: dict[str, NDArray[Any]]) -> None:
 
 
 SYMMETRIC = Form(symmetric=True)
-# The source of each case, and the weights and tables of a layer that are stored without minima.
-CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
+BYTES, BYTES_WITH_MINIMA = q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA
+# The source of each case, and the weights and tables of a layer that are stored without minima. In the cases of 8 bits,
+# the layouts of all that are not narrow.
+CASES: dict[str, tuple[Make, tuple[str, ...] | dict[str, q4nx.Layout]]] = {
     "floats": (checkpoint, ()),
     "Q4_0": (gguf_file(Type.Q4_0), (*TABLES, *PACKED)),
     "Q4_1": (gguf_file(Type.Q4_1), ()),
-    "Q8_0": (gguf_file(Type.Q8_0), ()),
+    "Q8_0": (gguf_file(Type.Q8_0), dict.fromkeys((*TABLES, *PACKED), BYTES)),
     "a mixed file": (
-        gguf_file(Type.Q4_0, embed_tokens=Type.Q8_0, v_proj=Type.Q4_1, up_proj=Type.F16),
-        ("lm_head", "o_proj", "down_proj"),
+        gguf_file(Type.Q4_0, v_proj=Type.Q4_1, up_proj=Type.F16),
+        ("embed_tokens", "lm_head", "o_proj", "down_proj"),
+    ),
+    "a file of 4 and 8 bits": (
+        gguf_file(Type.Q4_1, embed_tokens=Type.Q8_0, v_proj=Type.Q5_0, gate_proj=Type.Q8_0, up_proj=Type.Q4_0),
+        {"embed_tokens": BYTES, "qkv_proj": BYTES_WITH_MINIMA, "gate_up_proj": BYTES},
     ),
     "gptq": (prequantised(Form()), ()),
     "symmetric gptq": (prequantised(SYMMETRIC), PACKED),
@@ -83,6 +89,8 @@ CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("o_proj", "gate_up_proj", "down_proj"),
     ),
     "symmetric gptq in act-order": (prequantised(dataclasses.replace(SYMMETRIC, group=64, order="act")), ()),
+    "symmetric gptq of 8 bits": (prequantised(dataclasses.replace(SYMMETRIC, bits=8)), dict.fromkeys(PACKED, BYTES)),
+    "gptq of 8 bits": (prequantised(Form(bits=8)), dict.fromkeys(PACKED, BYTES_WITH_MINIMA)),
     "awq": (prequantised(Form("awq", 64)), ()),
     "awq with zero points of 8": (prequantised(Form("awq", 64, symmetric=True)), PACKED),
 }
@@ -103,9 +111,9 @@ def test_layouts_hold_same_values(case: str, tmp_path: Path, monkeypatch: pytest
     convert(source, tmp_path / "model")
     blocks = blocks_of(tmp_path / "model")
     assert len(blocks) == 2 + 3 * len(PACKED)
+    layouts = symmetric if isinstance(symmetric, dict) else dict.fromkeys(symmetric, q4nx.SYMMETRIC)
     for name, tensor in blocks.items():
-        expected = q4nx.SYMMETRIC if name.split(".")[-1] in symmetric else q4nx.NARROW
-        assert q4nx.layout_of(tensor) == expected, name
+        assert q4nx.layout_of(tensor) == layouts.get(name.split(".")[-1], q4nx.NARROW), name
     model = ConvertedModel(tmp_path / "model")
     for part in model.projections():
         if case == "gptq with one other zero point" and part.name.endswith("v_proj"):

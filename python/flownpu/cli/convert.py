@@ -75,8 +75,9 @@ def convert(
 ) -> None:
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
 
-    Weights become Q4NX: 4 bits, and a scale and a minimum for each 32. AWQ, GPTQ, Q4_0, Q4_1 and Q4_K keep their codes;
-    the command reports which weights were quantised again. The folder appears when it is complete.
+    Weights become Q4NX: 4 or 8 bits, and a scale and a minimum for each 32. Codes of quantised checkpoints and GGUF
+    files are kept where Q4NX has the same form; the command reports which weights were quantised again. The folder
+    appears when it is complete.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")
     with conversion_progress() as report:

@@ -63,7 +63,7 @@ class Stored(NamedTuple):
         return bits == 4
 
     def treatment(self, bits: int) -> str:
-        """What becomes of the weight, in words."""
+        """The fate of the weight in words."""
         if self.keeps_codes_in(bits):
             parts = "scales and minima" if self.layout is not None and self.layout.minima else "scales"
             return f"codes unchanged, {parts} rounded to bf16"

@@ -85,7 +85,7 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
         if form.symmetric:
             zero[:, group] = half
             continue
-        # Of 8 bits, zero points are within 7 of the middle, so that the product with a scale of 4 bits has 8 as well.
+        # 8-bit zero points are within 7 of the middle, so that the product with a scale of 4 bits has 8 as well.
         least, most = (1, 15) if form.bits == 4 else (half - 7, half + 7)
         zero[:, group] = np.clip(np.rint(-low / scale[:, group].astype(np.float32)), least, most)
     step, middle = scale[:, group_of].astype(np.float32), zero[:, group_of].astype(np.float32)

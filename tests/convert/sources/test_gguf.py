@@ -116,7 +116,7 @@ ZEROS: dict[Type, tuple[int, int | None]] = {
 
 @pytest.mark.parametrize("kind", ZEROS)
 def test_gguf_codes_are_kept_and_only_scales_are_rounded(kind: Type, tmp_path: Path) -> None:
-    """Of a projection, and of the queries' rows, whose order changes and which share blocks with keys and values."""
+    """A projection is tested, and the queries' rows, whose order changes and which share blocks with others."""
     tiny = write_model(tmp_path, changes=WIDE, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}

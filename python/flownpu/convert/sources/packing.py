@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flownpu.convert.checkpoint import Checkpoint
 
 INSTEAD = "convert the checkpoint that it was made of"
-"""What to do with a checkpoint that is refused."""
+"""The way out, for a checkpoint that is refused."""
 
 _METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each source's Q4NX blocks: narrow, without minima where the source has none, and with exactly its values."""
+"""Each source's Q4NX blocks: of its bits, without minima where the source has none, and with exactly its values."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from flownpu.convert import convert, decoder_folder
+from flownpu.convert import ConversionError, convert, decoder_folder
 from flownpu.convert.graph import data_file
 from flownpu.convert.graph.file import SMALL_FILES
 from flownpu.convert.output import output_folder
@@ -65,15 +65,21 @@ def zero_point_of_nine(tensors: dict[str, NDArray[Any]]) -> None:
 
 
 SYMMETRIC = Form(symmetric=True)
-# The source of each case, and the weights and tables of a layer that are stored without minima.
-CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
+BYTES, BYTES_WITH_MINIMA = q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA
+# The source of each case, and the weights and tables of a layer that are stored without minima. In the cases of 8 bits,
+# the layouts of all that are not narrow.
+CASES: dict[str, tuple[Make, tuple[str, ...] | dict[str, q4nx.Layout]]] = {
     "floats": (checkpoint, ()),
     "Q4_0": (gguf_file(Type.Q4_0), (*TABLES, *PACKED)),
     "Q4_1": (gguf_file(Type.Q4_1), ()),
-    "Q8_0": (gguf_file(Type.Q8_0), ()),
+    "Q8_0": (gguf_file(Type.Q8_0), dict.fromkeys((*TABLES, *PACKED), BYTES)),
     "a mixed file": (
-        gguf_file(Type.Q4_0, embed_tokens=Type.Q8_0, v_proj=Type.Q4_1, up_proj=Type.F16),
-        ("lm_head", "o_proj", "down_proj"),
+        gguf_file(Type.Q4_0, v_proj=Type.Q4_1, up_proj=Type.F16),
+        ("embed_tokens", "lm_head", "o_proj", "down_proj"),
+    ),
+    "a file of 4 and 8 bits": (
+        gguf_file(Type.Q4_1, embed_tokens=Type.Q8_0, v_proj=Type.Q5_0, gate_proj=Type.Q8_0, up_proj=Type.Q4_0),
+        {"embed_tokens": BYTES, "qkv_proj": BYTES_WITH_MINIMA, "gate_up_proj": BYTES},
     ),
     "gptq": (prequantised(Form()), ()),
     "symmetric gptq": (prequantised(SYMMETRIC), PACKED),
@@ -83,6 +89,8 @@ CASES: dict[str, tuple[Make, tuple[str, ...]]] = {
         ("o_proj", "gate_up_proj", "down_proj"),
     ),
     "symmetric gptq in act-order": (prequantised(dataclasses.replace(SYMMETRIC, group=64, order="act")), ()),
+    "symmetric gptq of 8 bits": (prequantised(dataclasses.replace(SYMMETRIC, bits=8)), dict.fromkeys(PACKED, BYTES)),
+    "gptq of 8 bits": (prequantised(Form(bits=8)), dict.fromkeys(PACKED, BYTES_WITH_MINIMA)),
     "awq": (prequantised(Form("awq", 64)), ()),
     "awq with zero points of 8": (prequantised(Form("awq", 64, symmetric=True)), PACKED),
 }
@@ -103,9 +111,9 @@ def test_layouts_hold_same_values(case: str, tmp_path: Path, monkeypatch: pytest
     convert(source, tmp_path / "model")
     blocks = blocks_of(tmp_path / "model")
     assert len(blocks) == 2 + 3 * len(PACKED)
+    layouts = symmetric if isinstance(symmetric, dict) else dict.fromkeys(symmetric, q4nx.SYMMETRIC)
     for name, tensor in blocks.items():
-        expected = q4nx.SYMMETRIC if name.split(".")[-1] in symmetric else q4nx.NARROW
-        assert q4nx.layout_of(tensor) == expected, name
+        assert q4nx.layout_of(tensor) == layouts.get(name.split(".")[-1], q4nx.NARROW), name
     model = ConvertedModel(tmp_path / "model")
     for part in model.projections():
         if case == "gptq with one other zero point" and part.name.endswith("v_proj"):
@@ -130,3 +138,52 @@ def test_symmetric_weight_equals_narrow_without_minima(tmp_path: Path) -> None:
     np.testing.assert_array_equal(symmetric[:4], np.concatenate([scales, codes], axis=-1))
     floats = [np.ascontiguousarray(p).view(q4nx.BFLOAT16).astype(np.float32) for p in (scales, minima)]
     np.testing.assert_array_equal(floats[1], -8 * floats[0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "layouts"),
+    [
+        ("q4", {}),
+        ("q8", dict.fromkeys((*TABLES, *PACKED), BYTES)),
+        ("8/4/4", {"qkv_proj": BYTES, "o_proj": BYTES}),
+        ("4/8/4", dict.fromkeys(TABLES, BYTES)),
+        ("4/4/8", {"gate_up_proj": BYTES, "down_proj": BYTES}),
+    ],
+)
+def test_weights_option_gives_bits_by_place(weights: str, layouts: dict[str, q4nx.Layout], tmp_path: Path) -> None:
+    source, _ = checkpoint(tmp_path)
+    original = load_file(source / "model.safetensors")
+    convert(source, tmp_path / "model", weights=weights)
+    for name, tensor in blocks_of(tmp_path / "model").items():
+        assert q4nx.layout_of(tensor) == layouts.get(name.split(".")[-1], q4nx.NARROW), name
+    model = ConvertedModel(tmp_path / "model")
+    for part in model.projections():
+        stored = original[("" if part.name == "lm_head" else "model.") + f"{part.name}.weight"]
+        exact = stored.astype(np.float32)
+        made = q4nx.dequantize_codes(
+            model.quantized(part.initializer, part.first, part.first + part.rows, part.columns)
+        )
+        # Half a step, which is the largest magnitude of 32 weights / 127 with an error of 2^-8, rounded to bfloat16.
+        if part.initializer.split(".")[-1] in layouts:
+            largest = np.abs(exact.reshape(len(exact), -1, 32)).max(axis=-1)
+            bound = np.repeat(largest / 127 / 2 * (1 + 2.0**-8), 32, axis=1)
+            assert (np.abs(made - exact) <= bound * (1 + 2.0**-20)).all(), part.name
+
+
+def test_8_bit_codes_are_quantised_again_for_q4(tmp_path: Path) -> None:
+    source, _ = gguf_file(Type.Q8_0)(tmp_path)
+    convert(source, tmp_path / "model", weights="q4")
+    assert {q4nx.layout_of(tensor) for tensor in blocks_of(tmp_path / "model").values()} == {q4nx.NARROW}
+
+
+@pytest.mark.parametrize("weights", ["q5", "8/4", "8/4/5", "4/4/4/4", ""])
+def test_unknown_weights_are_refused(weights: str, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=f'each 4 or 8, such as 8/4/4, got "{weights}"'):
+        convert(checkpoint(tmp_path)[0], tmp_path / "model", weights=weights)
+
+
+def test_weights_of_graph_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "genai_config.json").write_text("{}")
+    with pytest.raises(ConversionError, match="--weights takes Hugging Face checkpoints and GGUF files, not graphs"):
+        convert(tmp_path / "export", tmp_path / "model", weights="q8")

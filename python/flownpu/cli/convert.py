@@ -51,6 +51,14 @@ def convert(
     logits: LogitsOption = "last",
     sliding_window_cache: WindowCache = False,
     paged: PagedOption = False,
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights",
+            metavar="auto|q4|q8|8/4/4",
+            help="Bits: 4, 8, or those of attention, embedding and feed-forward; auto: the source's, for floats 4.",
+        ),
+    ] = "auto",
     context_length: ContextLength = None,
     vision_weights: Annotated[
         Literal["bf16", "int8", "q4nx", "none"] | None,
@@ -67,8 +75,9 @@ def convert(
 ) -> None:
     """Convert a checkpoint, a GGUF file, a GenAI model or an optimum export into a folder that runs on FlowNPU.
 
-    Weights become Q4NX: 4 bits, and a scale and a minimum for each 32. AWQ, GPTQ, Q4_0 and Q4_1 keep their codes; the
-    command reports which weights were quantised again. The folder appears when it is complete.
+    Weights become Q4NX: 4 or 8 bits, and a scale and a minimum for each 32. Codes of quantised checkpoints and GGUF
+    files are kept where Q4NX has the same form; the command reports which weights were quantised again. The folder
+    appears when it is complete.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")
     with conversion_progress() as report:
@@ -79,6 +88,7 @@ def convert(
             logits=logits,
             sliding_window_cache=sliding_window_cache,
             paged=paged,
+            weights=weights,
             context_length=context_length,
             vision_weights=vision_weights,
             encoder_weights=encoder_weights,

@@ -100,6 +100,8 @@ def _print_manifest(manifest: dict[str, Any]) -> None:
         listed = ", ".join(f"{name} {value}" for name, value in manifest.get(title, {}).items())
         console.print(f"{title.capitalize()}: {listed}")
     quantisation = manifest.get("quantisation", {})
+    for kind, treatment in quantisation.get("weights", {}).items():
+        console.print(f"{kind}: {treatment}")
     vision = quantisation.get("vision", {})
     for title, errors in (
         ("", quantisation.get("relative_error")),

@@ -27,6 +27,7 @@ def convert(
     logits: Logits = "last",
     sliding_window_cache: bool = False,
     paged: bool = False,
+    weights: str = "auto",
     context_length: int | None = None,
     vision_weights: str | None = None,
     encoder_weights: str | None = None,
@@ -46,6 +47,9 @@ def convert(
             is full.
         paged: write the graph for GenAI's engine, which `flownpu serve` runs: a KV cache in blocks, and many sequences
             in one run; only from checkpoints and GGUF files.
+        weights: bits of the codes of a decoder's weights, 4 or 8: "q4", "q8", or those of attention, embedding with LM
+            head, and feed-forward, such as "8/4/4"; "auto": as many as the source has, 4 if it has floats of 16 or 32
+            bits. Only from checkpoints and GGUF files.
         context_length: how many positions the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
             omits the tower; None: "bf16" if there is a tower.
@@ -64,7 +68,7 @@ def convert(
     from flownpu.convert.model_writer import ModelOptions  # noqa: PLC0415
     from flownpu.convert.request import Request  # noqa: PLC0415
 
-    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged)
+    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, weights)
     request = Request(source, output, options, context_length, force, progress)
     is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not _has_graph(source)
     if vision_weights is not None and not is_checkpoint:
@@ -72,8 +76,9 @@ def convert(
     if encoder_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: encoder weights can be chosen for Hugging Face checkpoints only")
     is_graph = source.is_dir() and not is_checkpoint
-    if paged and is_graph:
-        raise ConversionError(f"{source}: --paged takes Hugging Face checkpoints and GGUF files, not graphs")
+    for option, given in (("--paged", paged), ("--weights", weights != "auto")):
+        if given and is_graph:
+            raise ConversionError(f"{source}: {option} takes Hugging Face checkpoints and GGUF files, not graphs")
     if source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.sources.gguf import convert_gguf  # noqa: PLC0415

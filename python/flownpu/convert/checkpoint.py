@@ -30,6 +30,9 @@ _FLOATS: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+"""The type of the weights of FP8 checkpoints."""
+_STORED = _FLOATS | _INTEGERS | {"I8": np.dtype(np.int8), "F8_E4M3": FLOAT8}
 # A safetensors file begins with the header's length in 8 bytes, little-endian.
 _LENGTH_BYTES = 8
 
@@ -119,13 +122,17 @@ class Checkpoint:
         hint = "convert from the original checkpoint rather than a quantised one"
         return np.array(self._mapped(name, _FLOATS, hint)[start:stop])
 
-    def columns(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Columns start..stop-1 of a matrix, in the type it is stored in (as in `rows`, or int32).
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        """The type that a tensor is stored in, None if it is none of those of weights; raises as `shape`."""
+        return _STORED.get(self._place(name).dtype)
+
+    def part(self, name: str, *slices: slice) -> NDArray[Any]:
+        """Some rows and columns of a tensor, in the type it is stored in (as in `rows`, or integers or FLOAT8).
 
         Raises:
             ConversionError: the checkpoint has no such tensor, or it has another type.
         """
-        return np.array(self._mapped(name, _FLOATS | _INTEGERS)[:, start:stop])
+        return np.array(self._mapped(name, _STORED)[slices])
 
     def integers(self, name: str) -> NDArray[np.int64]:
         """A whole one-dimensional tensor of integers.

@@ -45,7 +45,8 @@ def export_q4nx(model: Path, output: Path, *, force: bool = False, progress: Pro
         progress: called with a `Progress` whenever a part of the work is done.
 
     Raises:
-        ConversionError: the format has no form for the model's family, or the file exists or cannot be written.
+        ConversionError: the format has no form for the model's family or for weights of 8 bits, or the file exists or
+            cannot be written.
         FlowNPUError: the folder holds no model that `flownpu convert` made of a checkpoint or a GGUF file.
         MissingDependencyError: onnx_ir is not installed.
     """
@@ -90,6 +91,11 @@ class _Entries:
 
     def _blocks(self, part: Part) -> q4nx_file.Entry:
         rows, columns, _ = q4nx.blocks_shape(part.rows, part.columns)
+        if self.model.quantized(part.initializer, part.first, part.first + 1, part.columns).bits != 4:
+            raise ConversionError(
+                f"{self.model.folder}: expected weights of 4 bits, as .q4nx files have, got {part.name} of 8; convert "
+                "the source with --weights q4"
+            )
 
         def parts() -> Iterator[NDArray[Any]]:
             for start in range(0, part.rows, _ROWS_AT_ONCE):

@@ -22,6 +22,7 @@ from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
+from flownpu.convert.weight_bits import WeightBits, parse_weight_bits
 from flownpu.convert.weights import ProjectionWeight, RouterWeight, embedding_table, weight_plan
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
@@ -56,7 +57,11 @@ class ModelOptions:
     """The graph is for GenAI's engine: a KV cache in blocks, and many sequences in one run. GenAI's generators cannot
     run it."""
 
+    weights: str = "auto"
+    """Bits of the weights' codes, for `parse_weight_bits`."""
+
     def __post_init__(self) -> None:
+        parse_weight_bits(self.weights)
         if self.kv_dtype not in KV_DTYPES:
             raise ConversionError(f'expected a KV cache type of {", ".join(KV_DTYPES)}, got "{self.kv_dtype}"')
         if self.logits not in ("last", "all"):
@@ -72,6 +77,11 @@ class ModelOptions:
                 "a paged model keeps its KV cache in bf16, fp16 or fp32, not in int8: leave --kv-dtype int8 out, or "
                 "--paged"
             )
+
+    @property
+    def weight_bits(self) -> WeightBits | None:
+        """Bits of the weights' codes; None: as many as the source has."""
+        return parse_weight_bits(self.weights)
 
     def as_dict(self) -> dict[str, Any]:
         """The options by name, for the manifest."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises weights to Q4NX straight from their file: from floats, or from 4-bit codes, which are kept.
+"""Quantises weights to Q4NX straight from their file: from floats, or from codes, which are kept.
 
 A projection is read, quantised and handed on a few hundred rows at a time: no weight is ever in memory as a whole.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import logging
+from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -23,11 +24,50 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from flownpu.convert.weight_bits import WeightBits
     from flownpu.convert.weights import HeadOrder, TensorSource, Weight
 
 # How many weights one task quantises: 2^20 take 4 MB in float32 and some tens of milliseconds, so that there are tasks
 # for all threads, Ctrl-C takes effect soon, and even with 16384 columns a task has whole blocks of 32 rows.
 _WEIGHTS_AT_ONCE = 1 << 20
+
+
+_log = logging.getLogger(__name__)
+
+
+class Stored(NamedTuple):
+    """How a weight is stored in the source.
+
+    Attributes:
+        kind: the type or method, as messages name it.
+        layout: the smallest that keeps what the source has; None: floats, for which any will do.
+        keeps_codes: whether rows are `Carried` in that layout.
+        again: what happens to a weight whose codes are not kept.
+        reason: why codes are not kept.
+    """
+
+    kind: str
+    layout: q4nx.Layout | None = None
+    keeps_codes: bool = False
+    again: str = "dequantised, and quantised again"
+    reason: str = ""
+
+    def keeps_codes_in(self, bits: int) -> bool:
+        """Whether a weight of that many bits has the source's codes."""
+        return self.keeps_codes and self.layout is not None and self.layout.bits <= bits
+
+    def needs_minima(self, bits: int) -> bool:
+        """Whether a weight of that many bits has minima; what is rounded to 8 bits has none."""
+        if self.layout is not None and self.keeps_codes_in(bits):
+            return self.layout.minima
+        return bits == 4
+
+    def treatment(self, bits: int) -> str:
+        """The fate of the weight in words."""
+        if self.keeps_codes_in(bits):
+            parts = "scales and minima" if self.layout is not None and self.layout.minima else "scales"
+            return f"codes unchanged, {parts} rounded to bf16"
+        return f"{self.again} to Q4NX{' of 8 bits' if bits == 8 else ''}{self.reason}"
 
 
 class Carried(NamedTuple):
@@ -52,8 +92,8 @@ class Tensors(Protocol):
     def check(self, tensor: str, shape: tuple[int, ...]) -> None:
         """Raises ConversionError unless the tensor exists and has that shape."""
 
-    def is_symmetric(self, tensor: str) -> bool:
-        """Whether the weight's rows will be `Carried`, with each minimum -8 times its scale; reads no rows."""
+    def stored(self, tensor: str) -> Stored:
+        """How a weight is stored; reads no rows. `check` must have been called for it."""
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight. Threads may call it at once; raises ValueError or ConversionError."""
@@ -65,9 +105,10 @@ class Tensors(Protocol):
 class QuantizedWeights:
     """The weights of a decoder, made of its tensors: a `WeightSource`. Codes of a quantised source stay as they are."""
 
-    def __init__(self, tensors: Tensors, norm_offset: float = 0.0) -> None:
-        """Takes the tensors, and a number that is added to the norms' weights."""
+    def __init__(self, tensors: Tensors, norm_offset: float = 0.0, bits: WeightBits | None = None) -> None:
+        """Takes the tensors, a number that is added to norms' weights, and bits; None: as many as the source has."""
         self._tensors = tensors
+        self._bits = bits
         self._offset = np.float32(norm_offset)
 
     def check(self, plan: Sequence[Weight]) -> None:
@@ -106,9 +147,33 @@ class QuantizedWeights:
         return values if source.order is None else values[_in_order(source.order, 0, source.rows)]
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
-        """The layout without minima if all sources are symmetric. One asymmetric source gives all of them minima."""
-        symmetric = all(self._tensors.is_symmetric(source.tensor) for source in projection.sources)
-        return q4nx.SYMMETRIC if symmetric else q4nx.NARROW
+        """The layout of the bits that were chosen, or else of the most bits that a source has; floats have 4.
+
+        One source that needs minima gives all of them minima.
+        """
+        stored = [self._tensors.stored(source.tensor) for source in projection.sources]
+        bits = max(4 if one.layout is None else one.layout.bits for one in stored)
+        if self._bits is not None:
+            bits = self._bits.of(projection.name)
+        minima = any(one.needs_minima(bits) for one in stored)
+        return layout_of_bits(bits, minima=minima)
+
+    def describe(self, plan: Sequence[Weight]) -> dict[str, str]:
+        """Logs what becomes of the weights of each kind; returns these texts by kind, for the manifest."""
+        counts = Counter[tuple[str, str, bool]]()
+        for weight in plan:
+            if isinstance(weight, ProjectionWeight):
+                bits = self.layout(weight).bits
+                stored = [self._tensors.stored(source.tensor) for source in weight.sources]
+                counts.update((one.kind, one.treatment(bits), one.keeps_codes_in(bits)) for one in stored)
+        texts: dict[str, str] = {}
+        for (kind, treatment, kept), count in sorted(counts.items()):
+            text = f"{count} {'weight' if count == 1 else 'weights'}: {treatment}"
+            _log.log(logging.INFO if kept else logging.WARNING, "%s: %s", kind, text)
+            texts[kind] = f"{texts[kind]}; {text}" if kind in texts else text
+        if self._bits is None and any(self.layout(w).bits == 8 for w in plan if isinstance(w, ProjectionWeight)):
+            _log.warning("the source has more than 4 bits, and only the CPU runs 8: for NPU and GPU give --weights q4")
+        return texts
 
     def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
         """Reads and quantises a projection on all cores.
@@ -139,8 +204,7 @@ class QuantizedWeights:
             low, high = max(first - start, 0), min(stop - start, source.rows)
             if low < high:
                 try:
-                    rows = self._rows(source, low, high)
-                    codes, exact = rows if isinstance(rows, Carried) else (q4nx.quantize(rows), rows)
+                    codes, exact = _quantized(self._rows(source, low, high), layout.bits)
                 except ValueError as error:
                     raise ConversionError(f"{self._tensors.source}: {name}: {error}") from error
                 quantized.append(codes)
@@ -162,6 +226,25 @@ class QuantizedWeights:
         if isinstance(heads, Carried):
             return Carried(q4nx.Quantized(*(field[wanted] for field in heads.quantized)), heads.exact[wanted])
         return heads[wanted]
+
+
+def layout_of_bits(bits: int, *, minima: bool) -> q4nx.Layout:
+    """The layout of converted models for codes of that many bits, with or without minima."""
+    return q4nx.Layout(1, minima, bits)
+
+
+def _quantized(rows: NDArray[np.float32] | Carried, bits: int) -> Carried:
+    """Rows in Q4NX of that many bits; codes of 4 bits are kept in 8 too."""
+    if isinstance(rows, Carried):
+        codes, scale, minimum = rows.quantized
+        if rows.quantized.bits == bits:
+            return rows
+        if bits == 8 and q4nx.is_symmetric(rows.quantized):
+            return rows._replace(quantized=q4nx.from_affine(codes.astype(np.int8) - 8, scale, bits=8))
+        if bits == 8:
+            return rows._replace(quantized=q4nx.from_affine(codes, scale, minimum, bits=8))
+        rows = rows.exact
+    return Carried(q4nx.quantize_bytes(rows) if bits == 8 else q4nx.quantize(rows), rows)
 
 
 def _in_order(order: HeadOrder, low: int, high: int) -> NDArray[np.int64]:

@@ -27,15 +27,20 @@ OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "o
 OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
-# The byte offset of a block's float16 scales, and their number.
-K_QUANTS = {
-    GGMLQuantizationType.Q3_K: (108, 1),
-    GGMLQuantizationType.Q4_K: (0, 2),
-    GGMLQuantizationType.Q6_K: (208, 1),
+# The byte offset of a block's float16 scale, of types whose blocks are random bytes.
+RANDOM = {GGMLQuantizationType.Q3_K: 108, GGMLQuantizationType.Q6_K: 208}
+# Codes of types that the gguf package does not write.
+K_QUANTS = {GGMLQuantizationType.Q4_K: 16, GGMLQuantizationType.Q5_K: 32}
+# Bytes of a block's float16 parameters, with which it begins.
+PARAMETERS = {
+    GGMLQuantizationType.Q4_0: 2,
+    GGMLQuantizationType.Q4_1: 4,
+    GGMLQuantizationType.Q5_0: 2,
+    GGMLQuantizationType.Q5_1: 4,
+    GGMLQuantizationType.Q8_0: 2,
 }
 # A GGUF file of a Gemma cannot state an attention scale: it is 1 / sqrt(head size), as in the public ones up to 12B.
 PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
-CARRIED = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
 
 
 def q4_0_everywhere(_name: str) -> GGMLQuantizationType:
@@ -56,6 +61,7 @@ def write_gguf(
     model: transformers.PreTrainedModel,
     type_of: Callable[[str], GGMLQuantizationType] = q4_0_everywhere,
     *,
+    bits_of: Callable[[str], int] = lambda _name: 4,
     scales_in_bf16: bool = True,
     tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
     edit: Callable[[gguf.GGUFWriter], None] = lambda _writer: None,
@@ -66,7 +72,8 @@ def write_gguf(
         path: the file.
         model: in float32; its projections are quantised.
         type_of: the type of a projection, by its name in the checkpoint.
-        scales_in_bf16: round the scales of Q4_0 and Q4_1 so that bfloat16 holds them exactly.
+        bits_of: in how many bits a projection whose codes are not kept is quantised again.
+        scales_in_bf16: round the scales of types whose codes are kept so that bfloat16 holds them exactly.
         tokenizer: adds a tokenizer; None: one of bytes.
         edit: adds settings or tensors, or changes them.
     """
@@ -90,7 +97,7 @@ def write_gguf(
             values = parameter.numpy().copy()
             if is_projection(name):
                 values = permuted(values, name, config)
-                data, made = quantized(values, type_of(name), scales_in_bf16=scales_in_bf16)
+                data, made = quantized(values, type_of(name), scales_in_bf16=scales_in_bf16, bits=bits_of(name))
                 writer.add_tensor(stored, data, raw_dtype=type_of(name))
                 parameter.copy_(torch.from_numpy(unpermuted(made, name, config)))
             elif name.endswith(".bias"):
@@ -187,20 +194,60 @@ def transformers_frequencies(config: Any) -> tuple[NDArray[np.float64], float]:
 
 
 def quantized(
-    values: NDArray[np.float32], kind: GGMLQuantizationType, *, scales_in_bf16: bool
+    values: NDArray[np.float32], kind: GGMLQuantizationType, *, scales_in_bf16: bool, bits: int = 4
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
     """The bytes that the file holds, and the values that Q4NX makes of them."""
-    data = random_blocks(values, kind) if kind in K_QUANTS else gguf.quants.quantize(values, kind)
-    if kind in CARRIED:
+    if kind in K_QUANTS:
+        data = k_quant(values, kind, scales_in_bf16=scales_in_bf16)
+        return data, gguf.quants.dequantize(data, kind)
+    data = random_blocks(values, kind) if kind in RANDOM else gguf.quants.quantize(values, kind)
+    if kind in PARAMETERS:
         if scales_in_bf16:
-            _, block_bytes = GGML_QUANT_SIZES[kind]
-            blocks = data.reshape(-1, block_bytes)
-            parameters = blocks[:, : block_bytes - 16].copy().view(np.float16)
+            blocks, size = data.reshape(-1, GGML_QUANT_SIZES[kind][1]), PARAMETERS[kind]
+            parameters = blocks[:, :size].copy().view(np.float16)
             # Both types hold these scales: bfloat16's 8 bits, float16's exponents (values are far from its subnormals).
-            blocks[:, : block_bytes - 16] = parameters.astype(ml_dtypes.bfloat16).astype(np.float16).view(np.uint8)
+            blocks[:, :size] = parameters.astype(ml_dtypes.bfloat16).astype(np.float16).view(np.uint8)
         return data, gguf.quants.dequantize(data, kind)
     exact = gguf.quants.dequantize(data, kind)
-    return data, q4nx.dequantize_codes(q4nx.quantize(exact))
+    return data, q4nx.dequantize_codes((q4nx.quantize if bits == 4 else q4nx.quantize_bytes)(exact))
+
+
+def k_quant(
+    values: NDArray[np.float32], kind: GGMLQuantizationType, *, scales_in_bf16: bool = False
+) -> NDArray[np.uint8]:
+    """Rounds a weight to Q4_K or Q5_K; columns are a multiple of 256.
+
+    Each 32 weights span from their minimum, or 0 if that is above it, to their maximum, whose code is the one before
+    the last: as in llama.cpp's files not all codes are used, and quantising the values again yields others. Scales and
+    minima keep 6 bits. With `scales_in_bf16` the factors of these are powers of two, so that the products have 6 bits
+    too.
+    """
+    last = K_QUANTS[kind] - 1
+    groups = values.reshape(-1, 8, 32)
+    minima = np.maximum(-groups.min(axis=-1), 0)
+    d, s = six_bits((groups.max(axis=-1) + minima) / (last - 1), scales_in_bf16)
+    n, t = six_bits(minima, scales_in_bf16)
+    scale, minimum = (factor.astype(np.float32) * six for factor, six in ((d, s), (n, t)))
+    rounded = np.rint((groups + minimum[..., None]) / np.maximum(scale, 2.0**-40)[..., None])
+    codes = rounded.clip(0, last).astype(np.uint8)
+    # The fifth bits of the 32 codes of group g are bits g of 32 bytes.
+    high = np.bitwise_or.reduce(codes >> 4 << np.arange(8, dtype=np.uint8)[:, None], axis=1)
+    pairs = (codes & 15).reshape(-1, 4, 2, 32)
+    parts = (
+        np.concatenate([d, n], axis=-1).view(np.uint8),
+        *(six[:, :4] | six[:, 4:] >> 4 << 6 for six in (s, t)),
+        s[:, 4:] & 15 | t[:, 4:] << 4,
+        *([high] if kind == GGMLQuantizationType.Q5_K else []),
+        (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128),
+    )
+    return np.concatenate(parts, axis=-1).reshape(len(values), -1)
+
+
+def six_bits(values: NDArray[np.float32], power_of_two: bool) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Each row of values as a factor, float16 [rows, 1], and multiples of it in 0..63."""
+    factor = values.max(axis=-1, keepdims=True) / 63 + np.float32(2.0**-20)  # not 0
+    factor = (np.exp2(np.ceil(np.log2(factor))) if power_of_two else factor).astype(np.float16)
+    return factor, np.rint(values / factor).clip(0, 63).astype(np.uint8)
 
 
 def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
@@ -208,10 +255,10 @@ def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> ND
     per_block, block_bytes = GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
     blocks = np.random.default_rng(columns).integers(0, 256, (rows * columns // per_block, block_bytes), np.uint8)
-    start, count = K_QUANTS[kind]
+    start = RANDOM[kind]
 
     def scaled(scale: float) -> NDArray[np.uint8]:
-        blocks[:, start : start + 2 * count] = np.full((len(blocks), count), scale, np.float16).view(np.uint8)
+        blocks[:, start : start + 2] = np.full((len(blocks), 1), scale, np.float16).view(np.uint8)
         return blocks.reshape(rows, -1)
 
     spread = gguf.quants.dequantize(scaled(2.0**-10), kind).std()

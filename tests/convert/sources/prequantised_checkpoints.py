@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes AWQ and GPTQ checkpoints of transformers' models, as AutoAWQ and AutoGPTQ lay them out."""
+"""Writes quantised checkpoints of transformers' models, as AutoAWQ, AutoGPTQ and compressed-tensors lay them out."""
 
 import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -16,7 +18,7 @@ from tests.convert.conftest import TinyModel, is_projection, write_tiny
 
 # Multiples of 128, the largest group of columns, and of 8, the codes in a word.
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}
-ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8)}
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Floats = NDArray[np.float32]
 Tensors = dict[str, NDArray[Any]]
@@ -27,20 +29,28 @@ class Form:
     """How a test's checkpoint is quantised."""
 
     method: str = "gptq"
+    """"awq", "gptq", "compressed-tensors", or "int8" for its format int-quantized."""
     group: int = 128
     version: str = "gptq"
     symmetric: bool = False
     order: str = "none"
     """Order of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
     exact: bool = True
-    """Whether scales have 4 significant bits, so that -scale * zero point has 8 and bfloat16 holds it exactly."""
+    """Whether scales have 4 significant bits, so that a product of 4 bits with a scale has 8 and bfloat16 holds it."""
+    bits: int = 4
 
     def config(self) -> dict[str, Any]:
+        if self.method in ("compressed-tensors", "int8"):
+            strategy = {"strategy": "group", "group_size": self.group} if self.group > 0 else {"strategy": "channel"}
+            weights = {"num_bits": self.bits, "type": "int", "symmetric": self.symmetric, **strategy}
+            groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+            form = "int-quantized" if self.method == "int8" else "pack-quantized"
+            return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
         if self.method == "awq":
             return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
         return {
             "quant_method": "gptq",
-            "bits": 4,
+            "bits": self.bits,
             "group_size": self.group,
             "desc_act": self.order == "act",
             "sym": self.symmetric,
@@ -48,11 +58,12 @@ class Form:
         }
 
 
-def pack(values: NDArray[np.uint8], order: Any) -> NDArray[np.int32]:
-    """Packs eight 4-bit values along the last axis into a word; `order` lists their indices from the lowest bits up."""
-    words = np.zeros((*values.shape[:-1], values.shape[-1] // 8), np.uint32)
-    for place, index in enumerate(order):
-        words |= values[..., index::8].astype(np.uint32) << np.uint32(4 * place)
+def pack(values: NDArray[np.uint8], bits: int, order: Any = None) -> NDArray[np.int32]:
+    """Packs values along the last axis into words; `order` lists the indices of a word's from the lowest bits up."""
+    each = 32 // bits
+    words = np.zeros((*values.shape[:-1], values.shape[-1] // each), np.uint32)
+    for place, index in enumerate(order or range(each)):
+        words |= values[..., index::each].astype(np.uint32) << np.uint32(bits * place)
     return words.view(np.int32)
 
 
@@ -60,7 +71,7 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     """The tensors of a weight [M, K], by the ends of their names, and the float32 values [M, K] that they stand for."""
     rows, columns = weight.shape
     size = columns if form.group < 0 else form.group
-    groups = -(-columns // size)
+    groups, last, half = -(-columns // size), (1 << form.bits) - 1, 1 << form.bits - 1
     group_of = np.arange(columns) // size
     if form.order == "act":
         group_of = np.random.default_rng(columns).permutation(group_of)
@@ -68,22 +79,74 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     for group in range(groups):
         part = weight[:, group_of == group]
         low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
-        exact = 2 * np.maximum(-low, high) / 15 if form.symmetric else (high - low) / 15
+        exact = 2 * np.maximum(-low, high) / last if form.symmetric else (high - low) / last
         mantissa, exponent = np.frexp(exact)
         scale[:, group] = np.ldexp(np.ceil(mantissa * 16) / 16, exponent) if form.exact else exact
-        zero[:, group] = 8 if form.symmetric else np.clip(np.rint(-low / scale[:, group].astype(np.float32)), 1, 15)
+        if form.symmetric:
+            zero[:, group] = half
+            continue
+        # 8-bit zero points are within 7 of the middle, so that the product with a scale of 4 bits has 8 as well.
+        least, most = (1, 15) if form.bits == 4 else (half - 7, half + 7)
+        zero[:, group] = np.clip(np.rint(-low / scale[:, group].astype(np.float32)), least, most)
     step, middle = scale[:, group_of].astype(np.float32), zero[:, group_of].astype(np.float32)
-    codes = np.clip(np.rint(weight / step) + middle, 0, 15).astype(np.uint8)
+    codes = np.clip(np.rint(weight / step) + middle, 0, last).astype(np.uint8)
+    values = step * (codes - middle)
+    if form.method == "int8":
+        tensors: Tensors = {"weight": (codes ^ 128).view(np.int8), "weight_scale": scale}
+        return tensors if form.symmetric else tensors | {"weight_zero_point": (zero ^ 128).view(np.int8)}, values
+    if form.method == "compressed-tensors":
+        tensors = {
+            "weight_packed": pack(codes, form.bits),
+            "weight_scale": scale,
+            "weight_shape": np.array(codes.shape),
+        }
+        if not form.symmetric:
+            tensors["weight_zero_point"] = np.ascontiguousarray(pack(zero.T, form.bits).T)
+        return tensors, values
+    order = AWQ_ORDER if form.method == "awq" else None
     stored_zero = zero - (form.version == "gptq" and form.method == "gptq")
-    tensors: Tensors = {"scales": np.ascontiguousarray(scale.T), "qzeros": pack(stored_zero.T, ORDERS[form.method])}
+    tensors = {"scales": np.ascontiguousarray(scale.T), "qzeros": pack(stored_zero.T, form.bits, order)}
     if form.method == "awq":
-        tensors["qweight"] = pack(codes.T, ORDERS["awq"])
+        tensors["qweight"] = pack(codes.T, form.bits, order)
     else:
-        tensors["qweight"] = np.ascontiguousarray(pack(codes, ORDERS["gptq"]).T)
+        tensors["qweight"] = np.ascontiguousarray(pack(codes, form.bits).T)
         tensors["bias"] = np.zeros(rows, np.float16)  # as some tools write it if there is none
     if form.order != "none":
         tensors["g_idx"] = group_of.astype(np.int32)
-    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, step * (codes - middle)
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, values
+
+
+def write_float8(folder: Path, family: str, block: tuple[int, int] | None, **changes: Any) -> TinyModel:
+    """Writes an FP8 checkpoint; returns transformers' model with the values of its floats.
+
+    Args:
+        folder: where "checkpoint" is made.
+        family: the model's family.
+        block: how many rows and columns share a scale, in the form of DeepSeek; None: a row, in compressed-tensors.
+        changes: settings of the model.
+    """
+    tiny = write_tiny(family, folder / "checkpoint", **SIZES, **changes)
+    path = tiny.folder / "model.safetensors"
+    tensors = load_file(path)
+    name_of_scale = "weight_scale_inv" if block else "weight_scale"
+    original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
+    for name, parameter in original.named_parameters():
+        if name.endswith("_proj.weight"):
+            weight = parameter.detach().numpy()
+            height, width = block or (1, weight.shape[1])
+            parts = weight.reshape(weight.shape[0] // height, height, weight.shape[1] // width, width)
+            scale = np.abs(parts).max(axis=(1, 3)) / np.float32(448)  # the largest float8_e4m3fn
+            spread = np.repeat(np.repeat(scale, height, axis=0), width, axis=1)
+            tensors[name] = (weight / spread).astype(ml_dtypes.float8_e4m3fn)
+            tensors[name.removesuffix("weight") + name_of_scale] = scale
+            parameter.data = torch.from_numpy(tensors[name].astype(np.float32) * spread)
+    save_file(tensors, path)
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    compressed = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+    settings = {"quant_method": "fp8", "weight_block_size": list(block)} if block else compressed
+    change_config(tiny.folder, quantization_config=settings)
+    return dataclasses.replace(tiny, reference=original)
 
 
 def write_prequantised(folder: Path, family: str, form: Form, **changes: Any) -> TinyModel:

@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from flownpu.convert.progress import Progress
 from flownpu.ops import q4nx
 from tests.convert.conftest import write_tiny
 from tests.convert.running import check_logits
-from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, write_gguf, write_model
+from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, unpermuted, write_gguf, write_model
 
 FAMILIES = tuple(ARCHITECTURES)
 # Forms of the other families that a GGUF file can hold: no RoPE in every fourth layer, Mistral without a window, Llama
@@ -81,42 +82,80 @@ def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None
         assert (tmp_path / "gguf" / name).read_bytes() == (tmp_path / "huggingface" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
+def codes_of_file(raw: np.ndarray, kind: Type) -> np.ndarray:
+    """The codes of rows of blocks, read by their places in the blocks' bytes; those of Q8_0 are signed."""
+    per_block, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = raw.reshape(-1, block_bytes)
+    if kind == Type.Q8_0:
+        return blocks[:, 2:].view(np.int8).reshape(len(raw), -1)
+    # The low nibbles of 16 bytes are 16 codes, and the high ones the next 16; in K-quants 32 bytes hold 32 and 32.
+    run = 16 if per_block == 32 else 32
+    packed = blocks[:, -per_block // 2 :].reshape(len(blocks), -1, run)
+    codes = np.stack([packed & 15, packed >> 4], axis=2).reshape(len(blocks), -1)
+    high = blocks[:, -per_block // 2 - per_block // 8 : -per_block // 2]
+    if kind == Type.Q5_K:  # byte j has the bits of code j of each 32
+        bits = np.unpackbits(high[:, None], axis=1, bitorder="little")
+        codes |= bits.reshape(len(blocks), -1) << 4
+    if kind in (Type.Q5_0, Type.Q5_1):
+        codes |= np.unpackbits(high, axis=1, bitorder="little") << 4
+    return codes.reshape(len(raw), -1)
+
+
+# The code of Q4NX for a code of 0 in the file, and the code that bears no part of the scale's error: where it is None,
+# the minimum makes up for the part of the mean code.
+ZEROS: dict[Type, tuple[int, int | None]] = {
+    Type.Q4_0: (0, 8),
+    Type.Q4_1: (0, 0),
+    Type.Q4_K: (0, None),
+    Type.Q5_0: (-16, 0),
+    Type.Q5_1: (-16, None),
+    Type.Q5_K: (-16, None),
+    Type.Q8_0: (0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", ZEROS)
 def test_gguf_codes_are_kept_and_only_scales_are_rounded(kind: Type, tmp_path: Path) -> None:
-    write_model(tmp_path, type_of=lambda _: kind, scales_in_bf16=False)
+    """A projection is tested, and the queries' rows, whose order changes and which share blocks with others."""
+    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda _: kind, scales_in_bf16=False)
     convert(tmp_path / "model.gguf", tmp_path / "model")
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}[
-        "blk.1.ffn_down.weight"
-    ]
-    exact = gguf.quants.dequantize(stored.data, kind)
-    made = q4nx.unpack(blocks_of(tmp_path / "model")["layers.1.mlp.down_proj"], *exact.shape)
-    head = 2 if kind == Type.Q4_0 else 4
-    raw = stored.data.reshape(exact.shape[0], -1, head + 16)
-    codes = np.concatenate([raw[..., head:] & 15, raw[..., head:] >> 4], axis=-1).reshape(exact.shape)
-    np.testing.assert_array_equal(made.codes, codes)
-    scale, minimum = (np.repeat(np.abs(p.astype(np.float32)), 32, axis=1) for p in (made.scale, made.minimum))
-    # bfloat16 has 8 bits: half a step is at most 2^-8 of a number, and 2^-8 (1 + 2^-8) of the rounded number. Sums are
-    # rounded to float32. Q4_0's minimum is exactly -8 scales.
-    half_step, code = 2.0**-8 * (1 + 2.0**-8), np.abs(codes - 8.0) if kind == Type.Q4_0 else codes
-    bound = half_step * (scale * code + (0 if kind == Type.Q4_0 else minimum)) + 2.0**-23 * (15 * scale + minimum)
-    difference = np.abs(q4nx.dequantize_codes(made) - exact)
-    assert (difference <= bound).all()
-    assert difference.any(), "these scales happen to be bfloat16's"
-    manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())
-    error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
-    assert manifest["quantisation"]["relative_error"]["layers.1.mlp.down_proj"] == pytest.approx(error, abs=1e-6)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    blocks = blocks_of(tmp_path / "model")
+    manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]
+    for stored, name in (("ffn_down", "mlp.down_proj"), ("attn_q", "self_attn.qkv_proj")):
+        raw = tensors[f"blk.1.{stored}.weight"].data
+        zero, center = ZEROS[kind]
+        exact, codes = gguf.quants.dequantize(raw, kind), codes_of_file(raw, kind).astype(np.int8) + zero
+        made = q4nx.unpack(blocks[f"layers.1.{name}"][: len(exact) // 32], *exact.shape)
+        if stored == "attn_q":
+            exact, codes = (unpermuted(rows, "q_proj.weight", tiny.reference.config) for rows in (exact, codes))
+        np.testing.assert_array_equal(made.codes, codes)
+        scale, minimum = (np.repeat(np.abs(p.astype(np.float32)), 32, axis=1) for p in (made.scale, made.minimum))
+        # bfloat16 has 8 bits: half a step is at most 2^-8 of a number, and 2^-8 (1 + 2^-8) of the rounded number. The
+        # minimum is rounded as well, except Q4_0's, which is exactly -8 scales. float32 sums are rounded to 2^-24.
+        half_step = 2.0**-8 * (1 + 2.0**-8)
+        mean = np.repeat(codes.reshape(len(codes), -1, 32).mean(axis=-1), 32, axis=1)
+        from_center = np.abs(codes - (mean if center is None else np.float64(center)))
+        bound = half_step * (scale * from_center + (0 if kind == Type.Q4_0 else minimum))
+        difference = np.abs(q4nx.dequantize_codes(made) - exact)
+        assert (difference <= bound + 2.0**-22 * (scale * np.abs(codes) + minimum)).all()
+        assert difference.any(), "these scales happen to be bfloat16's"
+        if stored == "ffn_down":
+            error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
+            assert manifest["relative_error"][f"layers.1.{name}"] == pytest.approx(error, abs=1e-6)
 
 
+# The type of each projection, and its bits in Q4NX; queries, keys and values have those of the keys.
 MIXED = {
-    "embed_tokens": Type.Q6_K,
-    "lm_head": Type.F16,
-    "q_proj": Type.Q3_K,
-    "k_proj": Type.Q8_0,
-    "v_proj": Type.Q4_1,
-    "o_proj": Type.BF16,
-    "gate_proj": Type.Q4_0,
-    "up_proj": Type.Q4_K,
-    "down_proj": Type.F32,
+    "embed_tokens": (Type.Q6_K, 8),
+    "lm_head": (Type.F16, 4),
+    "q_proj": (Type.F32, 8),
+    "k_proj": (Type.Q8_0, 8),
+    "v_proj": (Type.Q4_1, 8),
+    "o_proj": (Type.BF16, 4),
+    "gate_proj": (Type.Q4_0, 4),
+    "up_proj": (Type.Q4_K, 4),
+    "down_proj": (Type.Q3_K, 4),
 }
 
 
@@ -124,23 +163,28 @@ def test_gguf_types_quantised_again_are_logged(
     tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Types differ between the parts of a packed QKV and of a gated pair too."""
-    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda name: MIXED[name.split(".")[-2]])
+
+    def part(place: int) -> Callable[[str], Any]:
+        return lambda name: MIXED[name.split(".")[-2]][place]
+
+    tiny = write_model(tmp_path, changes=WIDE, type_of=part(0), bits_of=part(1))
     with caplog.at_level(logging.INFO, "flownpu"):
         convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
-    check_logits(tmp_path / "model", tiny, ep_devices)
     assert sorted((record.levelname, record.getMessage()) for record in caplog.records) == [
         ("INFO", "Q4_0: 3 weights: codes unchanged, scales rounded to bf16"),
         ("INFO", "Q4_1: 3 weights: codes unchanged, scales and minima rounded to bf16"),
+        ("INFO", "Q4_K: 3 weights: codes unchanged, scales and minima rounded to bf16"),
+        ("INFO", "Q8_0: 3 weights: codes unchanged, scales rounded to bf16"),
         ("WARNING", "BF16: 3 weights: quantised to Q4NX"),
         ("WARNING", "F16: 1 weight: quantised to Q4NX"),
-        ("WARNING", "F32: 3 weights: quantised to Q4NX"),
+        ("WARNING", "F32: 3 weights: quantised to Q4NX of 8 bits"),
         ("WARNING", "Q3_K: 3 weights: dequantised, and quantised again to Q4NX"),
-        ("WARNING", "Q4_K: 3 weights: dequantised, and quantised again to Q4NX"),
-        ("WARNING", "Q6_K: 1 weight: dequantised, and quantised again to Q4NX"),
-        ("WARNING", "Q8_0: 3 weights: dequantised, and quantised again to Q4NX"),
+        ("WARNING", "Q6_K: 1 weight: dequantised, and quantised again to Q4NX of 8 bits"),
+        ("WARNING", "the source has more than 4 bits, and only the CPU runs 8: for NPU and GPU give --weights q4"),
     ]
     weights = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["weights"]
-    assert weights["Q4_K"] == "3 weights: dequantised, and quantised again to Q4NX"
+    assert weights["Q3_K"] == "3 weights: dequantised, and quantised again to Q4NX"
+    check_logits(tmp_path / "model", tiny, ep_devices)
 
 
 def test_linear_rope_scaling_equals_transformers(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:

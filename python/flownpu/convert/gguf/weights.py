@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the weights of a GGUF file by the names that they have in a Hugging Face checkpoint.
 
-Weights in Q4_0 and Q4_1, which have groups of 32 as Q4NX has, keep their codes:
-
-    Q4_0: float16 d, 16 bytes of codes; w = d (code - 8)        scale d, minimum -8 d
-    Q4_1: float16 d, float16 m, 16 bytes of codes; w = d code + m
-
-Byte j of a block holds the code of column j in its low four bits and that of column j + 16 in its high four. Weights of
-other types are dequantised by the gguf package and quantised again.
+`codes` keeps the codes of types that have a scale for each 32 weights. The gguf package dequantises the others, and
+they are quantised again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -20,23 +14,24 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
-from flownpu.convert.quantise import Carried
+from flownpu.convert.gguf.codes import KEPT, keep_codes
+from flownpu.convert.quantise import Stored
 from flownpu.convert.weights import weight_plan
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.gguf.file import GgufFile
+    from flownpu.convert.quantise import Carried
 
 _Number = TypeVar("_Number", bound=np.generic)
-_GROUP = q4nx.GROUP
-# How many bytes of a block precede its codes.
-_PARAMETERS = {GGMLQuantizationType.Q4_0: 2, GGMLQuantizationType.Q4_1: 4}
+# Q6_K has codes of 6 bits, but a scale for each 16 weights.
+_ROUNDED_TO_8_BITS = (GGMLQuantizationType.Q6_K,)
+_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
 
 _MODEL = {
     "embed_tokens.weight": "token_embd.weight",
@@ -121,10 +116,6 @@ class GgufWeights:
                 f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"
             )
 
-    def is_symmetric(self, tensor: str) -> bool:
-        """Whether each minimum is -8 times its scale, as in Q4_0."""
-        return self._file.tensors[self._names[tensor]].type == GGMLQuantizationType.Q4_0
-
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.
 
@@ -135,9 +126,7 @@ class GgufWeights:
         name = self._names[tensor]
         kind = self._file.tensors[name].type
         stored = self._stored_rows(name, first, stop)
-        if kind in _PARAMETERS:
-            return _carried(stored, kind)
-        return self._dequantized(stored, name)
+        return keep_codes(stored, kind) if kind in KEPT else self._dequantized(stored, name)
 
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
         """A whole one-dimensional tensor, float32 [size]; raises as `check` and `values`."""
@@ -156,9 +145,14 @@ class GgufWeights:
             raise ConversionError(f"{self._file.path}: tensor {name} has a value that is not finite")
         return values
 
-    def types(self, tensors: Iterable[str]) -> dict[GGMLQuantizationType, int]:
-        """How many of these tensors are stored in each type."""
-        return dict(Counter(self._file.tensors[self._names[tensor]].type for tensor in tensors))
+    def stored(self, tensor: str) -> Stored:
+        """How a weight is stored."""
+        kind = self._file.tensors[self._names[tensor]].type
+        if kind in KEPT:
+            return Stored(kind.name, KEPT[kind].layout, keeps_codes=True)
+        if kind in _FLOATS:
+            return Stored(kind.name, again="quantised")
+        return Stored(kind.name, q4nx.EIGHT_BITS if kind in _ROUNDED_TO_8_BITS else None)
 
     def _stored_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
         if not name.endswith(self._interleaved):
@@ -182,17 +176,3 @@ class GgufWeights:
                 "convert from a file of another type"
             ) from None
         return values
-
-
-def _carried(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried:
-    """Rows of Q4_0 or Q4_1 blocks as Q4NX, with the same codes."""
-    start = _PARAMETERS[kind]
-    blocks = stored.reshape(len(stored), -1, start + _GROUP // 2)
-    packed = blocks[..., start:]
-    codes = np.concatenate([packed & 15, packed >> 4], axis=-1)
-    parameters = np.ascontiguousarray(blocks[..., :start]).view(np.float16).astype(np.float32)
-    scale = parameters[..., 0]
-    minimum = -8 * scale if kind == GGMLQuantizationType.Q4_0 else parameters[..., 1]
-    exact = minimum[..., None] + scale[..., None] * codes
-    quantized = q4nx.from_affine(codes.reshape(len(stored), -1), scale, minimum)
-    return Carried(quantized, exact.reshape(len(stored), -1))

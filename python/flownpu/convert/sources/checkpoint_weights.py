@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
+from flownpu.convert.quantise import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,9 +66,9 @@ class CheckpointWeights:
         """Raises ConversionError unless the tensor exists and has that shape."""
         self.checkpoint.check_shape(self.locate(tensor), shape)
 
-    def is_symmetric(self, tensor: str) -> bool:  # noqa: ARG002  (Tensors' parameter)
-        """False: floats are quantised, with minima that need not be -8 times the scale."""
-        return False
+    def stored(self, tensor: str) -> Stored:  # noqa: ARG002  (Tensors' parameter)
+        """How a weight is stored: as floats."""
+        return Stored("float", again="quantised")
 
     def rows(self, tensor: str, first: int, stop: int) -> NDArray[np.float32] | Carried:
         """Rows first..stop-1 of a weight.

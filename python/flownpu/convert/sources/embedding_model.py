@@ -59,7 +59,7 @@ def convert_embedding_model(request: Request, encoder_weights: str | None = None
     if request.options != ModelOptions():
         raise ConversionError(
             f"{request.source}: a model that embeds texts has no KV cache and no logits: leave --kv-dtype, --logits, "
-            "--sliding-window-cache and --paged out"
+            "--sliding-window-cache, --paged and --weights out"
         )
     checkpoint = Checkpoint(request.source)
     if is_text_encoder(checkpoint.config):

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import TYPE_CHECKING
-
-from gguf.constants import GGMLQuantizationType
 
 from flownpu.convert.decoder import FrequencyFactors
 from flownpu.convert.decoder_folder import PACKAGES, limit_context, make_decoder_folder
@@ -20,24 +17,15 @@ from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
 from flownpu.convert.mixture import STACKED
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
-from flownpu.convert.weights import ProjectionWeight, weight_plan
+from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.request import Request
-    from flownpu.convert.weights import Weight
-
-# The types whose codes Q4NX keeps, and the parts that are rounded to bf16.
-_UNCHANGED = {GGMLQuantizationType.Q4_0: "scales", GGMLQuantizationType.Q4_1: "scales and minima"}
-_FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-
-_log = logging.getLogger(__name__)
 
 
 def convert_gguf(request: Request) -> None:
-    """Writes the model folder of a GGUF file. Q4_0 and Q4_1 keep their codes; other types are quantised, and logged.
+    """Writes the model folder of a GGUF file. 4-bit types keep their codes; others are quantised, and logged.
 
     Raises:
         ConversionError: the source cannot be converted, or the output cannot be written; nothing is left behind.
@@ -56,7 +44,8 @@ def convert_gguf(request: Request) -> None:
         raise ConversionError(f"{source}: the metadata is damaged: {error}") from error
     tensors = GgufWeights(file, decoder, interleaved=FAMILIES[configuration["model_type"]].gguf_interleaved)
     decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
-    weights = QuantizedWeights(tensors)  # no offset: in GGUF files Gemma's norms include it
+    # No offset: in GGUF files Gemma's norms include it.
+    weights = QuantizedWeights(tensors, bits=request.options.weight_bits)
     plan = weight_plan(decoder)
     weights.check(plan)
     make_decoder_folder(
@@ -67,7 +56,7 @@ def convert_gguf(request: Request) -> None:
         tokenizer=tokenizer,
         source={"kind": "gguf", "model_type": decoder.family, "name": source.resolve().name},
         files=[source],
-        quantisation={"weights": _say_types(tensors, plan)},
+        quantisation={"weights": weights.describe(plan)},
         packages=[*PACKAGES, "gguf"],
         force=request.force,
         progress=request.progress,
@@ -95,19 +84,3 @@ def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -
         for layer in decoder.layers
     )
     return dataclasses.replace(decoder, layers=tuple(layers))
-
-
-def _say_types(tensors: GgufWeights, plan: Sequence[Weight]) -> dict[str, str]:
-    """Logs what happens to the weights of each type; returns these texts by type, for the manifest."""
-    names = [source.tensor for weight in plan if isinstance(weight, ProjectionWeight) for source in weight.sources]
-    texts = {}
-    for kind, count in sorted(tensors.types(names).items()):
-        noun = "weight" if count == 1 else "weights"
-        if kind in _UNCHANGED:
-            texts[kind.name] = f"{count} {noun}: codes unchanged, {_UNCHANGED[kind]} rounded to bf16"
-        elif kind in _FLOATS:
-            texts[kind.name] = f"{count} {noun}: quantised to Q4NX"
-        else:
-            texts[kind.name] = f"{count} {noun}: dequantised, and quantised again to Q4NX"
-        _log.log(logging.INFO if kind in _UNCHANGED else logging.WARNING, "%s: %s", kind.name, texts[kind.name])
-    return texts

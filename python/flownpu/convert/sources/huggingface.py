@@ -12,9 +12,11 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import read_decoder
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
+from flownpu.convert.sources.awq_gptq import AwqGptqWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
+from flownpu.convert.sources.compressed_tensors import CompressedWeights, Float8Weights
 from flownpu.convert.sources.embedding_model import convert_embedding_model, is_embedding_model
-from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
+from flownpu.convert.sources.packing import read_packing
 from flownpu.convert.sources.tokenizer_settings import readable_by_genai
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
@@ -37,6 +39,15 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )
 
+# The reader of quantised weights for each quant_method.
+READERS = {
+    "awq": AwqGptqWeights,
+    "gptq": AwqGptqWeights,
+    "compressed-tensors": CompressedWeights,
+    "int8": CompressedWeights,
+    "fp8": Float8Weights,
+}
+
 
 def tokenizer_paths(source: Path) -> list[Path]:
     """The files of a folder's tokenizer and chat template, which are copied to the same places."""
@@ -44,7 +55,7 @@ def tokenizer_paths(source: Path) -> list[Path]:
 
 
 def convert_checkpoint(request: Request, vision_weights: str | None = None, encoder_weights: str | None = None) -> None:
-    """Quantises a checkpoint to Q4NX and writes its model folder. Weights in AWQ and GPTQ keep their codes.
+    """Quantises a checkpoint to Q4NX and writes its model folder. Weights that have 4-bit codes keep them.
 
     The source is a folder with config.json, safetensors files and a tokenizer; embedding_model.py converts it if it is
     of a model that embeds texts.
@@ -76,8 +87,8 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
             decoder, family=checkpoint.config["model_type"], image_token_id=pictures.image_token_id
         )
     packing = read_packing(checkpoint)
-    tensors = CheckpointWeights(checkpoint) if packing is None else PrequantisedWeights(checkpoint, packing)
-    weights = QuantizedWeights(tensors, decoder.norm_offset)
+    tensors = CheckpointWeights(checkpoint) if packing is None else READERS[packing.method](checkpoint, packing)
+    weights = QuantizedWeights(tensors, decoder.norm_offset, request.options.weight_bits)
     plan = weight_plan(decoder)
     weights.check(plan)
     tensors.check_places(plan)
@@ -101,7 +112,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         files=[source / "config.json", *checkpoint.files, *tokenizer, *(settings_files(source) if pictures else [])],
         pictures=pictures,
         generation=checkpoint.generation,
-        quantisation={"weights": tensors.describe(plan)} if isinstance(tensors, PrequantisedWeights) else None,
+        quantisation=None if packing is None else {"weights": weights.describe(plan)},
         force=request.force,
         progress=request.progress,
     )

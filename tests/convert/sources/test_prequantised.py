@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AWQ and GPTQ checkpoints keep their codes, scales and zero points."""
+"""AWQ, GPTQ and compressed-tensors' checkpoints keep their codes, scales and zero points; FP8 is read."""
 
 import json
 import logging
@@ -17,10 +17,17 @@ from safetensors.numpy import load_file, save_file
 from flownpu.convert import ConversionError, convert
 from flownpu.convert.checkpoint import Checkpoint
 from flownpu.convert.quantise import Carried
-from flownpu.convert.sources.prequantised import PrequantisedWeights, read_packing
+from flownpu.convert.sources.huggingface import READERS
+from flownpu.convert.sources.packing import read_packing
 from flownpu.ops import q4nx
 from tests.convert.running import check_logits
-from tests.convert.sources.prequantised_checkpoints import Form, change_config, quantised, write_prequantised
+from tests.convert.sources.prequantised_checkpoints import (
+    Form,
+    change_config,
+    quantised,
+    write_float8,
+    write_prequantised,
+)
 from tests.convert.sources.test_gguf import blocks_of
 
 
@@ -35,6 +42,11 @@ from tests.convert.sources.test_gguf import blocks_of
         ("llama", Form("gptq", 128, symmetric=True)),
         ("llama", Form("gptq", -1, "gptq_v2", order="plain")),
         ("llama", Form("gptq", 64, order="act")),
+        ("llama", Form("compressed-tensors", 64)),
+        ("gemma2", Form("compressed-tensors", -1, symmetric=True)),
+        ("llama", Form("gptq", 64, bits=8)),
+        ("llama", Form("compressed-tensors", 128, bits=8)),
+        ("qwen3", Form("int8", -1, symmetric=True, bits=8)),
     ],
     ids=str,
 )
@@ -46,8 +58,15 @@ def test_converted_logits_equal_transformers(
     check_logits(tmp_path / "model", tiny, ep_devices)
 
 
-@pytest.mark.parametrize("form", [Form("awq", 128, exact=False), Form("gptq", 64, exact=False)], ids=str)
-def test_awq_and_gptq_lose_only_rounding_to_bfloat16(form: Form, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        Form(method, 64, exact=False, bits=bits)
+        for method, bits in (("awq", 4), ("gptq", 4), ("gptq", 8), ("compressed-tensors", 4), ("int8", 8))
+    ],
+    ids=str,
+)
+def test_prequantised_weight_loses_only_rounding_to_bfloat16(form: Form, tmp_path: Path) -> None:
     write_prequantised(tmp_path, "llama", form)
     name = "layers.1.mlp.down_proj"
     path = tmp_path / "checkpoint" / "model.safetensors"
@@ -60,16 +79,20 @@ def test_awq_and_gptq_lose_only_rounding_to_bfloat16(form: Form, tmp_path: Path)
     made = q4nx.unpack(blocks_of(tmp_path / "model")[name], *exact.shape)
     difference = np.abs(q4nx.dequantize_codes(made) - exact)
     size = form.group
-    scale = np.repeat(parts["scales"].T.astype(np.float32), size, axis=1)
+    stored = parts["weight_scale"] if "weight_scale" in parts else parts["scales"].T
+    scale = np.repeat(stored.astype(np.float32), size, axis=1)
+    # The code of Q4NX that stands for 0.
     zero = np.rint(-np.repeat(made.minimum.astype(np.float32) / made.scale.astype(np.float32), 32, axis=1))
     np.testing.assert_array_equal(made.codes - zero, np.rint(exact / scale))
     # Rounding to bfloat16's 8 bits moves a number by half a step at most, 2^-8 of itself: first the scale, then
-    # -scale * zero point, unless the zero point is a power of two. Both roundings together add a term of 2^-16; float32
-    # sums are rounded to 2^-24.
-    is_power = (zero.astype(int) & (zero.astype(int) - 1)) == 0
-    bound = 2.0**-8 * scale * (np.abs(made.codes - zero) + np.where(is_power, 0, zero)) * (1 + 2.0**-7)
-    assert (difference <= bound + 2.0**-24 * 32 * scale).all()
-    assert difference.max() < 0.12 * scale.max()
+    # -scale * zero, unless that is a power of two. Both roundings together add a term of 2^-16; float32 sums are
+    # rounded to 2^-24.
+    magnitude = np.abs(zero.astype(int))
+    is_power = (magnitude & (magnitude - 1)) == 0
+    bound = 2.0**-8 * scale * (np.abs(made.codes - zero) + np.where(is_power, 0, magnitude)) * (1 + 2.0**-7)
+    assert (difference <= bound + 2.0**-23 * 2.0**form.bits * scale).all()
+    if form.bits == 4:
+        assert difference.max() < 0.12 * scale.max()
     assert difference.any(), "these scales happen to be bfloat16's"
     manifest = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]
     error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
@@ -77,14 +100,16 @@ def test_awq_and_gptq_lose_only_rounding_to_bfloat16(form: Form, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "form", [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act")], ids=str
+    "form",
+    [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act"), Form("compressed-tensors", 32)],
+    ids=str,
 )
 def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) -> None:
     tiny = write_prequantised(tmp_path, "llama", form)
     checkpoint = Checkpoint(tiny.folder)
     packing = read_packing(checkpoint)
     assert packing is not None
-    tensors = PrequantisedWeights(checkpoint, packing)
+    tensors = READERS[packing.method](checkpoint, packing)
     tensors.check("layers.0.mlp.up_proj.weight", (384, 128))
 
     def rows(first: int, stop: int) -> NDArray[np.float32]:
@@ -94,6 +119,18 @@ def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) 
     whole = rows(0, 384)
     for first, stop in ((0, 32), (5, 6), (13, 50), (376, 384)):
         np.testing.assert_array_equal(rows(first, stop), whole[first:stop])
+
+
+@pytest.mark.parametrize("block", [(32, 64), None])
+def test_float8_checkpoint_equals_checkpoint_of_its_values(block: tuple[int, int] | None, tmp_path: Path) -> None:
+    tiny = write_float8(tmp_path, "llama", block)
+    tiny.reference.save_pretrained(tmp_path / "values")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tiny.folder / name, tmp_path / "values" / name)
+    convert(tiny.folder, tmp_path / "float8")
+    convert(tmp_path / "values", tmp_path / "float32", weights="8/4/8")  # the tables have floats of 16 bits
+    data = [(tmp_path / name / "model.onnx.data").read_bytes() for name in ("float8", "float32")]
+    assert data[0] == data[1]
 
 
 def test_dropped_parts_of_source_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,21 +220,34 @@ def filled(value: float) -> Callable[[NDArray[Any]], NDArray[Any]]:
     return lambda tensor: np.full_like(tensor, value)
 
 
+NVFP4 = {"group_0": {"weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}}
 DOWN = "model.layers.2.mlp.down_proj"
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (edit_config(bits=3), "expected 4 bits, got 3; convert the checkpoint that it was made of"),
-        (edit_config(bits=8), "expected 4 bits, got 8"),
+        (edit_config(bits=3), "expected 4 or 8 bits, got 3; convert the checkpoint that it was made of"),
+        (edit_config(quant_method="awq", version="gemm", bits=8), "expected 4 bits, got 8"),
         (edit_config(group_size=8), "multiple of 32, for Q4NX has one scale for 32 columns, got 8"),
         (edit_config(quant_method="awq", version="gemm", bits=3), "expected 4 bits, got 3"),
         (edit_config(quant_method="awq", version="gemm", group_size=8), "32 columns, got 8"),
         (lambda folder: change_config(folder, model_type="mamba"), 'expected model_type .* got "mamba"'),
         (edit_config(group_size=48), "got 48"),
         (edit_config(group_size=0), "got 0"),
-        (edit_config(quant_method="bitsandbytes"), 'expected quant_method awq or gptq, got "bitsandbytes"'),
+        (
+            edit_config(quant_method="bitsandbytes"),
+            'tensors or fp8, got "bitsandbytes"; convert',
+        ),
+        (
+            edit_config(quant_method="compressed-tensors"),
+            "expected config_groups with one scheme of weights, got None; convert the",
+        ),
+        (
+            edit_config(quant_method="compressed-tensors", format="nvfp4-pack-quantized", config_groups=NVFP4),
+            "expected format pack-quantized of 4- .*, got nvfp4-pack-quantized of 4-bit float by tensor_group",
+        ),
+        (edit_config(quant_method="fp8", weight_block_size=128), "expected blocks of two sizes, .*, got 128"),
         (edit_config(checkpoint_format="marlin"), 'checkpoint_format gptq or gptq_v2, got "marlin"'),
         (edit_config(quant_method="awq", version="gemv"), 'expected version gemm, got "gemv"'),
         (edit_config(quant_method="awq", format="llm-awq"), 'expected format gemm, got "llm-awq"'),
@@ -225,7 +275,7 @@ DOWN = "model.layers.2.mlp.down_proj"
         ),
     ],
 )
-def test_unfit_awq_or_gptq_checkpoint_is_refused(
+def test_unfit_quantised_checkpoint_is_refused(
     edit: Callable[[Path], None], message: str, sound: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(sound, tmp_path / "checkpoint")

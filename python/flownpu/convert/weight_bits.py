@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many bits a conversion gives the codes of a decoder's weights."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from flownpu.convert.errors import ConversionError
+
+_NAMES = {"q4": "4/4/4", "q8": "8/8/8"}
+
+
+class WeightBits(NamedTuple):
+    """Bits of a code, 4 or 8, by the weight's place in the decoder: 8/4/4 in the notation of the ML Drift paper.
+
+    Attributes:
+        attention: of the projections to queries, keys and values, and of the output projection.
+        embedding: of the table of embeddings and the LM head.
+        feed_forward: of the projections of the feed-forward network, or of its experts.
+    """
+
+    attention: int
+    embedding: int
+    feed_forward: int
+
+    def of(self, name: str) -> int:
+        """The bits of a weight, by its name in `weight_plan`."""
+        if ".self_attn." in name:
+            return self.attention
+        return self.feed_forward if ".mlp." in name else self.embedding
+
+
+def parse_weight_bits(text: str) -> WeightBits | None:
+    """The bits that "q4", "q8" or a text such as "8/4/4" stands for; None for "auto": as many as the source has.
+
+    Raises:
+        ConversionError: the text is none of these.
+    """
+    if text == "auto":
+        return None
+    numbers = _NAMES.get(text, text)
+    if not re.fullmatch("[48]/[48]/[48]", numbers):
+        raise ConversionError(
+            "expected weights of auto, q4, q8, or the bits of attention, embedding and feed-forward, each 4 or 8, such "
+            f'as 8/4/4, got "{text}"'
+        )
+    return WeightBits(*map(int, numbers.split("/")))

@@ -37,7 +37,7 @@ void write_sinks(std::span<const float> sinks, std::int64_t kv_heads, std::int64
       const double t = std::min(sinks[i] * std::numbers::log2e, kLargest);
       const double m = std::max(std::ceil(t), -kLargest);
       numbers[i] = static_cast<float>(m);
-      numbers[group + i] = static_cast<float>(std::exp2(t - m));
+      numbers[group + i] = std::exp2(static_cast<float>(t - m));
     }
     const auto bytes = std::as_bytes(std::span(numbers));
     std::memcpy(writer.take(bytes.size()).data(), bytes.data(), bytes.size());

@@ -206,6 +206,8 @@ class _Stages:
         for name, window in (("flow_kv", None), ("flow_kv window", 40)):
             make = partial(attention.flow_kv_case, decode, 100, 256, window=window)
             yield _stage(name, "flow_kv", _alone(make))
+        with_sinks = FlowKV(target, 8, 4, 64, has_sinks=True)
+        yield _stage("flow_kv sinks", "flow_kv sinks", _alone(partial(attention.flow_kv_case, with_sinks, 100, 256)))
         prompt = FlowQKV(target, columns, columns, 64)
         for name, window in (("flow_qkv", None), ("flow_qkv window", 40)):
             make = partial(attention.flow_qkv_case, prompt, 17, 100, 128, window=window)

@@ -74,10 +74,11 @@ int largest_without_overflow(const DenseWeight& weight) {
   for (std::int64_t k = 0; k < weight.k; k += 2) {
     for (std::int64_t m = 0; m < weight.m; ++m) {
       const std::int8_t* at = data + k * along_k + m * along_m;
-      const int first = at[0];
-      const int second = k + 1 < weight.k ? at[along_k] : 0;
-      most = std::max({most, std::max(first, 0) + std::max(second, 0),
-                       -std::min(first, 0) - std::min(second, 0)});
+      const std::int8_t first = at[0];
+      const std::int8_t second = k + 1 < weight.k ? at[along_k] : std::int8_t{0};
+      constexpr std::int8_t kZero = 0;
+      most = std::max({most, std::max(first, kZero) + std::max(second, kZero),
+                       -std::min(first, kZero) - std::min(second, kZero)});
     }
   }
   return std::min<int>(std::numeric_limits<std::int16_t>::max() / most,

@@ -109,7 +109,8 @@ int QuantizedWeight::code(std::int64_t row, std::int64_t column) const {
 }
 
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
-  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? 0 : static_cast<float>(symmetric_point());
+  if (zero_points.name.empty())
+    return codes.type == DataType::kUInt4 ? 0 : static_cast<float>(symmetric_point());
   if (zero_points.type == DataType::kFloat32)
     return static_cast<const float*>(zero_points.constant)[scale_index(row, block)];
   // Each row's zero points in bytes begin at a whole byte.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DenseMatMul and MatMul on the CPU, for every instruction set of this machine, against float64."""
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -42,8 +43,8 @@ def rounding(isa: str, rows: int, activations: str, weight: np.ndarray) -> str:
 
 def part_columns(isa: str, k: int, weight: np.ndarray) -> int:
     """The columns of a part: all parts are alike, of a multiple of 64."""
-    parts = -(-k // MOST_COLUMNS[isa][weight.dtype == np.int8])
-    return -(-(-(-k // parts)) // 64) * 64
+    parts = math.ceil(k / MOST_COLUMNS[isa][weight.dtype == np.int8])
+    return math.ceil(math.ceil(k / parts) / 64) * 64
 
 
 def largest_unsigned(weight: np.ndarray) -> int:

@@ -40,7 +40,7 @@ constexpr std::int64_t kStoredPart = 384;
 constexpr int kByteRows = 4;
 
 inline DenseRounding int8_rounding(DataType weight) {
-  // Of int8 weights until they are known: -128 has the largest magnitude.
+  // 127 until int8 weights are known: two of them are -256 at the least.
   if (weight == DataType::kInt8) return {DenseType::kInt8, 127, kStoredPart, true};
   return {DenseType::kInt8, 182, kRoundedPart, true};
 }
@@ -193,7 +193,7 @@ inline ActivationRange activation_range(const float* x, std::int64_t start, std:
   }
   const float low = -reduce_max(-lowest.part[0]);
   const float range = reduce_max(highest.part[0]) - low;
-  // Of a smaller range the inverse would be infinite; such columns count as their lowest.
+  // The inverse of a smaller range would be infinite; such columns count as their lowest.
   constexpr float kNegligible = 255 / std::numeric_limits<float>::max();
   const auto steps = static_cast<float>(largest);
   return {low, range / steps + range * 0.0F + reduce_add(zero_or_nan.part[0]),

@@ -32,7 +32,7 @@ inline std::int64_t bytes_of_part(std::int64_t columns) {
 
 // Parts whose codes and scales fill an L1 data cache, as the scratch of other products does.
 inline std::int64_t parts_of_range(const RoundedActivations& a) {
-  return kMatMulScratchBytes / bytes_of_part(a.part_columns);
+  return static_cast<std::int64_t>(kMatMulScratchBytes) / bytes_of_part(a.part_columns);
 }
 
 inline std::int64_t int8_block_bytes(std::int64_t k, std::int64_t part) {

@@ -13,9 +13,9 @@ from tests.fuzz.reference.evaluate import Node, Table
 from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
 from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, summed
 
-# Errors of one rounding: to bf16, with 8 significant bits; to int8 relative to the group's largest number, half of a
-# 127th, or of a 63rd on AVX2 if the weight is int8 in the model (a group is part of a row); to 7 bits (AVX2; else 8)
-# between a group's lowest and highest number, relative to their distance.
+# Errors of one rounding: to bf16, with 8 significant bits; of activations to int8, half of a 63rd of their group's
+# largest magnitude (twice that in 127 steps on AVX2, finer elsewhere; a group is part of a row); of weights, half of a
+# 127th of the distance between a group's ends.
 BFLOAT16, INT7, BYTE = 2.0**-8, 0.5 / 63 * 1.02, 0.5 / 127 * 1.02
 # A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
@@ -73,7 +73,7 @@ def _rounded_operands(
         return x.shaken(BFLOAT16), w.shaken(BFLOAT16)
     if rounding != "int8" or not (sizes[0].size and sizes[1].size):
         return x, w
-    # Half a step: twice the largest magnitude by at least 127 steps (182 with AVX2); weights by at least 180.
+    # A row's largest magnitude is at least each group's; codes of weights lie within twice a column's.
     error = sizes[0].max(axis=-1, keepdims=True) * INT7 + np.minimum(sizes[0], NEGLIGIBLE)
     finite = np.where(np.isfinite(w.numbers[0]), w.numbers[0], 0)
     of_weight = (2 * np.abs(finite).max(axis=-2, keepdims=True) if span is None else span) * BYTE

@@ -131,6 +131,7 @@ Product convolution(const Node& node) {
       std::all_of(shape.begin() + 2, shape.end(), [](auto size) { return size >= 0; });
   return {.multiply_adds = weight->shape->elements(),
           .rows = known_elements(images, 0, 1) * known_elements(images, 2, shape.rank()),
+          .has_rows = is_known && shape[0] >= 0,
           .is_known = is_known};
 }
 
@@ -141,21 +142,22 @@ Product product_of(const Node& node) {
     return node.integer(first, 0) * node.integer(second, 0);
   };
   const Value* x = node.input(0);
-  const std::int64_t rows = x != nullptr && x->shape && x->shape->rank() > 0
-                                ? known_elements(*x, 0, x->shape->rank() - 1)
-                                : 1;
+  const bool has_shape = x != nullptr && x->shape && x->shape->rank() > 0;
+  const std::int64_t rows = has_shape ? known_elements(*x, 0, x->shape->rank() - 1) : 1;
+  const bool has_rows = has_shape && std::all_of(x->shape->begin(), x->shape->end() - 1,
+                                                 [](auto size) { return size > 0; });
   try {
     if (node.op_type == "Conv" || node.op_type == "ConvTranspose") return convolution(node);
-    if (node.op_type == "MatMulNBits") return {sizes("K", "N"), rows};
+    if (node.op_type == "MatMulNBits") return {sizes("K", "N"), rows, has_rows};
     if (node.op_type == "Q4NXMatMul" || node.op_type == "FusedDQP")
-      return {sizes("K", "M") * (node.text("gating", "none") == "none" ? 1 : 2), rows};
+      return {sizes("K", "M") * (node.text("gating", "none") == "none" ? 1 : 2), rows, has_rows};
     static constexpr std::array<std::string_view, 6> kProducts{
         "MatMul", "Gemm", "FusedMatMul", "DenseMatMul", "MatMulInteger", "DynamicQuantizeMatMul"};
     const Value* weight = node.input(1);
     // A quantised weight is the result of a DequantizeLinear.
     if (std::ranges::find(kProducts, node.op_type) != kProducts.end() && weight != nullptr &&
         weight->shape && weight->shape->rank() == 2 && weight->shape->elements() > 0) {
-      return {weight->shape->elements(), rows};
+      return {weight->shape->elements(), rows, has_rows};
     }
   } catch (const Error&) {
     return {};  // the node was rejected for its attributes

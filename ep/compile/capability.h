@@ -37,6 +37,8 @@ struct Product {
   std::int64_t multiply_adds = 0;
   // Rows or pixels, as far as the graph says; a size that it leaves open counts as 1: one token.
   std::int64_t rows = 1;
+  // Whether the graph says all sizes that make rows.
+  bool has_rows = false;
   // False for convolutions of images of unknown size, whose pixels no token stands for.
   bool is_known = true;
 };

@@ -28,6 +28,7 @@ def product(rows: str, k: int, m: int) -> onnx.ModelProto:
     ("rows", "k", "m", "taken"),
     [
         ("8", 256, 256, 0),  # half a million multiply-adds
+        ("1", 256, 256, 0),  # not the rows of a text: the graph says one
         ("16", 256, 256, 3),  # a million
         ("N", 256, 256, 3),  # as many for the 16 rows that a short text is taken to have
         ("N", 64, 64, 0),
@@ -40,7 +41,7 @@ def test_partition_is_taken_from_a_million_multiply_adds_on(
     assert placement["claimed"] == taken
     left = {item["op_type"]: item["reason"] for item in placement["left"]}
     assert ("claim=all takes it" in left.get("Neg", "")) == (taken == 0)
-    x = RNG.uniform(-1, 1, (8 if rows == "8" else 16, k)).astype(np.float32)
+    x = RNG.uniform(-1, 1, (16 if rows == "N" else int(rows), k)).astype(np.float32)
     (found,), (expected,) = session.run(None, {"x": x}), reference(product(rows, k, m), {"x": x})
     assert found.shape == expected.shape
 

@@ -157,16 +157,17 @@ std::vector<std::string> left_patterns(const Device& device, const std::vector<G
 
 void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body) {
   const std::int64_t unknown_rows = is_body ? kUnknownRowsOfBody : kUnknownRows;
+  const bool is_whole = !is_body && partitions.rejected.empty();
   std::erase_if(partitions.taken, [&](const std::vector<std::size_t>& partition) {
     std::int64_t work = 0;
     for (const std::size_t index : partition) {
       if (is_large(nodes[index].node)) return false;
       work += work_of(nodes[index].node, unknown_rows);
     }
-    if (work >= kLeastMultiplyAdds) return false;
+    if (work >= kLeastMultiplyAdds || (is_whole && work == 0)) return false;
     for (const std::size_t index : partition)
       partitions.rejected.push_back(
-          {index, "too little work between nodes that ONNX Runtime runs (claim=all takes it)"});
+          {index, "too little work for another provider (claim=all takes it)"});
     return true;
   });
   std::ranges::sort(partitions.rejected, {}, &Partitions::Rejected::node);

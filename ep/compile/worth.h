@@ -16,8 +16,8 @@ namespace flownpu {
 // has both: a product alone would get a weight that is dequantised in each run.
 std::vector<std::string> left_patterns(const Device& device, const std::vector<GraphNode>& nodes);
 
-// Moves to `rejected` the partitions that have too little work to pay for the hand-over. `is_body`:
-// of an If, Loop or Scan.
+// Moves to `rejected` the partitions that have too little work to pay for the hand-over, but not a
+// whole model without products, which takes as long there. `is_body`: of an If, Loop or Scan.
 void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body);
 
 }  // namespace flownpu

@@ -51,7 +51,7 @@ def test_all_is_taken_with_claim_all(placed: Placed) -> None:
     assert placement["claimed"] == 3
 
 
-def test_whole_model_is_taken_however_small(placed: Placed) -> None:
+def test_whole_model_without_products_is_taken_however_small(placed: Placed) -> None:
     _, placement = placed("g (float[2] x) => (float[2] y) { y = Add(x, x) }", PRICED)
     assert (placement["claimed"], placement["left"]) == (1, [])
 

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-PAST = "past_key_values."
+PAST, STATES = "past_key_values.", "past."
 # GenAI's default slack of a window-sized cache, for single tokens.
 SLACK = 16
 STORED = {
@@ -49,7 +49,7 @@ class DecoderSession:
         config = json.loads(settings.read_text())["model"]["decoder"] if settings.is_file() else {}
         self.session = onnxruntime.InferenceSession(folder / config.get("filename", "model.onnx"), options, providers)
         self._inputs = {value.name for value in self.session.get_inputs()}
-        self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith(PAST)]
+        self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith((PAST, STATES))]
         window = config.get("sliding_window") or {"layers": []}
         # These sizes may be symbolic in a graph. Optimum's exports have numbers there, and no genai_config.json.
         self._heads = config.get("num_key_value_heads"), config.get("head_size")
@@ -77,6 +77,8 @@ class DecoderSession:
         return logits.numpy()
 
     def _empty(self, batch: int, value: Any) -> onnxruntime.OrtValue:
+        if value.name.startswith(STATES):
+            return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((batch, *value.shape[1:]), np.float32))
         heads, size = (said or value.shape[axis] for said, axis in zip(self._heads, (1, 3), strict=True))
         storage, kind = STORED[value.type]
         capacity = self._capacity.get(value.name.removeprefix(PAST).partition(".")[0], 0)

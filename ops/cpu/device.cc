@@ -62,7 +62,11 @@ auto operators_by_file() {
                     cpu::patch_operators(),
                     cpu::quantization_operators(),
                     cpu::standard_attention_operators(),
-                    cpu::rotary_embedding_operators()};
+                    cpu::rotary_embedding_operators(),
+                    cpu::multi_axis_rotary_embedding_operators(),
+                    cpu::causal_convolution_operators(),
+                    cpu::linear_attention_operators(),
+                    cpu::gate_operators()};
 }
 
 class CpuDevice final : public Device {

@@ -209,6 +209,27 @@ struct ProductEpilogue {
   bool streamed = false;
 };
 
+// One token of linear attention with a state S f32 [key_size][value_size] (ONNX LinearAttention):
+//   S <- diag(decay) S + key change^T, change = value, or of the delta rules beta (value - (diag(decay)
+//   S)^T key), output = scale S^T query.
+struct RecurrenceStep {
+  float* state = nullptr;
+  std::int64_t key_size = 0;
+  std::int64_t value_size = 0;
+  const float* key = nullptr;
+  const float* value = nullptr;
+  // Factors of the state's rows: one for each row, or one; null: 1.
+  const float* decay = nullptr;
+  bool decay_per_row = false;
+  bool is_delta = false;
+  float beta = 1;
+  float scale = 1;
+  // f32 [queries][key_size] and [queries][value_size], at least one.
+  std::int64_t queries = 1;
+  const float* query = nullptr;
+  float* output = nullptr;
+};
+
 struct Kernels {
   // On x86 "amx", "avx512", "avx2", "generic"; on Arm "i8mm", "dotprod", "generic". The first two
   // of each give the same bits.
@@ -291,6 +312,8 @@ struct Kernels {
 
   // sum += factor * x, n elements.
   void (*add_scaled)(const float* x, float factor, float* sum, std::int64_t n);
+
+  void (*recurrence_step)(const RecurrenceStep& step);
 
   // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and
   // sines are given.

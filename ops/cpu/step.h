@@ -71,6 +71,10 @@ std::span<const Operator> quantization_operators();
 std::span<const Operator> transpose_operators();
 std::span<const Operator> standard_attention_operators();
 std::span<const Operator> rotary_embedding_operators();
+std::span<const Operator> multi_axis_rotary_embedding_operators();
+std::span<const Operator> causal_convolution_operators();
+std::span<const Operator> linear_attention_operators();
+std::span<const Operator> gate_operators();
 
 // Hands out 64-byte aligned parts of a step's scratch. Without memory it only counts.
 class Scratch {

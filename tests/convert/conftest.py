@@ -127,6 +127,9 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma2": gemma2_config,
     "granite": granite_config,
     "granitemoe": lambda: granite_config(transformers.GraniteMoeConfig, **LOCAL_EXPERTS),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **SIZES, block_multiple_of=16, layer_types=["conv", "full_attention", "conv"]
+    ),
     "llama with biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "llama with yarn": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
     "llama with dynamic": lambda: transformers.LlamaConfig(
@@ -159,6 +162,16 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **SIZES, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True
     ),
+    # Heads of keys and values of different numbers and sizes, and two layers with states before one with attention.
+    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(
+        **SIZES,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25},
+    ),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
 }
 # CONFIGS is kept apart because peers' converters write those families too.
@@ -168,6 +181,7 @@ ALL_CONFIGS = CONFIGS | OTHER_CONFIGS
 def is_projection(name: str) -> bool:
     return name.endswith(
         ("_proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight", "lm_head.weight")
+        + ("w1.weight", "w2.weight", "w3.weight", "in_proj_qkv.weight", "in_proj_z.weight")
     )
 
 

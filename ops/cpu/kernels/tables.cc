@@ -15,6 +15,7 @@ const Kernels& kernels() {
     fill_product_epilogue(filled);
     fill_elementwise(filled);
     fill_attention(filled);
+    fill_recurrence(filled);
     return filled;
   }();
   return table;

@@ -11,6 +11,7 @@ void fill_dense_matmul(Kernels& kernels);
 void fill_product_epilogue(Kernels& kernels);
 void fill_elementwise(Kernels& kernels);
 void fill_attention(Kernels& kernels);
+void fill_recurrence(Kernels& kernels);
 
 // The whole table.
 const Kernels& kernels();

@@ -8,16 +8,20 @@ describe. In shapes, d is the size of a head, and r how many of its dimensions a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from flownpu import _native
+from flownpu.convert.errors import ConversionError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
+    from flownpu.convert.mixer import Mixer
     from flownpu.convert.mixture import Mixture
 
     Floats: TypeAlias = NDArray[np.float32]
@@ -180,6 +184,8 @@ class Layer:
     rotary: Rotary
     window: int | None = None
     """How many positions a query sees, its own included; None: all. If the decoder is bidirectional, to each side."""
+    mixer: Mixer | None = None
+    """What stands in the place of attention; None: nothing."""
 
 
 @dataclass(frozen=True)
@@ -214,9 +220,13 @@ class Decoder:
     """There are norms after attention and feed-forward, before their outputs are added to the residual stream."""
     qkv_bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False
+    """Attention's output is multiplied by sigmoid(gate), whose rows follow those of each query head in q_proj."""
     feed_forward_bias: bool = False
     fused_projections: bool = False
     """The checkpoint has the query, key and value projections in one tensor, and gate and up projection in another."""
+    tensor_names: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of Llama's checkpoints, or parts of their names between dots, and what this one has in their place."""
     mixture: Mixture | None = None
     """The mixture of experts that is every layer's feed-forward; None: a plain feed-forward."""
     embedding_scale: float = 1.0
@@ -241,9 +251,15 @@ class Decoder:
         return max((layer.window for layer in self.layers if layer.window is not None), default=None)
 
     @property
+    def has_states(self) -> bool:
+        """Whether a layer has a state in the place of a KV cache."""
+        return any(layer.mixer is not None for layer in self.layers)
+
+    @property
     def rotaries(self) -> tuple[Rotary, ...]:
         """The distinct rotary embeddings of the layers with rotation, in order of first use."""
-        return tuple(dict.fromkeys(layer.rotary for layer in self.layers if layer.rotary.rotated))
+        layers = (layer for layer in self.layers if layer.mixer is None)
+        return tuple(dict.fromkeys(layer.rotary for layer in layers if layer.rotary.rotated))
 
     @property
     def rotated_size(self) -> int:
@@ -254,7 +270,15 @@ class Decoder:
         """The layers as devices compute them, without the checkpoint's tensors and tokens.
 
         `images`: tokens of an image see one another in both directions. `int8_cache`: keys and values are kept in int8.
+
+        Raises:
+            ConversionError: a layer has a state, or attention an output gate, which only the CPU computes.
         """
+        if self.has_states or self.output_gate:
+            raise ConversionError(
+                "expected attention without an output gate in each layer: only the CPU computes gates and layers with "
+                "states"
+            )
         rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in self.layers))
         mixture = self.mixture
         experts = mixture and {

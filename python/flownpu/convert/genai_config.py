@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flownpu.convert.mixer import DeltaRule
 from flownpu.convert.settings import Settings
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.registration import get_ep_name
@@ -93,6 +94,12 @@ def genai_config(
             },
         },
     }
+    states = ["conv"] if decoder.has_states else []
+    if any(isinstance(layer.mixer, DeltaRule) for layer in decoder.layers):
+        states.append("recurrent")
+    for state in states:
+        model["decoder"]["inputs"][f"past_{state}_names"] = f"past.%d.{state}"
+        model["decoder"]["outputs"][f"present_{state}_names"] = f"present.%d.{state}"
     if decoder.image_token_id is not None:
         model |= _picture_sections(decoder.image_token_id)
         model["decoder"]["inputs"]["inputs_embeds"] = "inputs_embeds"

@@ -23,7 +23,7 @@ from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weight_bits import WeightBits, parse_weight_bits
-from flownpu.convert.weights import ProjectionWeight, RouterWeight, embedding_table, weight_plan
+from flownpu.convert.weights import FloatWeight, ProjectionWeight, RouterWeight, embedding_table, weight_plan
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
@@ -130,6 +130,11 @@ def write_model(
         raise ConversionError(
             "a paged model takes text only, and this one takes images: add --vision-weights none, or leave --paged out"
         )
+    if options.paged and (decoder.has_states or decoder.output_gate):
+        raise ConversionError(
+            "a paged model has attention without an output gate in each layer, and this one has others: leave --paged "
+            "out"
+        )
     if options.paged and any(rotary.has_two_tables(decoder.context_length) for rotary in decoder.rotaries):
         raise ConversionError(
             "a paged model has one table of RoPE for all lengths, and this one's frequencies change behind "
@@ -201,6 +206,9 @@ def write_tensors(
                 matrix = _narrowest(weights.matrix(weight))
                 dtype = ir.DataType.from_numpy(matrix.dtype)
                 tensors[weight.name] = data.write(weight.name, dtype, matrix.shape, [matrix])
+            elif isinstance(weight, FloatWeight):
+                matrix = weight.arranged(weights.matrix(weight))
+                tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, matrix.shape, [matrix])
             else:
                 values = weights.vector(weight)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.weights import BiasWeight, BlockPart, NormWeight, ProjectionWeight, RouterWeight
+from flownpu.convert.weights import BiasWeight, BlockPart, FloatWeight, NormWeight, ProjectionWeight, RouterWeight
 from flownpu.machine import usable_cores
 from flownpu.ops import q4nx
 
@@ -114,7 +114,8 @@ class QuantizedWeights:
     def check(self, plan: Sequence[Weight]) -> None:
         """Raises ConversionError unless every tensor that the plan needs exists and has its shape."""
         for weight in plan:
-            columns = (weight.columns,) if isinstance(weight, ProjectionWeight | RouterWeight) else ()
+            has_columns = isinstance(weight, ProjectionWeight | RouterWeight | FloatWeight)
+            columns = (weight.columns,) if has_columns else ()
             for source in weight.sources:
                 self._tensors.check(source.tensor, (source.stored_rows, *columns))
 
@@ -127,10 +128,10 @@ class QuantizedWeights:
         values = np.concatenate([self._values(source) for source in weight.sources])
         if isinstance(weight, NormWeight):
             values = (self._offset + values) * np.float32(weight.scale)
-        return values
+        return -np.exp(values) if isinstance(weight, BiasWeight) and weight.minus_exp else values
 
-    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
-        """A router's weight, float32 [experts, columns].
+    def matrix(self, weight: RouterWeight | FloatWeight) -> NDArray[np.float32]:
+        """A weight that is not quantised, float32 [rows, columns].
 
         Raises:
             ConversionError: the tensor is missing, has another shape, or a value that is not finite.

@@ -15,7 +15,8 @@ class WeightBits(NamedTuple):
     """Bits of a code, 4 or 8, by the weight's place in the decoder: 8/4/4 in the notation of the ML Drift paper.
 
     Attributes:
-        attention: of the projections to queries, keys and values, and of the output projection.
+        attention: of the projections to queries, keys and values, and of the output projection; also of mixers that
+            stand in the place of attention.
         embedding: of the table of embeddings and the LM head.
         feed_forward: of the projections of the feed-forward network, or of its experts.
     """
@@ -26,9 +27,9 @@ class WeightBits(NamedTuple):
 
     def of(self, name: str) -> int:
         """The bits of a weight, by its name in `weight_plan`."""
-        if ".self_attn." in name:
-            return self.attention
-        return self.feed_forward if ".mlp." in name else self.embedding
+        if ".mlp." in name:
+            return self.feed_forward
+        return self.attention if name.startswith("layers.") else self.embedding
 
 
 def parse_weight_bits(text: str) -> WeightBits | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from flownpu.convert.mixer import Convolution
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.decoder import Decoder
+    from flownpu.convert.decoder import Decoder, Layer
+    from flownpu.convert.mixer import DeltaRule
     from flownpu.convert.mixture import Mixture
 
 
@@ -113,10 +115,12 @@ class NormWeight:
 
 @dataclass(frozen=True)
 class BiasWeight:
-    """A projection's bias, float32 [size]: its sources, one after the other."""
+    """A vector that is not a norm's, such as a projection's bias, float32 [size]: its sources, one after the other."""
 
     name: str
     sources: tuple[TensorSource, ...]
+    minus_exp: bool = False
+    """It is -exp(x) of what the sources have."""
 
     @property
     def size(self) -> int:
@@ -143,7 +147,31 @@ class RouterWeight:
         return self.source.rows * self.columns
 
 
-Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight | RouterWeight
+@dataclass(frozen=True)
+class FloatWeight:
+    """A matrix in float32: a depthwise convolution's [rows, 1, columns], or a product's right operand [columns, rows]."""
+
+    name: str
+    source: TensorSource
+    columns: int
+    is_operand: bool = False
+
+    def arranged(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The values, [rows, columns], in the graph's shape."""
+        return np.ascontiguousarray(values.T) if self.is_operand else values[:, None]
+
+    @property
+    def sources(self) -> tuple[TensorSource, ...]:
+        """The tensor that it is made of."""
+        return (self.source,)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return self.source.rows * self.columns
+
+
+Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight | RouterWeight | FloatWeight
 
 
 class BlockPart(NamedTuple):
@@ -174,8 +202,8 @@ class WeightSource(Protocol):
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
         """A norm's weight with offset and scale applied, or a bias, [size]."""
 
-    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
-        """A router's weight, [experts, columns]."""
+    def matrix(self, weight: RouterWeight | FloatWeight) -> NDArray[np.float32]:
+        """A weight that is not quantised, as the source has it, [rows, columns]."""
 
 
 def embedding_table(decoder: Decoder) -> ProjectionWeight:
@@ -188,13 +216,73 @@ def embedding_table(decoder: Decoder) -> ProjectionWeight:
 def weight_plan(decoder: Decoder) -> list[Weight]:
     """The weights of a decoder's graph, in order of use; their names are those of the graph's initializers."""
     plan: list[Weight] = [embedding_table(decoder)]
-    for i in range(len(decoder.layers)):
-        plan += _attention(decoder, f"layers.{i}") + _feed_forward(decoder, f"layers.{i}")
+    for i, layer in enumerate(decoder.layers):
+        plan += _mixer(decoder, layer, f"layers.{i}") + _feed_forward(decoder, f"layers.{i}")
     plan.append(NormWeight("norm", "norm.weight", decoder.hidden_size, decoder.logit_scale))
     if not decoder.tied_embeddings:
         head = TensorSource("lm_head.weight", decoder.vocabulary_size)
         plan.append(ProjectionWeight("lm_head", (head,), decoder.hidden_size))
-    return plan
+    return [_renamed(weight, decoder.tensor_names) for weight in plan]
+
+
+def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
+    """The weight, of tensors in which a family's names stand for Llama's."""
+
+    def source(one: TensorSource) -> TensorSource:
+        tensor = names.get(one.tensor, one.tensor)
+        for usual, name in names.items():
+            tensor = tensor.replace(f".{usual}.", f".{name}.")
+        return replace(one, tensor=tensor)
+
+    if not names:
+        return weight
+    if isinstance(weight, NormWeight):
+        return replace(weight, tensor=source(weight.sources[0]).tensor)
+    if isinstance(weight, RouterWeight | FloatWeight):
+        return replace(weight, source=source(weight.source))
+    return replace(weight, sources=tuple(source(one) for one in weight.sources))
+
+
+def _mixer(decoder: Decoder, described: Layer, layer: str) -> list[Weight]:
+    if described.mixer is None:
+        return _attention(decoder, layer)
+    norm = _norm(layer, "input_layernorm", decoder.hidden_size)
+    if isinstance(described.mixer, Convolution):
+        return [norm, *_convolution(decoder, layer, described.mixer)]
+    return [norm, *_delta_rule(decoder, layer, described.mixer)]
+
+
+def _convolution(decoder: Decoder, layer: str, mixer: Convolution) -> list[Weight]:
+    module, hidden = f"{layer}.conv", decoder.hidden_size
+    inner = (TensorSource(f"{module}.in_proj.weight", 3 * hidden),)
+    output = (TensorSource(f"{module}.out_proj.weight", hidden),)
+    return [
+        ProjectionWeight(f"{module}.in_proj", inner, hidden),
+        FloatWeight(f"{module}.conv", TensorSource(f"{module}.conv.weight", hidden), mixer.taps),
+        ProjectionWeight(f"{module}.out_proj", output, hidden),
+    ]
+
+
+def _delta_rule(decoder: Decoder, layer: str, mixer: DeltaRule) -> list[Weight]:
+    module, hidden = f"{layer}.linear_attn", decoder.hidden_size
+
+    def source(name: str, rows: int) -> TensorSource:
+        return TensorSource(f"{module}.{name}", rows)
+
+    rows = {"in_proj_qkv": (mixer.channels, hidden), "in_proj_z": (mixer.values, hidden)}
+    rows["out_proj"] = (hidden, mixer.values)
+    heads = mixer.value_heads
+    return [
+        *(ProjectionWeight(f"{module}.{n}", (source(f"{n}.weight", m),), k) for n, (m, k) in rows.items()),
+        FloatWeight(f"{module}.conv1d", source("conv1d.weight", mixer.channels), mixer.taps),
+        *(
+            FloatWeight(f"{module}.{name}", source(f"{name}.weight", heads), hidden, is_operand=True)
+            for name in ("in_proj_a", "in_proj_b")
+        ),
+        BiasWeight(f"{module}.dt_bias", (source("dt_bias", heads),)),
+        BiasWeight(f"{module}.decay_scale", (source("A_log", heads),), minus_exp=True),
+        BiasWeight(f"{module}.norm", (source("norm.weight", mixer.value_size),)),
+    ]
 
 
 def _attention(decoder: Decoder, layer: str) -> list[Weight]:
@@ -205,6 +293,13 @@ def _attention(decoder: Decoder, layer: str) -> list[Weight]:
     shapes = {"q_proj": (heads, order), "k_proj": (kv_heads, order), "v_proj": (kv_heads, None)}
     qkv = _sources(module, "qkv_proj", shapes, fused=decoder.fused_projections)
     plan: list[Weight] = []
+    if decoder.output_gate:
+        # Each query head's rows are followed by as many of its gate.
+        query = TensorSource(f"{module}.q_proj.weight", size, 0, 2 * heads)
+        firsts = range(0, 2 * heads, 2 * size)
+        qkv = (*(replace(query, first=first, order=order) for first in firsts), *qkv[1:])
+        gate = tuple(replace(query, first=first + size) for first in firsts)
+        plan.append(ProjectionWeight(f"{module}.gate_proj", gate, hidden))
     if decoder.norms_before:
         plan.append(_norm(layer, "input_layernorm", hidden))
     plan.append(ProjectionWeight(f"{module}.qkv_proj", qkv, hidden))

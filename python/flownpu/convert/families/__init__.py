@@ -14,6 +14,7 @@ from flownpu.convert.families import (
     gemma2,
     gemma3,
     granite,
+    lfm2,
     llama,
     mistral,
     mixtral,
@@ -22,6 +23,7 @@ from flownpu.convert.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
     smollm3,
 )
 from flownpu.convert.families.reader import Tokens, read_family
@@ -41,7 +43,7 @@ OTHER_WAYS = (
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for module in (gemma, gemma2, gemma3, granite, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, smollm3)
+    for module in (gemma, gemma2, gemma3, granite, lfm2, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen3_5, smollm3)
     for family in module.FAMILIES
 }
 """Families by the value of model_type in config.json."""

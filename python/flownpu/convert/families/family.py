@@ -80,6 +80,21 @@ class Family:
     experts: Experts | None = None
     neutral: Mapping[str, Any] = field(default_factory=dict)
     """Settings that FlowNPU does not support, and the values with which they change nothing."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """Llama's tensors, or parts of their names between dots, and what checkpoints of this family have in their place."""
+    convolution: str | None = None
+    """The setting with the taps of the gated convolutions that stand in the place of attention where layer_types says
+    conv; None: there are none."""
+    delta_rule: bool = False
+    """Linear attention by the gated delta rule stands in the place of attention where layer_types says
+    linear_attention."""
+    output_gate: bool = False
+    """Attention's output has a gate, in the query projection's tensor."""
+    adjusted_size: bool = False
+    """Unless block_auto_adjust_ff_dim is off, the feed-forward has two thirds of the rows that the configuration says,
+    times block_ffn_dim_multiplier, rounded up to a multiple of block_multiple_of."""
+    norm_epsilon: str = "rms_norm_eps"
+    """The setting with the norms' epsilon."""
     windows: Literal["none", "all", "listed", "behind"] = "none"
     """The layers with a window: none; all, if the configuration has a window; those that layer_types lists; or, if
     use_sliding_window is set, those after the first max_window_layers ("behind")."""

@@ -9,16 +9,19 @@ from flownpu.convert.decoder import Decoder, Layer, Rotary
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families.family import Power
 from flownpu.convert.families.rope import read_rotaries
+from flownpu.convert.mixer import Convolution, DeltaRule
 from flownpu.convert.mixture import Mixture
 
 if TYPE_CHECKING:
     from flownpu.convert.families.family import Family
+    from flownpu.convert.mixer import Mixer
     from flownpu.convert.settings import Settings
 
 # Most layers that a configuration may ask for, since a `Layer` is made for each: more than any model has.
 _MOST_LAYERS = 4096
 _GATINGS = {"gelu_pytorch_tanh": "geglu", "gelu_new": "geglu", "silu": "swiglu", "swish": "swiglu"}
 _FULL, _LOCAL = "full_attention", "sliding_attention"
+_CONVOLUTION, _LINEAR = "conv", "linear_attention"
 
 
 class Tokens:
@@ -80,7 +83,7 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
     return Decoder(
         family=family.genai_type,
         hidden_size=config.integer("hidden_size"),
-        feed_forward_size=config.integer("intermediate_size" if family.experts is None else family.experts.size),
+        feed_forward_size=_feed_forward_size(family, config),
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
@@ -91,7 +94,7 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
         gating=_gating(family, config),  # type: ignore[arg-type]  # one of _GATINGS' values
         # A residual scale m needs no node. With s = r / m, the stream r + m f(norm(r)) is m (s + f(norm(m s))), and the
         # RMS norm of m s is that of s with epsilon / m^2. The graph computes s: embeddings are divided by m.
-        norm_epsilon=config.number("rms_norm_eps", 1e-6) / residual**2,
+        norm_epsilon=config.number(family.norm_epsilon, 1e-6) / residual**2,
         embedding_scale=_factor(config, family.embedding_scale) / residual,
         attention_scale=_factor(config, family.attention_scale),
         logit_scale=_factor(config, family.logit_scale),
@@ -103,9 +106,11 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
         qk_norm=family.qk_norm == "heads",
         projection_norms=family.qk_norm == "all",
         qkv_bias=_has(config, family.biases.qkv),
+        output_gate=family.output_gate,
         output_bias=_has(config, family.biases.output),
         feed_forward_bias=_has(config, family.biases.feed_forward),
         fused_projections=family.fused,
+        tensor_names=family.tensors,
         mixture=_mixture(family, config),
         tied_embeddings=config.flag("tie_word_embeddings"),
         bos_token_id=tokens.one("bos_token_id"),
@@ -121,6 +126,14 @@ def _check_neutral(family: Family, settings: Settings) -> None:
             raise ConversionError(
                 f"{settings.where}: {key} is {value!r}, and only models that have {neutral!r} there can be converted"
             )
+
+
+def _feed_forward_size(family: Family, config: Settings) -> int:
+    size = config.integer("intermediate_size" if family.experts is None else family.experts.size)
+    if not family.adjusted_size or not config.flag("block_auto_adjust_ff_dim", True):
+        return size
+    size, step = 2 * size // 3, config.integer("block_multiple_of")
+    return -(-int(config.number("block_ffn_dim_multiplier", positive=True) * size) // step) * step
 
 
 def _mixture(family: Family, config: Settings) -> Mixture | None:
@@ -176,10 +189,28 @@ def _layers(family: Family, config: Settings, full: Rotary, local: Rotary, *, bi
         window = window // 2 + 1
     # A window that is as long as the context hides nothing.
     seen = window if has_window and window < config.integer("max_position_embeddings") else None
-    layers = [Layer(local, seen) if kind == _LOCAL else Layer(full) for kind in kinds]
+    mixers = _mixers(family, config)
+    layers = [Layer(local, seen) if kind == _LOCAL else Layer(full, mixer=mixers.get(kind)) for kind in kinds]
     for index in _without_rope(family, config, count):
         layers[index] = Layer(Rotary(layers[index].rotary.theta, rotated=0.0), layers[index].window)
     return tuple(layers)
+
+
+def _mixers(family: Family, config: Settings) -> dict[str, Mixer]:
+    """What stands in the place of attention, by kind of layer."""
+    mixers: dict[str, Mixer] = {}
+    if family.convolution:
+        mixers[_CONVOLUTION] = Convolution(config.integer(family.convolution, least=2))
+    if family.delta_rule:
+        names = "conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
+        rule = DeltaRule(*(config.integer(f"linear_{name}") for name in names))
+        if rule.value_heads % rule.key_heads:
+            raise ConversionError(
+                f"{config.where}: expected linear_num_value_heads to be a multiple of linear_num_key_heads, got "
+                f"{rule.value_heads} and {rule.key_heads}"
+            )
+        mixers[_LINEAR] = rule
+    return mixers
 
 
 def _kinds(family: Family, config: Settings, count: int) -> list[str]:
@@ -191,7 +222,7 @@ def _kinds(family: Family, config: Settings, count: int) -> list[str]:
     if family.windows == "all":
         return [_LOCAL if window else _FULL] * count
     if "layer_types" in config:
-        return _listed(config, count)
+        return _listed(family, config, count)
     if family.windows == "behind":
         first = config.integer("max_window_layers", least=0)
         return [_FULL if i < first else _LOCAL for i in range(count)]
@@ -199,17 +230,19 @@ def _kinds(family: Family, config: Settings, count: int) -> list[str]:
     if isinstance(period, Power):
         period = config.integer(period.key, least=0)
     if period:
-        return [_FULL if (i + 1) % period == 0 else _LOCAL for i in range(count)]
+        other = _LINEAR if family.delta_rule else _LOCAL
+        return [_FULL if (i + 1) % period == 0 else other for i in range(count)]
     if config.flag("use_sliding_window"):
         raise ConversionError(f"{config.where}: use_sliding_window is set, but there are no layer_types")
     return [_LOCAL if window else _FULL] * count
 
 
-def _listed(config: Settings, count: int) -> list[str]:
+def _listed(family: Family, config: Settings, count: int) -> list[str]:
     kinds = config.texts("layer_types")
-    if len(kinds) != count or not set(kinds) <= {_FULL, _LOCAL}:
+    other = _CONVOLUTION if family.convolution else _LINEAR if family.delta_rule else _LOCAL
+    if len(kinds) != count or not set(kinds) <= {_FULL, other}:
         raise ConversionError(
-            f"{config.where}: expected layer_types to say {_FULL} or {_LOCAL} for each of the {count} layers, got "
+            f"{config.where}: expected layer_types to say {_FULL} or {other} for each of the {count} layers, got "
             f"{len(kinds)} entries: {', '.join(sorted(set(kinds)))}"
         )
     return kinds

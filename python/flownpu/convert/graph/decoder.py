@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import onnx_ir as ir
 
-from flownpu.convert.graph.embedding import EmbeddingWriter
-from flownpu.convert.weights import ProjectionWeight, weight_plan
+from flownpu.convert.graph.mixers import MixerWriter
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
@@ -75,18 +74,13 @@ class Attended(NamedTuple):
     """Weights of the norms of each head's queries and keys."""
 
 
-class DecoderWriter(EmbeddingWriter):
+class DecoderWriter(MixerWriter):
     """Writes a decoder's layers and LM head; subclasses add the graph's inputs and the operator of attention."""
 
     def __init__(self, decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], kv_dtype: ir.DataType) -> None:
         """Takes the decoder to write, its weights by name, and the type of the KV cache."""
-        super().__init__(tensors)
-        self.decoder = decoder
+        super().__init__(decoder, tensors)
         self.kv_dtype = kv_dtype
-        self.projections = {
-            weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)
-        }
-        self.present: list[ir.Value] = []
 
     def _layers(self, embeddings: ir.Value) -> ir.Value:
         """The normalised hidden states that the LM head takes, in the embeddings' shape."""
@@ -95,7 +89,8 @@ class DecoderWriter(EmbeddingWriter):
         sandwich = decoder.sandwich_norms
         for i in range(count):
             layer = f"layers.{i}"
-            hidden = self._attention(i, hidden)
+            mixer = decoder.layers[i].mixer
+            hidden = self._attention(i, hidden) if mixer is None else self._mixer(i, mixer, hidden)
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
             before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
@@ -176,6 +171,9 @@ class DecoderWriter(EmbeddingWriter):
         )
         output.name = f"/{name}/attention/output"
         self._add_present(index, present)
+        if decoder.output_gate:
+            gate = self._op("Sigmoid", [self._project(hidden, f"{name}.gate_proj")], f"{name}.open")
+            output = self._op("Mul", [output, gate], f"{name}.gated")
         return self._project(output, f"{name}.o_proj", bias=decoder.output_bias)
 
     def _past(self, index: int) -> Sequence[ir.Value | None]:
@@ -197,15 +195,7 @@ class DecoderWriter(EmbeddingWriter):
         if not decoder.projection_norms:
             return [packed, None, None]
         sizes = [count * decoder.head_size for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
-        query, key, value = self.tape.op_multi_out(
-            "Split",
-            [packed, self._integers("qkv_sizes", sizes)],
-            attributes={"axis": -1},
-            num_outputs=3,
-            name=f"/{module}.split",
-        )
-        for part, letter in ((query, "query"), (key, "key"), (value, "value")):
-            part.name = f"/{module}.split/{letter}"
+        query, key, value = self._split(packed, f"{module}.split", sizes)
         return [self._norm(query, f"{module}.q_norm"), self._norm(key, f"{module}.k_norm"), value]
 
     def _cache_shape(self) -> list[int | str | None]:
@@ -224,21 +214,6 @@ class DecoderWriter(EmbeddingWriter):
             scaled = self._op("Div", [logits, softcap], "lm_head/scaled")
             logits = self._op("Mul", [self._op("Tanh", [scaled], "lm_head/tanh"), softcap], "lm_head/capped")
         return self._output(logits, "logits", [*shape, self.decoder.vocabulary_size])
-
-    def _project(
-        self, x: ir.Value, weight: str, *, node: str | None = None, gating: str | None = None, bias: bool = False
-    ) -> ir.Value:
-        projection = self.projections[weight]
-        gated = {} if gating is None else {"gating": gating}
-        return self._op(
-            "Q4NXMatMul",
-            [x, self._weight(weight), *([self._weight(f"{weight}.bias")] if bias else [])],
-            node or weight,
-            domain=DOMAIN,
-            M=projection.rows,
-            K=projection.columns,
-            **gated,
-        )
 
     def _norm(self, x: ir.Value, weight: str) -> ir.Value:
         epsilon = self.decoder.norm_epsilon
@@ -281,7 +256,7 @@ class _Writer(DecoderWriter):
     def model(self) -> ir.Model:
         input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
         attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
-        lengths, total = self._lengths(attention_mask)
+        lengths, total = self._lengths(attention_mask, padded=not self.decoder.has_states)
         for index, rotary in enumerate(self.decoder.rotaries):
             if rotary.has_two_tables(self.decoder.context_length):
                 self.positions[index] = self._rows_of_tables(rotary, input_ids, lengths, total)

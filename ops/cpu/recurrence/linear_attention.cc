@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// LinearAttention, of com.microsoft and of ONNX, on the CPU: heads whose memory of the tokens before
+// is a state of fixed size (ONNX's LinearAttention has the equations of the four update rules).
+//
+//   query f32 [B, T, Hq dk], key f32 [B, T, Hk dk], value f32 [B, T, Hv dv]
+//   past_state f32 [B, Hv, dk, dv], decay f32 [B, T, Hv] or [B, T, Hv dk], beta f32 [B, T, Hv] or
+//   [B, T, 1]
+//   output f32 [B, T, max(Hq, Hv) dv], present_state f32 [B, Hv, dk, dv]
+//
+// Head h of the values has the keys h Hk / Hv; output o is of query o Hq / n and values o Hv / n for
+// n = max(Hq, Hv). Each head of values is a task. A few tokens go one by one, a prompt in chunks
+// (chunk.h), unless each row of a state has its own decay.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/cpu/integers.h"
+#include "ops/cpu/recurrence/chunk.h"
+#include "ops/cpu/step.h"
+#include "ops/cpu/widened.h"
+#include "ops/error.h"
+
+namespace flownpu::cpu {
+namespace {
+
+constexpr std::size_t kQuery = 0;
+constexpr std::size_t kKey = 1;
+constexpr std::size_t kValue = 2;
+constexpr std::size_t kPast = 3;
+constexpr std::size_t kDecay = 4;
+constexpr std::size_t kBeta = 5;
+
+// From so many tokens on, chunks are faster: a chunk packs the state once, as much work as a few
+// tokens are.
+constexpr std::int64_t kLeastChunkTokens = 8;
+
+struct Sizes {
+  std::int64_t batches;
+  std::int64_t tokens;
+  std::int64_t key_heads;
+  std::int64_t key_size;
+  std::int64_t value_size;
+};
+
+class LinearAttention final : public Step {
+ public:
+  LinearAttention(const Node& node, const Context& context)
+      : pool_(context.pool),
+        kernels_(context.kernels),
+        chunk_(context),
+        name_(to_string(node)),
+        query_heads_(node.integer("q_num_heads", 0)),
+        value_heads_(node.integer("kv_num_heads", 0)),
+        scale_(node.number("scale", 0)) {
+    const std::string rule = node.text("update_rule", "gated_delta");
+    is_gated_ = rule.starts_with("gated");
+    is_delta_ = rule.ends_with("delta");
+    if (std::max(query_heads_, value_heads_) % std::min(query_heads_, value_heads_) != 0)
+      fail("[", name_, "] expected q_num_heads and kv_num_heads of which one is a multiple of the ",
+           "other, got ", query_heads_, " and ", value_heads_);
+  }
+
+  void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
+    const Sizes sizes = checked(inputs);
+    const Shape state{sizes.batches, value_heads_, sizes.key_size, sizes.value_size};
+    if (is_given(inputs, kPast) && !(inputs[kPast].shape == state))
+      fail("[", name_, "] expected past_state of shape ", to_string(state), ", got ",
+           to_string(inputs[kPast].shape));
+    outputs[0] = Shape{sizes.batches, sizes.tokens,
+                       std::max(query_heads_, value_heads_) * sizes.value_size};
+    if (outputs.size() > 1) outputs[1] = state;
+  }
+
+  std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    return static_cast<std::size_t>(pool_->threads()) * bytes(sizes_of(inputs));
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> scratch) const override {
+    const Sizes sizes = sizes_of(inputs);
+    const std::int64_t elements = sizes.key_size * sizes.value_size;
+    const bool has_state = outputs.size() > 1 && outputs[1].data != nullptr;
+    pool_->run(sizes.batches * value_heads_, [&](std::int64_t task, std::size_t thread) {
+      Scratch parts(scratch.data() + thread * bytes(sizes));
+      auto* own_state = parts.take<float>(elements);
+      float* state = has_state ? outputs[1].as<float>() + task * elements : own_state;
+      if (!is_given(inputs, kPast)) {
+        std::fill_n(state, elements, 0.0F);
+      } else if (const float* past = inputs[kPast].as<const float>() + task * elements;
+                 past != state) {
+        std::copy_n(past, elements, state);
+      }
+      attend(inputs, sizes, task, state, outputs[0].as<float>(), parts);
+    });
+  }
+
+ private:
+  Sizes sizes_of(std::span<const Tensor> inputs) const {
+    const Shape& query = inputs[kQuery].shape;
+    const std::int64_t key_size = query[2] / query_heads_;
+    return {.batches = query[0],
+            .tokens = query[1],
+            .key_heads = key_size == 0 ? 0 : inputs[kKey].shape[2] / key_size,
+            .key_size = key_size,
+            .value_size = inputs[kValue].shape[2] / value_heads_};
+  }
+
+  Sizes checked(std::span<const Tensor> inputs) const {
+    const Sizes sizes = sizes_of(inputs);
+    const auto expect = [&](bool fits, const char* expected, std::size_t input) {
+      if (!fits)
+        fail("[", name_, "] expected ", expected, ", got ", to_string(inputs[input].shape));
+    };
+    expect(sizes.key_size > 0 && inputs[kQuery].shape[2] % query_heads_ == 0,
+           "a query of q_num_heads heads", kQuery);
+    expect(sizes.value_size > 0 && inputs[kValue].shape[2] % value_heads_ == 0,
+           "a value of kv_num_heads heads", kValue);
+    expect(sizes.key_heads > 0 && inputs[kKey].shape[2] % sizes.key_size == 0 &&
+               value_heads_ % sizes.key_heads == 0,
+           "a key with heads of the query's size, whose number divides kv_num_heads", kKey);
+    if (is_gated_) {
+      if (!is_given(inputs, kDecay)) fail("[", name_, "] expected decay, which its rule needs");
+      const std::int64_t width = inputs[kDecay].shape[2];
+      expect(width == value_heads_ || width == value_heads_ * sizes.key_size,
+             "a decay for each head of the values, or for each row of their states", kDecay);
+    }
+    if (is_delta_) {
+      if (!is_given(inputs, kBeta)) fail("[", name_, "] expected beta, which its rule needs");
+      const std::int64_t width = inputs[kBeta].shape[2];
+      expect(width == value_heads_ || width == 1, "a beta for each head of the values, or one",
+             kBeta);
+    }
+    return sizes;
+  }
+
+  std::size_t bytes(const Sizes& sizes) const {
+    Scratch parts;
+    parts.take<float>(sizes.key_size * sizes.value_size);
+    parts.take<float>(sizes.key_size);
+    return parts.bytes() + chunk_.scratch_bytes(sizes.key_size, sizes.value_size);
+  }
+
+  // All tokens of one sequence's head of values.
+  void attend(std::span<const Tensor> inputs, const Sizes& sizes, std::int64_t task, float* state,
+              float* outputs, Scratch& parts) const {
+    const std::int64_t head = task % value_heads_;
+    const std::int64_t first_token = task / value_heads_ * sizes.tokens;
+    const std::int64_t heads = std::max(query_heads_, value_heads_);
+    const std::int64_t first_output = head * heads / value_heads_;
+    ChunkCall call;
+    call.state = state;
+    call.key_size = sizes.key_size;
+    call.value_size = sizes.value_size;
+    call.scale = scale_ == 0 ? 1.0F / std::sqrt(static_cast<float>(sizes.key_size)) : scale_;
+    call.queries = heads / value_heads_;
+    const auto part = [&](std::size_t input, std::int64_t index) {
+      return inputs[input].as<const float>() + first_token * inputs[input].shape[2] + index;
+    };
+    call.query = part(kQuery, first_output * query_heads_ / heads * sizes.key_size);
+    call.query_stride = inputs[kQuery].shape[2];
+    call.key = part(kKey, head * sizes.key_heads / value_heads_ * sizes.key_size);
+    call.key_stride = inputs[kKey].shape[2];
+    call.value = part(kValue, head * sizes.value_size);
+    call.value_stride = inputs[kValue].shape[2];
+    call.output_stride = heads * sizes.value_size;
+    call.output = outputs + first_token * call.output_stride + first_output * sizes.value_size;
+    // The factors of a state.
+    const std::int64_t decays = is_gated_ ? inputs[kDecay].shape[2] / value_heads_ : 1;
+    if (is_gated_) {
+      call.decay = part(kDecay, head * decays);
+      call.decay_stride = inputs[kDecay].shape[2];
+    }
+    if (is_delta_) {
+      call.beta_stride = inputs[kBeta].shape[2];
+      call.beta = part(kBeta, call.beta_stride == 1 ? 0 : head);
+    }
+    auto* factors = parts.take<float>(sizes.key_size);
+    auto* memory = parts.take<std::byte>(0);
+    const bool in_chunks = decays == 1 && sizes.tokens >= kLeastChunkTokens;
+    for (std::int64_t left = sizes.tokens; left > 0; left -= call.tokens) {
+      call.tokens = in_chunks ? std::min(left, kChunkTokens) : 1;
+      if (in_chunks) {
+        chunk_.run(call, memory);
+      } else {
+        step(call, decays, factors);
+      }
+      call.query += call.tokens * call.query_stride;
+      call.key += call.tokens * call.key_stride;
+      call.value += call.tokens * call.value_stride;
+      call.output += call.tokens * call.output_stride;
+      if (is_gated_) call.decay += call.tokens * call.decay_stride;
+      if (is_delta_) call.beta += call.tokens * call.beta_stride;
+    }
+  }
+
+  // One token. `factors` has room for a factor of each row of the state.
+  void step(const ChunkCall& call, std::int64_t decays, float* factors) const {
+    for (std::int64_t i = 0; is_gated_ && i < decays; ++i) factors[i] = std::exp(call.decay[i]);
+    kernels_.recurrence_step({.state = call.state,
+                              .key_size = call.key_size,
+                              .value_size = call.value_size,
+                              .key = call.key,
+                              .value = call.value,
+                              .decay = is_gated_ ? factors : nullptr,
+                              .decay_per_row = decays > 1,
+                              .is_delta = is_delta_,
+                              .beta = is_delta_ ? *call.beta : 1.0F,
+                              .scale = call.scale,
+                              .queries = call.queries,
+                              .query = call.query,
+                              .output = call.output});
+  }
+
+  std::shared_ptr<ThreadPool> pool_;
+  const Kernels& kernels_;
+  ChunkProducts chunk_;
+  std::string name_;
+  std::int64_t query_heads_;
+  std::int64_t value_heads_;
+  float scale_;
+  bool is_gated_ = false;
+  bool is_delta_ = false;
+};
+
+constexpr Port kInputs[] = {
+    {.name = "query", .types = kFloats, .shape = "[B,T,?]", .type_letter = 'T'},
+    {.name = "key", .types = kFloats, .shape = "[B,T,?]", .type_letter = 'T'},
+    {.name = "value", .types = kFloats, .shape = "[B,T,?]", .type_letter = 'T'},
+    optional({.name = "past_state", .types = kFloats, .shape = "[B,?,?,?]"}),
+    optional({.name = "decay", .types = kFloats, .shape = "[B,T,?]"}),
+    optional({.name = "beta", .types = kFloats, .shape = "[B,T,?]"})};
+constexpr Port kOutputs[] = {
+    {.name = "output", .types = kFloats, .shape = "[B,T,?]", .type_letter = 'T'},
+    optional({.name = "present_state", .types = kFloats, .shape = "[B,?,?,?]"})};
+// chunk_size says how a provider may cut a prompt; results do not depend on it.
+constexpr AttributeRule kOnnxAttributes[] = {
+    required(count("q_num_heads", 1)), required(count("kv_num_heads", 1)), number("scale"),
+    text("update_rule", "linear|gated|delta|gated_delta"), integer("chunk_size")};
+constexpr AttributeRule kAttributes[] = {
+    required(count("q_num_heads", 1)), required(count("kv_num_heads", 1)), number("scale"),
+    text("update_rule", "linear|gated|delta|gated_delta"), integer("chunk_size"),
+    only("state_window", 0)};
+
+constexpr Operator kOperators[] = {
+    {{"", "LinearAttention", 27, 27, kInputs, kOutputs, kOnnxAttributes},
+     widened<make<LinearAttention>>},
+    {{"com.microsoft", "LinearAttention", 1, 1, kInputs, kOutputs, kAttributes},
+     widened<make<LinearAttention>>}};
+
+}  // namespace
+
+std::span<const Operator> linear_attention_operators() { return kOperators; }
+
+}  // namespace flownpu::cpu

@@ -383,6 +383,12 @@ FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph
          " computes decoders, and there is no attention (where an exporter wrote it in "
          "operators that conversion does not know as one, convert the checkpoint itself)");
   }
+  const auto state = std::ranges::find_if(nodes, [](const Node& node) {
+    return node.op_type == "LinearAttention" || node.op_type == "CausalConvWithState";
+  });
+  if (state != nodes.end())
+    fail(to_string(*state), ": expected attention in each layer, and ", limits.means,
+         " have no place for a layer with a state");
   Matcher found(graph, limits);
   found.match(*attention);
   return std::move(static_cast<FoundDecoder&>(found));

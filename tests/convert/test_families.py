@@ -170,7 +170,14 @@ def test_configuration_values_equal_transformers(config: dict[str, Any]) -> None
 
 
 # Settings of configurations from before transformers 5, which its classes do not have as attributes.
-OLDER = {"hidden_act", "hidden_activation", "sliding_window_pattern", "rope_local_base_freq"}
+OLDER = {
+    "hidden_act",
+    "hidden_activation",
+    "sliding_window_pattern",
+    "rope_local_base_freq",
+    "full_attention_interval",
+    "partial_rotary_factor",
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -303,7 +310,7 @@ def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
     [
         (
             {"model_type": "mamba"},
-            'qwen3, qwen3_moe, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
+            'qwen3, qwen3_moe, qwen3_5_text, qwen3_5, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
         ),
         ({}, 'got "None"'),
         (OLD_LLAMA | {"hidden_size": None}, "hidden_size is missing"),

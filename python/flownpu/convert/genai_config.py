@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.convert.mixer import DeltaRule
+from flownpu.convert.mixer import Convolution, DeltaRule
 from flownpu.convert.settings import Settings
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.registration import get_ep_name
@@ -94,6 +94,8 @@ def genai_config(
             },
         },
     }
+    if any(isinstance(layer.mixer, Convolution) for layer in decoder.layers):
+        model["decoder"]["layer_types"] = ["full_attention" if layer.mixer is None else "conv" for layer in decoder.layers]
     states = ["conv"] if decoder.has_states else []
     if any(isinstance(layer.mixer, DeltaRule) for layer in decoder.layers):
         states.append("recurrent")

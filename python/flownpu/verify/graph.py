@@ -15,6 +15,7 @@ from typing import Any
 from flownpu.errors import FlowNPUError, require
 from flownpu.model.onnx_file import load_model, reading
 
+_STATES = {"LinearAttention", "CausalConvWithState"}
 _ATTENTIONS = {"FlowQKVAttention", "GroupQueryAttention"}
 _SKIP = "SkipSimplifiedLayerNormalization"
 # Norms, with the position of their weight among the inputs.
@@ -63,6 +64,8 @@ class DecoderGraph:
                 f"{path}: expected a decoder with FlowQKVAttention or GroupQueryAttention in each layer and logits as "
                 f"its first output, got {len(attentions)} of them and {graph.outputs[0].name}"
             )
+        if any(node.op_type in _STATES for node in graph):
+            raise FlowNPUError(f"{path}: layers with a state in the place of attention cannot be compared")
         if any(_is_norm(node.inputs[0]) for node in attentions):
             raise FlowNPUError(
                 f"{path}: queries of all heads are normalised at once, and layers have no norm before their attention, "

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converted models whose layers have states, in GenAI's loop, in parts and in batches."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import onnxruntime_genai as og
+import pytest
+import torch
+
+import flownpu
+from flownpu.convert import convert
+from tests.convert.conftest import write_tiny
+from tests.convert.running import IDS
+from tests.decoding import DecoderSession
+from tests.end_to_end.test_numbers import logit_error
+
+FAMILIES = ["lfm2", "qwen3_5_text"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_in_loop_of_genai_equal_transformers(family: str, tmp_path: Path) -> None:
+    tiny = write_tiny(family, tmp_path / "checkpoint")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    path = tmp_path / "model" / "genai_config.json"
+    config = json.loads(path.read_text())
+    config["model"]["decoder"]["session_options"]["provider_options"] = [{flownpu.get_ep_name(): {"activations": "bf16"}}]
+    path.write_text(json.dumps(config))
+    flownpu.register()
+    model = og.Model(str(tmp_path / "model"))
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=64, do_sample=False)
+    generator, found = og.Generator(model, parameters), []
+    # A prompt long enough for chunks of the delta rule, its continuation, and tokens one by one.
+    generator.append_tokens(IDS[0, :20].astype(np.int32))
+    found.append(generator.get_logits()[0, -1])
+    generator.append_tokens(IDS[0, 20:33].astype(np.int32))
+    for _ in range(6):
+        found.append(generator.get_logits()[0, -1])
+        generator.generate_next_token()
+    with torch.no_grad():
+        sequence = torch.from_numpy(np.asarray(generator.get_sequence(0), np.int64)[None])
+        expected = tiny.reference(sequence).logits[0].numpy()
+    expected = np.array([expected[19], *expected[32:38]])
+    error = np.sqrt(np.square(np.array(found, np.float64) - expected).mean())
+    # tests/end_to_end/test_families.py says why the factor is 6.
+    assert error < 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batch_equals_single_rows_and_padded_batch_is_refused(
+    family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
+    tiny = write_tiny(family, tmp_path / "checkpoint")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    ids = np.concatenate([IDS[:, :18], IDS[:, 18:36]])
+
+    def logits(rows: slice, mask: np.ndarray | None = None) -> np.ndarray:
+        decoder = DecoderSession(tmp_path / "model", ep_devices[:1], {"activations": "bf16"})
+        return np.array([decoder(ids[rows, :12], mask), decoder(ids[rows, 12:13]), decoder(ids[rows, 13:])])
+
+    together = logits(slice(0, 2))
+    alone = [logits(slice(row, row + 1)) for row in range(2)]
+    # Rows of products are computed alike, whatever their number, but for the order of sums in float32.
+    np.testing.assert_allclose(together, np.concatenate(alone, 1), rtol=0, atol=1e-4 * float(np.abs(together).max()))
+    mask = np.ones((2, 12), np.int64)
+    mask[1, 9:] = 0
+    with pytest.raises(Exception, match="seqlens_k"):
+        logits(slice(0, 2), mask)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One token of linear attention: the state is read once, changed, and read by the queries.
 //
-// Dataflow: the state S f32 [key_size][value_size] is walked in strips of up to four vectors of
-// columns, because the columns of S are independent. In a strip the first walk over the rows makes
-// the prediction S^T k in registers, the second changes each row and adds it to the first query's
-// output, also in registers. Further queries walk the changed strip, which is in the first cache.
+// Dataflow: the state S f32 [key_size][value_size] is walked in strips of 32 columns, because the
+// columns of S are independent. In a strip the first walk over the rows makes the prediction S^T k
+// in registers, the second changes each row and adds it to the first query's output, also in
+// registers. Further queries walk the changed strip, which is in the first cache.
 #include <algorithm>
 
 #include "ops/cpu/kernels.h"
@@ -79,7 +79,8 @@ void step_columns(const RecurrenceStep& step, std::int64_t column, std::int64_t 
 }
 
 void recurrence_step(const RecurrenceStep& step) {
-  constexpr int kVectors = 4;
+  // 128 bytes: the strip of a state with 128 rows is 16 KB, half of the first cache.
+  constexpr int kVectors = 32 / kLanes;
   std::int64_t column = 0;
   for (; column + kVectors * kLanes <= step.value_size; column += kVectors * kLanes)
     step_columns<kVectors>(step, column, kLanes);

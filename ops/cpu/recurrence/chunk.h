@@ -50,22 +50,23 @@ class ChunkProducts {
  public:
   explicit ChunkProducts(const Context& context) : kernels_(context.kernels), product_(context) {}
 
-  // Bytes that run() needs, 64-byte aligned.
-  std::size_t scratch_bytes(std::int64_t key_size, std::int64_t value_size) const;
+  // Bytes that run() needs for that many queries of a state, 64-byte aligned.
+  std::size_t scratch_bytes(std::int64_t key_size, std::int64_t value_size,
+                            std::int64_t queries) const;
   // At most kChunkTokens tokens.
   void run(const ChunkCall& call, std::byte* scratch) const;
 
  private:
   struct Work;
 
-  Work take(Scratch& scratch, std::int64_t key_size, std::int64_t value_size) const;
-  // y[rows][m] = x[rows][k] W (+ residual).
-  void multiply(const float* x, std::int64_t rows, const float* weight, std::int64_t k,
-                std::int64_t m, bool transposed, const float* residual, float* y,
-                std::byte* scratch) const;
+  Work take(Scratch& scratch, std::int64_t key_size, std::int64_t value_size,
+            std::int64_t queries) const;
+  void gather(const ChunkCall& call, const Work& work) const;
   void solve(const ChunkCall& call, const Work& work) const;
-  void answer(const ChunkCall& call, const Work& work, std::int64_t query) const;
-  void change_state(const ChunkCall& call, const Work& work) const;
+  void answer(const ChunkCall& call, const Work& work) const;
+  // y[rows][m] = x[rows][k] W, added to y if `adds`.
+  void multiply(const float* x, std::int64_t rows, const float* weight, std::int64_t k,
+                std::int64_t m, bool transposed, bool adds, float* y, std::byte* scratch) const;
 
   const Kernels& kernels_;
   DenseProduct product_;

@@ -50,6 +50,7 @@ class LinearAttention final : public Step {
         name_(to_string(node)),
         query_heads_(node.integer("q_num_heads", 0)),
         value_heads_(node.integer("kv_num_heads", 0)),
+        queries_(std::max<std::int64_t>(query_heads_ / value_heads_, 1)),
         scale_(node.number("scale", 0)) {
     const std::string rule = node.text("update_rule", "gated_delta");
     is_gated_ = rule.starts_with("gated");
@@ -136,7 +137,7 @@ class LinearAttention final : public Step {
     Scratch parts;
     parts.take<float>(sizes.key_size * sizes.value_size);
     parts.take<float>(sizes.key_size);
-    return parts.bytes() + chunk_.scratch_bytes(sizes.key_size, sizes.value_size);
+    return parts.bytes() + chunk_.scratch_bytes(sizes.key_size, sizes.value_size, queries_);
   }
 
   // All tokens of one sequence's head of values.
@@ -151,7 +152,7 @@ class LinearAttention final : public Step {
     call.key_size = sizes.key_size;
     call.value_size = sizes.value_size;
     call.scale = scale_ == 0 ? 1.0F / std::sqrt(static_cast<float>(sizes.key_size)) : scale_;
-    call.queries = heads / value_heads_;
+    call.queries = queries_;
     const auto part = [&](std::size_t input, std::int64_t index) {
       return inputs[input].as<const float>() + first_token * inputs[input].shape[2] + index;
     };
@@ -216,6 +217,8 @@ class LinearAttention final : public Step {
   std::string name_;
   std::int64_t query_heads_;
   std::int64_t value_heads_;
+  // That share a state.
+  std::int64_t queries_;
   float scale_;
   bool is_gated_ = false;
   bool is_delta_ = false;

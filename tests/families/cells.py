@@ -160,7 +160,7 @@ def rms(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
 def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.float32]) -> float:
     """How far logits may be off, in rms.
 
-    On the CPU device 6 times what rounding activations does, as in tests/end_to_end/test_families.py; on the array
+    On the CPU device 6 times what rounding activations does, as in tests/convert/running.py; on the array
     twice what its roundings do in transformers' model, as in tests/npu/run/test_decoder_layers.py.
     """
     if device == "cpu":
@@ -184,13 +184,13 @@ def recorded_cells() -> dict[str, dict[str, dict[str, Cell]]]:
 
 
 def write_record(versions: dict[str, str], cells: dict[str, dict[str, dict[str, Cell]]]) -> None:
-    """Writes the record, with numbers in three digits."""
+    """Writes the record, with numbers in three digits, and a line for each form from each source."""
     kept = {
         form: {source: {device: _kept(cell) for device, cell in row.items()} for source, row in of_form.items()}
         for form, of_form in sorted(cells.items())
     }
     text = json.dumps({"versions": versions, "cells": kept}, indent=1)
-    RECORD.write_text(text + "\n", encoding="utf-8")
+    RECORD.write_text(re.sub(r"\n(?: {4,}|   (?=\}))", " ", text) + "\n", encoding="utf-8")
 
 
 def _kept(cell: Cell) -> dict[str, Any]:

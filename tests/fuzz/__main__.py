@@ -126,11 +126,11 @@ def server(
 
 @app.command()
 def replay(
-    model: Annotated[Path, typer.Argument(help="A .onnx file that was saved here.")],
+    path: Annotated[Path, typer.Argument(help="A .npz file that was saved here.")],
     sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,
 ) -> None:  # fmt: skip
     """Run a case that was saved."""
-    case = load_case(model)
+    case = load_case(path)
     with _workers(library, sanitize, seconds) as (reference, ours):
         verdict = judge_saved(case, reference, ours)
     console.print(verdict.category, style="bold")

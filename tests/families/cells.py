@@ -60,9 +60,10 @@ class Cell:
 
 
 def run_form(
-    form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str] = tuple(SOURCES)
-) -> dict[str, dict[str, Cell]]:
-    """A form's cells, by source and device."""
+    form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str] = tuple(SOURCES),
+    names: Sequence[str] = DEVICES,
+) -> dict[str, dict[str, Cell]]:  # fmt: skip
+    """A form's cells, by source and device; `names`: some of DEVICES."""
     tiny = make_checkpoint(form, folder / "checkpoint")
     cells: dict[str, dict[str, Cell]] = {}
     for number, source in enumerate(sources):
@@ -71,12 +72,12 @@ def run_form(
         try:
             model, export = SOURCES[source](form, tiny, own)
         except RefusedError as error:
-            cells[source] = dict.fromkeys(DEVICES, Cell(refused=str(error)))
+            cells[source] = dict.fromkeys(names, Cell(refused=str(error)))
             continue
         within = WITHIN.get((form, source), "")
         calls = SHORT_CALLS if within else CALLS
         cells[source] = {}
-        for device in DEVICES:
+        for device in names:
             cell = _checked(_run(tiny, model, device, devices, own, calls), tiny, export, calls)
             cells[source][device] = cell if cell.refused else replace(cell, within=within)
     return cells

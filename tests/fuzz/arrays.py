@@ -20,7 +20,6 @@ INTEGERS = SIGNED + UNSIGNED
 FED = (*FLOATS, *INTEGERS, TensorProto.BOOL)
 
 ORDINARY = ("small integers", "normal", "zeros")
-WILD = (*ORDINARY, "wide", "special", "extreme", "ones")
 
 
 def numpy_type(kind: int) -> np.dtype[Any]:

@@ -90,10 +90,7 @@ def damage(
     """Damaged files of every kind that is read."""
     from tests.fuzz.damage.damager import Damager, corpus, save_finding
 
-    with (
-        Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as worker,
-        Damager(worker) as damager,
-    ):
+    with Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as worker, Damager(worker) as damager:
         _run("damage", damager.cases(), damager.judge, cases, seed, minutes, output, (corpus(), save_finding))
 
 

@@ -224,10 +224,7 @@ def _spoil_scales(folder: Path) -> None:
         (_to_custom, "somebody.else.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, "com.microsoft"), "com.microsoft.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, ""), "ai.onnx.Norm: operators that ONNX Runtime does not have"),
-        (
-            _spoil_scales,
-            "the graph is damaged, .*: MatMulNBits '.*': .*holds a scale that is not finite",
-        ),
+        (_spoil_scales, "the graph is damaged, .*: MatMulNBits '.*': .*holds a scale that is not finite"),
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],
 )

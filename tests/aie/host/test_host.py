@@ -70,8 +70,7 @@ def test_unsupported_code_does_not_compile(compile_snippet, snippet, architectur
 
 
 @pytest.mark.parametrize(
-    ("snippet", "architecture"),
-    [("mmul_4x16x8.cpp", "xdna"), ("mmul_bfp16.cpp", "xdna2"), ("exp2.cpp", "xdna2")],
+    ("snippet", "architecture"), [("mmul_4x16x8.cpp", "xdna"), ("mmul_bfp16.cpp", "xdna2"), ("exp2.cpp", "xdna2")]
 )
 def test_snippet_compiles_for_its_architecture(compile_snippet, snippet, architecture):
     assert compile_snippet(snippet, architecture) == ""

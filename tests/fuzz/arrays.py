@@ -20,6 +20,7 @@ INTEGERS = SIGNED + UNSIGNED
 FED = (*FLOATS, *INTEGERS, TensorProto.BOOL)
 
 ORDINARY = ("small integers", "normal", "zeros")
+WILD = (*ORDINARY, "wide", "special", "extreme", "ones")
 
 
 def numpy_type(kind: int) -> np.dtype[Any]:

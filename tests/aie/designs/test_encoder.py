@@ -70,4 +70,3 @@ def test_calls_of_other_shapes_on_one_array_equal_reference(rng, design):
         case.check(array)
     assert array.leftovers() == []
     cases[0].fuzz(range(1, 20))
-

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.aie.host_kernels import BFLOAT16, BUILT, EXP2, ROOT, ROUGH_EXP2, bf16, blocks_of, load, wide
+from tests.aie.host_kernels import BFLOAT16, EXP2, ROUGH_EXP2, bf16, blocks_of, load, wide
+from tests.built import BUILT, ROOT
 
 REFUSED = Path(__file__).parent / "refused"
 ARCH = {"xdna": 20, "xdna2": 21}

@@ -8,6 +8,8 @@ import onnx
 from onnx import TensorProto
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+NEWEST_OPSET = 25  # the newest one for which ONNX Runtime 1.31 has kernels
+
 
 @cache
 def _schemas() -> dict[tuple[str, str], list[Any]]:

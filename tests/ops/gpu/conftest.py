@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests of ops/gpu/."""
 
-import numpy as np
 import pytest
 
-from tests.npu.models import Models
 from tests.pocl import NOT_OPTIMISED
 
 
@@ -19,15 +17,3 @@ def not_optimised(opencl, tmp_path_factory):
             patch.setenv(name, value)
         patch.setenv("FLOWNPU_GPU_CACHE", str(tmp_path_factory.mktemp("not-optimised")))
         yield
-
-
-@pytest.fixture
-def rng(request):
-    """A generator of random numbers that depend on the test's name alone."""
-    return np.random.default_rng(list(request.node.name.encode()))
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory):
-    """Small models by name, each made once."""
-    return Models(tmp_path_factory.mktemp)

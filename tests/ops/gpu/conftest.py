@@ -8,9 +8,7 @@ from tests.pocl import NOT_OPTIMISED
 
 @pytest.fixture(scope="module")
 def not_optimised(opencl, tmp_path_factory):
-    """Kernels are not optimised, because those of few numbers run too shortly, and other tests' cache does not get
-    them.
-    """
+    """Kernels are not optimised, which takes longer than they run; other tests' cache does not get them."""
     del opencl  # it sets the variables that are changed here
     with pytest.MonkeyPatch.context() as patch:
         for name, value in NOT_OPTIMISED.items():

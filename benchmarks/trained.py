@@ -163,11 +163,7 @@ def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dic
 def _in_process(path: Path, provider: str, sizes: dict[str, int], seconds: float, variables: dict[str, str]) -> Any:
     call = ["run", str(path), provider, json.dumps(sizes), str(seconds)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.trained", *call],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "benchmarks.trained", *call], env=variables, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{provider} failed on {path.name}: {done.stderr.strip()[-300:]}")

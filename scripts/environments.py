@@ -7,6 +7,7 @@ Without names it installs compatcanary, which is small enough for every run of t
 770 MB each. The environments are kept in the cache folder ($XDG_CACHE_HOME/flownpu/environments).
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -39,13 +40,7 @@ ENVIRONMENTS = {
 }
 PACKAGES = {
     "compatcanary": ("compatcanary@0.2.2",),
-    "npm-clients": (
-        "@ai-sdk/openai-compatible@3.0.92",
-        "ai@7.0.173",
-        "ollama@0.6.4",
-        "openai@7.59.0",
-        "zod@4.6.7",
-    ),
+    "npm-clients": ("@ai-sdk/openai-compatible@3.0.92", "ai@7.0.173", "ollama@0.6.4", "openai@7.59.0", "zod@4.6.7"),
 }
 
 
@@ -61,19 +56,24 @@ def cache_folder() -> Path:
 def finished_folder(folder: Path, contents: object) -> Iterator[Path | None]:
     """Yields an empty folder to be filled, or None if a complete one with the same `contents` is there.
 
+    Other processes that want the folder wait until it is filled.
+
     Args:
         folder: its path; what an incomplete or outdated one holds is removed.
         contents: what the folder is made of, serialisable as JSON; if it differs from before, the folder is made anew.
     """
     marker = folder / MARKER
     wanted = json.dumps(contents, sort_keys=True)
-    if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
-        yield None
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    yield folder
-    marker.write_text(wanted, encoding="utf-8")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
+            yield None
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        yield folder
+        marker.write_text(wanted, encoding="utf-8")
 
 
 def make_environment(name: str, requirements: tuple[str, ...], *, say: Callable[[str], None] = lambda _: None) -> Path:

@@ -26,8 +26,10 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     import onnxruntime
 
+    from tests.npu.models import Models
     from tests.opencl_double import Double
 
 
@@ -134,6 +136,22 @@ def _only_own_circles() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of random numbers that depend on the test's name alone."""
+    import numpy as np
+
+    return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Small models for devices by name, each made once."""
+    from tests.npu.models import Models  # imports transformers, which processes of tests without models do not need
+
+    return Models(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

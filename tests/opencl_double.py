@@ -4,7 +4,7 @@
 import ctypes
 from enum import IntEnum
 
-from tests.aie.host_kernels import BUILT
+from tests.built import BUILT
 
 LIBRARY = BUILT / "libopencl_double.so"
 # The environment variable with the path of the real loader.

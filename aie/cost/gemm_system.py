@@ -12,14 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from flownpu.aie.cost.gemm_kernel import (
-    DEPTH,
-    KernelSize,
-    largest_kernels,
-    peak_macs,
-    precision_of,
-    single_core_kernel,
-)
+from flownpu.aie.cost.gemm_kernel import DEPTH, KernelSize, largest_kernels, peak_macs, precision_of, single_core_kernel
 from flownpu.aie.cost.gemm_model import ROWS, GemmPrediction, Tiling, predict_gemm
 from flownpu.aie.cost.gemm_parameters import gemm_parameters
 from flownpu.aie.plan.limits import LIMITS

@@ -63,7 +63,6 @@ class Limits:
     memory: TileLimits
     shim: TileLimits
     memory_descriptors_per_parity: int
-    memory_neighbour_channels: int
     lock_maximum: int
     iteration_maximum: int
     repeat_maximum: int
@@ -77,12 +76,8 @@ class Limits:
     program_bytes: int
     heap_bytes: int
     stream_bits: int
-    cascade_bits: int
-    shim_burst_bytes: int
-    packet_id_bits: int
     clock_megahertz: int
     memory_neighbours: tuple[tuple[int, int], ...]
-    cascade_directions: tuple[tuple[int, int], ...]
     mmul_shapes: dict[str, tuple[tuple[int, int, int], ...]] = field(hash=False)
     macs_per_cycle: dict[str, int] = field(hash=False)
 
@@ -160,7 +155,6 @@ TABLE: tuple[Row, ...] = (
     Row("shim.wrap_bits", 10, 10, "bits", _STRIDES_WRAPS),
     Row("shim.length_bits", 32, 32, "bits of words", _REGISTERS),
     Row("memory_descriptors_per_parity", 24, 24, "descriptors", f"{_TARGET_MODEL_HEADER} (isBdChannelAccessible: even channels 0..23, odd 24..47)"),
-    Row("memory_neighbour_channels", 4, 4, "channels", f"{_TARGET_MODEL} (channels 0..3 reach the memory tiles beside their own)"),
     Row("lock_maximum", 63, 63, "value", f"{_TARGET_MODEL_HEADER} (getMaxLockValue); {_REGISTERS}: 6 bits"),
     Row("iteration_maximum", 64, 64, "repetitions", f"{_STRIDES_WRAPS}: the outermost size is in 1..64"),
     Row("repeat_maximum", 256, 256, "repetitions", "Xilinx/mlir-aie:lib/Dialect/AIEX/Transforms/AIEDMATasksToNPU.cpp: the field is 0..255, one less than the count"),
@@ -174,14 +168,9 @@ TABLE: tuple[Row, ...] = (
     Row("program_bytes", 16384, 16384, "bytes", "AMD AM020 and AM025 (16 KB a core)"),
     Row("heap_bytes", 1 << 26, 1 << 26, "bytes", f"{_DRIVER}: what the controller reads, instructions and arrays' configurations, lies in a heap of 64 MB a process (at most 512 MB; XRT 2.25 asks for 64)"),
     Row("stream_bits", 32, 32, "bits a cycle", "AMD AM020 (AXI4-Stream width of a port)"),
-    Row("cascade_bits", 512, 512, "bits a cycle", f"{_TARGET_MODEL_HEADER} (getAccumulatorCascadeSize)"),
-    Row("shim_burst_bytes", 256, 512, "bytes", f"{_TARGET_MODEL} (getShimBurstEncodingsAndLengths)"),
-    Row("packet_id_bits", 5, 5, "bits", "Xilinx/mlir-aie:include/aie/Dialect/AIE/IR/AIEOps.td (packet_flow)"),
     Row("clock_megahertz", 1600, 1800, "MHz", f"{_DRIVER}: highest step of the H clock"),
     Row("memory_neighbours", ((0, 0), (0, 1), (0, -1), (-1, 0)), ((0, 0), (0, 1), (0, -1), (-1, 0)), "(columns, rows) from the core",
         f"{_TARGET_MODEL} (AIE2TargetModel::isLegalMemAffinity): own, north, south, west"),
-    Row("cascade_directions", ((1, 0), (0, -1)), ((1, 0), (0, -1)), "(columns, rows) from the source",
-        f"{_TARGET_MODEL} (AIE2: out to the south or the east)"),
     Row("mmul_shapes", {
         "i8": ((4, 8, 8), (2, 8, 8), (8, 8, 8), (4, 8, 4), (4, 16, 4), (8, 8, 4)),
         "bf16": ((4, 8, 4), (8, 8, 4), (4, 16, 8), (8, 8, 8)),

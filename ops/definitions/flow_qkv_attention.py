@@ -221,14 +221,7 @@ def _rotate(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
 
 
 def _online_softmax(
-    q: Array,
-    keys: Array,
-    values: Array,
-    addend: Array,
-    scale: float,
-    softcap: float,
-    sink: Array | None,
-    chunk: int,
+    q: Array, keys: Array, values: Array, addend: Array, scale: float, softcap: float, sink: Array | None, chunk: int
 ) -> Array:
     """Attention in one batch row: q [H, S, d], keys, values [G, J, d], addend [H, S, J] (-inf: masked) -> [H, S, d]."""
     heads, new, head_size = q.shape

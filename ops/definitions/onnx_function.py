@@ -74,10 +74,7 @@ def read(node: ir.Node) -> tuple[dict[str, ir.Value | None], dict[str, Any]]:
         ValueError: The node does not fit the operator's schema. ONNX would ignore undeclared inputs and attributes.
     """
     contract = contract_of(node.op_type)
-    for what, given, ports in (
-        ("inputs", node.inputs, contract.inputs),
-        ("outputs", node.outputs, contract.outputs),
-    ):
+    for what, given, ports in (("inputs", node.inputs, contract.inputs), ("outputs", node.outputs, contract.outputs)):
         if len(given) > len(ports):
             declared = ", ".join(port.name for port in ports)
             raise _misfit(node, f"at most {len(ports)} {what} ({declared})", f"{len(given)}")

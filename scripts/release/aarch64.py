@@ -42,11 +42,7 @@ def build_wheel(python: Path, pythons: list[Path], source: Path, zig: Zig, work:
         work: FOLDER in it gets what is compiled.
         dist: gets the wheel.
     """
-    folders: dict[Path | str, str] = {
-        ROOT: source.name,
-        work / FOLDER: "build",
-        source: source.name,
-    }
+    folders: dict[Path | str, str] = {ROOT: source.name, work / FOLDER: "build", source: source.name}
     script = "import sysconfig; print(sysconfig.get_path('include'))"
     headers = subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
     defines: dict[str, object] = {

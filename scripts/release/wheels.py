@@ -121,10 +121,7 @@ def _wheel(python: Path, pythons: list[Path], work: Path, dist: Path) -> None:
     # Named by its contents, so that libraries are linked again when it changes.
     old_glibc = work / f"old_glibc-{hashlib.sha256(SHIMS.read_bytes()).hexdigest()[:12]}.o"
     compiler = os.environ.get("CXX", "g++")
-    subprocess.run(
-        [compiler, *flags.split(), "-O2", "-fPIC", "-std=c++20", "-c", SHIMS, "-o", old_glibc],
-        check=True,
-    )
+    subprocess.run([compiler, *flags.split(), "-O2", "-fPIC", "-std=c++20", "-c", SHIMS, "-o", old_glibc], check=True)
     defines: dict[str, object] = {
         "CMAKE_CXX_COMPILER": shutil.which(compiler),
         # No launcher, even if the environment asks for one: a compiler cache may return objects from another folder.

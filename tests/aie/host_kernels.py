@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls kernels of aie/kernels/ that were compiled for the host, on numpy arrays."""
 
-import importlib.util
-import os
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,15 +23,15 @@ from flownpu.selftest.reference.numbers import (
     untiled,
     wide,
 )
+from tests import built
+from tests.built import BUILT
 
 __all__ = [
-    "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "BUILT", "EXP2", "F32_ROUNDING", "INVERSE", "LIBRARIES", "PRODUCT",
-    "ROOT", "ROUGH_EXP2",
+    "ARCHITECTURES", "BF16_ROUNDING", "BFLOAT16", "EXP2", "F32_ROUNDING", "INVERSE", "LIBRARIES", "PRODUCT",
+    "ROUGH_EXP2",
     "Kernels", "assert_within", "bf16", "bits", "blocks_of", "load", "panels", "tiled", "untiled", "wide",
 ]  # fmt: skip
 
-ROOT = Path(__file__).parents[2]
-BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", ROOT / "build" / "testing"))
 # The kernels' libraries. A sanitized build has them in a separate folder, beside unsanitized ones, which emulated
 # models call (CMakeLists.txt).
 LIBRARIES = BUILT / "kernels" if (BUILT / "kernels").is_dir() else BUILT
@@ -45,24 +41,6 @@ _DTYPES = {"uint8": np.uint8, "int32": np.int32, "float32": np.float32, "bfloat1
 # Bytes before and after a buffer that no kernel may change, and their value.
 _RED_ZONE = 128
 _RED = 0xA5
-
-
-def _load(folder: Path) -> ModuleType:
-    if "flownpu_aie_testing" in sys.modules:
-        return sys.modules["flownpu_aie_testing"]
-    found = sorted(folder.glob("flownpu_aie_testing*.so"))
-    if not found:
-        raise ImportError(
-            f"expected the module flownpu_aie_testing in {folder}, found none: run `make test`, or build it with "
-            "`cmake -S . -B build/testing -DFLOWNPU_TESTING=ON && cmake --build build/testing`"
-        )
-    spec = importlib.util.spec_from_file_location("flownpu_aie_testing", found[0])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["flownpu_aie_testing"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _buffer(content: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +56,7 @@ class Kernels:
     """The kernels of one library."""
 
     def __init__(self, path: Path) -> None:
-        self._library = _load(BUILT).Kernels(str(path))
+        self._library = built.load("flownpu_aie_testing").Kernels(str(path))
         self.architecture: str = self._library.architecture
         self.names: list[str] = self._library.names()
 

@@ -14,13 +14,6 @@ from flownpu.convert.decoder import FrequencyFactors, LinearScaling, Llama3Scali
 from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.model.shapes import SHAPES
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
 # Configurations as published checkpoints have them, written by transformers 4.
 OLD_GEMMA3 = {
     "model_type": "gemma3_text",
@@ -33,29 +26,8 @@ OLD_GEMMA3 = {
     "sliding_window": 1024,
     "sliding_window_pattern": 3,
 }
-OLD_LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "rope_theta": 5e5,
-    "rope_scaling": LLAMA3,
-    "tie_word_embeddings": True,
-}
-OLD_QWEN3 = {
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "rope_theta": 1e6,
-}
+OLD_LLAMA = SHAPES["llama3.2-1b"] | {"num_hidden_layers": 2}
+OLD_QWEN3 = SHAPES["qwen3-0.6b"] | {"num_hidden_layers": 4}
 OLD_GEMMA2 = {
     "model_type": "gemma2",
     "num_hidden_layers": 5,
@@ -76,21 +48,8 @@ OLD_MISTRAL = {
     "sliding_window": 4096,
     "vocab_size": 32000,
 }
-OLD_QWEN2 = {
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 21,
-    "rope_theta": 1e6,
-    "sliding_window": 32768,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
+WINDOWS = {"max_window_layers": 21, "sliding_window": 32768, "use_sliding_window": False}
+OLD_QWEN2 = SHAPES["qwen2.5-3b"] | {"num_hidden_layers": 4, **WINDOWS}
 LONG = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
 OLD_PHI3 = {
     "model_type": "phi3",
@@ -205,7 +164,7 @@ def test_gemmas_gelu_is_its_tanh_approximation() -> None:
     [
         (Rotary(1e4), {"rope_type": "default"}),
         (Rotary(1e6, LinearScaling(8.0)), {"rope_type": "linear", "factor": 8.0}),
-        (Rotary(5e5, Llama3Scaling(32.0, 1.0, 4.0, 8192)), LLAMA3),
+        (Rotary(5e5, Llama3Scaling(32.0, 1.0, 4.0, 8192)), OLD_LLAMA["rope_scaling"]),
         (Rotary(1e6, YarnScaling(4.0, 4096, 1.0)), YARN),
         (Rotary(1e6, YarnScaling(4.0, 4096, 1.0, 16.0, 2.0, whole=False)), YARN | OTHER_YARN),
         (Rotary(1e4, FrequencyFactors((1.5,) * 32)), LONG | {"rope_type": "longrope", "short_factor": [1.5] * 32}),

@@ -65,7 +65,7 @@ def test_sequences_together_equal_transformers(
     errors = np.square(np.array(ours, np.float64) - expected).mean(axis=-1)
     # Rounding makes a few of a mixture's tokens choose another, nearly equal expert; the median does not see them.
     error = np.sqrt(np.median(errors) if family == "qwen3_moe" else errors.mean())
-    # tests/end_to_end/test_families.py says why the factor is 6.
+    # tests/convert/running.py says why the factor is 6.
     assert error < 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
 
 

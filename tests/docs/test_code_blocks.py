@@ -4,11 +4,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flownpu.convert import convert
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 
 
@@ -26,12 +26,13 @@ def test_code_blocks_except_builds_are_marked_as_tested():
 
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: f"{block.page}-{block.language}")
-def test_marked_code_block_succeeds(block: Block, tmp_path: Path):
+def test_marked_code_block_succeeds(block: Block, tmp_path: Path, converted: Callable[..., Path]):
     for folder in ("tests", "docs", ".git", "ops"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     model = "out/gemma3-topics"
     if model in block.text and f" {model}\n" not in block.text.partition("flownpu convert")[2]:
-        convert(ROOT / "tests" / "fixtures" / "gemma3-topics", tmp_path / model)
+        (tmp_path / "out").mkdir()
+        (tmp_path / model).symlink_to(converted())
     command = {"sh": ["bash", "-eu", "-c", block.text], "python": [sys.executable, "-c", block.text]}[block.language]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
+from tests.built import BUILT
+
 STEPS = 1100
 
 SCRIPT = """

@@ -140,11 +140,6 @@ def test_context_beyond_artifacts_is_refused_or_continues_on_cpu(
 # --- A full shape -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp)
-
-
 # A prompt takes the weights of both layers at once; then QKV, attention, the output projection, and the feed-forward of
 # the first layer, and QKV of the last. decode_layer computes its last token, and each of the two that follow.
 DISPATCHES = {"dequant_engine": 1, "gemm": 4, "flow_qkv": 1, "decode_layer": 3}

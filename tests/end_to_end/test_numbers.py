@@ -76,10 +76,7 @@ def our_logits(folder: Path, tokens: Tokens, activations: str, devices: list[Any
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_provider_for_devices(devices[:1], {"activations": activations})
     session = onnxruntime.InferenceSession(folder / "model.onnx", options)
-    feeds = {
-        "input_ids": np.array([tokens]),
-        "attention_mask": np.ones((1, len(tokens)), np.int64),
-    }
+    feeds = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, len(tokens)), np.int64)}
     for value in session.get_inputs():
         if value.name.startswith("past_key_values."):
             feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)

@@ -4,7 +4,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import onnx
 import onnx.parser
@@ -34,17 +34,8 @@ def reference(model: str | onnx.ModelProto, inputs: Arrays) -> list[NDArray[Any]
     return outputs
 
 
-class MakeSession(Protocol):
-    def __call__(
-        self,
-        model: str | onnx.ModelProto | Path,
-        options: dict[str, str] | None = None,
-        *,
-        by_name: bool = False,
-        strict: bool = False,
-        configure: dict[str, Any] | None = None,
-        prepare: Callable[[onnxruntime.SessionOptions], None] | None = None,
-    ) -> onnxruntime.InferenceSession: ...
+MakeSession: TypeAlias = Callable[..., onnxruntime.InferenceSession]
+Placed: TypeAlias = Callable[..., tuple[onnxruntime.InferenceSession, dict[str, Any]]]
 
 
 @pytest.fixture
@@ -85,12 +76,6 @@ def make_session(ep_devices: list[Any]) -> MakeSession:
         return onnxruntime.InferenceSession(source, session_options)
 
     return make
-
-
-class Placed(Protocol):
-    def __call__(
-        self, model: str | onnx.ModelProto | Path, options: dict[str, str] | None = None, **arguments: Any
-    ) -> tuple[onnxruntime.InferenceSession, dict[str, Any]]: ...
 
 
 @pytest.fixture

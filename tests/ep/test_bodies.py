@@ -147,7 +147,7 @@ def test_random_graphs_in_branches_equal_graphs_by_themselves(make_session: Make
     for _ in range(60):
         case = build(random.randbytes(HEAD_BYTES), [random.randbytes(NODE_BYTES) for _ in range(4)])
         model = onnx.load_from_string(case.model)
-        if any(node.op_type == "GroupQueryAttention" and len(node.output) == 1 for node in model.graph.node):
+        if any(node.op_type == "GroupQueryAttention" and len(node.output) < 3 for node in model.graph.node):
             continue  # without outputs for keys and values, ONNX Runtime's kernel reads uninitialised memory
         options = case.options | {"on_unsupported": "cpu"}
         feeds = case.feeds[0] | {"condition": np.array(random.random() < 0.5)}

@@ -109,8 +109,7 @@ def test_changed_run_shapes_compute_right_outputs(make_session: MakeSession) -> 
             id="outputs left out",
         ),
         pytest.param(
-            "g (float[3] x) => (float[3] z) <float[3] w = {1, 2, 3}> { a = Mul(x, w)  z = Add(a, w) }",
-            id="initializer",
+            "g (float[3] x) => (float[3] z) <float[3] w = {1, 2, 3}> { a = Mul(x, w)  z = Add(a, w) }", id="initializer"
         ),
         pytest.param(
             "g (float[3] x, float[3] w) => (float[3] z) <float[3] w = {1, 2, 3}> { z = Mul(x, w) }",
@@ -202,9 +201,7 @@ def test_output_bound_to_input_read_later_is_refused(make_session: MakeSession) 
         session.run_with_iobinding(bind(session, values, {"a": y, "z": z}))
 
 
-def test_run_time_error_names_node_and_session_goes_on(
-    make_session: MakeSession,
-) -> None:
+def test_run_time_error_names_node_and_session_goes_on(make_session: MakeSession) -> None:
     session = make_session(CHAIN)
     for _ in range(2):
         with pytest.raises(Exception, match=r"Add 'a'.*\[4\] and \[3\]"):

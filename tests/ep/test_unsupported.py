@@ -171,7 +171,7 @@ def test_partitions_are_convex_and_few(placed: Placed) -> None:
             },
             r"attribute 'head_size': expected 1 to 512, got 576",
             id="a head of 576",
-        ),
+        )
     ],
 )
 def test_lowered_node_is_taken_with_its_parts(

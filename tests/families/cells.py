@@ -60,9 +60,10 @@ class Cell:
 
 
 def run_form(
-    form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str] = tuple(SOURCES)
-) -> dict[str, dict[str, Cell]]:
-    """A form's cells, by source and device."""
+    form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str] = tuple(SOURCES),
+    names: Sequence[str] = DEVICES,
+) -> dict[str, dict[str, Cell]]:  # fmt: skip
+    """A form's cells, by source and device; `names`: some of DEVICES."""
     tiny = make_checkpoint(form, folder / "checkpoint")
     cells: dict[str, dict[str, Cell]] = {}
     for number, source in enumerate(sources):
@@ -71,12 +72,12 @@ def run_form(
         try:
             model, export = SOURCES[source](form, tiny, own)
         except RefusedError as error:
-            cells[source] = dict.fromkeys(DEVICES, Cell(refused=str(error)))
+            cells[source] = dict.fromkeys(names, Cell(refused=str(error)))
             continue
         within = WITHIN.get((form, source), "")
         calls = SHORT_CALLS if within else CALLS
         cells[source] = {}
-        for device in DEVICES:
+        for device in names:
             cell = _checked(_run(tiny, model, device, devices, own, calls), tiny, export, calls)
             cells[source][device] = cell if cell.refused else replace(cell, within=within)
     return cells
@@ -160,7 +161,7 @@ def rms(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
 def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.float32]) -> float:
     """How far logits may be off, in rms.
 
-    On the CPU device 6 times what rounding activations does, as in tests/end_to_end/test_families.py; on the array
+    On the CPU device 6 times what rounding activations does, as in tests/convert/running.py; on the array
     twice what its roundings do in transformers' model, as in tests/npu/run/test_decoder_layers.py.
     """
     if device == "cpu":
@@ -184,13 +185,13 @@ def recorded_cells() -> dict[str, dict[str, dict[str, Cell]]]:
 
 
 def write_record(versions: dict[str, str], cells: dict[str, dict[str, dict[str, Cell]]]) -> None:
-    """Writes the record, with numbers in three digits."""
+    """Writes the record, with numbers in three digits, and a line for each form from each source."""
     kept = {
         form: {source: {device: _kept(cell) for device, cell in row.items()} for source, row in of_form.items()}
         for form, of_form in sorted(cells.items())
     }
     text = json.dumps({"versions": versions, "cells": kept}, indent=1)
-    RECORD.write_text(text + "\n", encoding="utf-8")
+    RECORD.write_text(re.sub(r"\n(?: {4,}|   (?=\}))", " ", text) + "\n", encoding="utf-8")
 
 
 def _kept(cell: Cell) -> dict[str, Any]:

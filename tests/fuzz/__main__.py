@@ -90,10 +90,7 @@ def damage(
     """Damaged files of every kind that is read."""
     from tests.fuzz.damage.damager import Damager, corpus, save_finding
 
-    with (
-        Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as worker,
-        Damager(worker) as damager,
-    ):
+    with Worker(_library(library, sanitize), sanitize=sanitize, seconds=seconds) as worker, Damager(worker) as damager:
         _run("damage", damager.cases(), damager.judge, cases, seed, minutes, output, (corpus(), save_finding))
 
 
@@ -126,11 +123,11 @@ def server(
 
 @app.command()
 def replay(
-    model: Annotated[Path, typer.Argument(help="A .onnx file that was saved here.")],
+    path: Annotated[Path, typer.Argument(help="A .npz file that was saved here.")],
     sanitize: Sanitize = False, library: Library = None, seconds: Seconds = 60.0,
 ) -> None:  # fmt: skip
     """Run a case that was saved."""
-    case = load_case(model)
+    case = load_case(path)
     with _workers(library, sanitize, seconds) as (reference, ours):
         verdict = judge_saved(case, reference, ours)
     console.print(verdict.category, style="bold")

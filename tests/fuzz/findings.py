@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases as files: NAME.onnx, NAME.npz with its inputs and options, and for a finding NAME.txt with its description."""
+"""Cases as files: NAME.npz with the model, its inputs and options, and for a finding NAME.txt with its description."""
 
 import json
 import re
@@ -17,17 +17,17 @@ from tests.fuzz.graphs.strategy import Case
 from tests.fuzz.oracle import Finding, Oracle, Verdict
 from tests.fuzz.worker import Worker
 
-HOW = "how"  # key of NAME.npz with options and more, as JSON
+HOW, MODEL = "how", "model"  # keys of NAME.npz with options and more, as JSON, and with the bytes of the ONNX file
 
 
-def save_case(case: Case | DecoderCase, stem: Path) -> None:
-    """Writes STEM.onnx and STEM.npz."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
+def save_case(case: Case | DecoderCase, path: Path) -> None:
+    """Writes a .npz file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     arrays, how = _graph(case) if isinstance(case, Case) else _decoder(case)
     model = case.model if isinstance(case, Case) else case.decoder.model
-    stem.with_name(stem.name + ".onnx").write_bytes(model)
+    arrays[MODEL] = np.frombuffer(model, np.uint8)
     arrays[HOW] = np.array(json.dumps({"options": case.options, "optimise": case.optimise, **how}))
-    np.savez_compressed(stem.with_name(stem.name + ".npz"), **arrays)
+    np.savez_compressed(path, **arrays)
 
 
 def _graph(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -50,9 +50,9 @@ def _decoder(case: DecoderCase) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load_case(path: Path) -> Case | DecoderCase:
-    """Reads the case of a .onnx file and its .npz."""
-    model = path.read_bytes()
-    with np.load(path.with_suffix(".npz")) as stored:
+    """Reads the case of a .npz file."""
+    with np.load(path) as stored:
+        model = stored[MODEL].tobytes()
         how = json.loads(str(stored[HOW]))
         settings = {"options": how["options"], "optimise": how["optimise"]}
         if "decoder" in how:
@@ -75,18 +75,17 @@ def judge_saved(case: Case | DecoderCase, reference: Worker, ours: Worker) -> Ve
 
 
 def save_finding(case: Case | DecoderCase, finding: Finding, folder: Path) -> Path:
-    """Writes a finding's files; returns the path of its model."""
+    """Writes a finding's files; returns the path of its case."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", finding.signature)[:80].strip("-").lower()
-    stem, number = folder / name, 1
-    while stem.with_name(stem.name + ".onnx").exists():
+    path, number = folder / f"{name}.npz", 1
+    while path.exists():
         number += 1
-        stem = folder / f"{name}-{number}"
-    save_case(case, stem)
-    model = stem.with_name(stem.name + ".onnx")
+        path = folder / f"{name}-{number}.npz"
+    save_case(case, path)
     text = listing(case) if isinstance(case, Case) else describe(case)
-    command = f"python -m tests.fuzz replay {model}"
-    stem.with_name(stem.name + ".txt").write_text(f"{finding.signature}\n\n{finding.text}\n\n{text}\n\n{command}\n")
-    return model
+    command = f"python -m tests.fuzz replay {path}"
+    path.with_suffix(".txt").write_text(f"{finding.signature}\n\n{finding.text}\n\n{text}\n\n{command}\n")
+    return path
 
 
 def listing(case: Case) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts import tools
-from tests.aie.host_kernels import BUILT
+from tests.built import BUILT
 from tests.npu import debian_xrt, xrt
 from tests.npu.firmware import DEVELOPED, Firmware, driver_log
 

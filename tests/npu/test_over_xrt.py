@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.aie.host_kernels import BUILT
+from tests.built import BUILT
 from tests.npu import debian_xrt, xrt
 from tests.npu.firmware import CURRENT, FIRST, Firmware
 from tests.npu.machine import ROOT, Machine, require

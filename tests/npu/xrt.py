@@ -14,7 +14,7 @@ import numpy as np
 from flownpu.aie.emulator import flatten_array
 from flownpu.aie.plan.data import Plan
 from tests.aie.emulation import ARCHITECTURES
-from tests.aie.host_kernels import BUILT
+from tests.built import BUILT
 from tests.npu import xclbin
 from tests.npu.arrays import Bench, npu
 from tests.npu.firmware import DEVELOPED, Firmware

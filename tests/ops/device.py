@@ -4,12 +4,7 @@
 `testing` is the C++ module `flownpu_testing`, with parts that users do not see.
 """
 
-import importlib.util
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -18,29 +13,9 @@ import numpy as np
 from flownpu import _native
 from flownpu.ops.eager_call import DTYPES
 from flownpu.ops.eager_call import TYPE_NAMES as NAMES
+from tests import built
 
-_BUILT = Path(os.environ.get("FLOWNPU_TESTING_DIR", Path(__file__).parents[2] / "build" / "testing"))
-
-
-def _load() -> ModuleType:
-    if "flownpu_testing" in sys.modules:
-        return sys.modules["flownpu_testing"]
-    found = sorted(_BUILT.glob("flownpu_testing*.so"))
-    if not found:
-        raise ImportError(
-            f"expected the module flownpu_testing in {_BUILT}, found none: run `make test`, or build it with "
-            "`cmake -S . -B build/testing -DFLOWNPU_TESTING=ON && cmake --build build/testing`"
-        )
-    spec = importlib.util.spec_from_file_location("flownpu_testing", found[0])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["flownpu_testing"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-testing = _load()
+testing = built.load("flownpu_testing")
 # Instruction sets of this machine whose kernels give different bits. "amx" gives those of "avx512": tests that name no
 # instruction set run it where there is one, and tests/ops/cpu/test_matrix_units.py compares the two.
 ISAS: list[str] = [name for name in testing.available_isas() if name != "amx"]

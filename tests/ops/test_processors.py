@@ -43,10 +43,7 @@ def chosen(root, numbers):
 # A desktop with SMT: Linux numbers the second threads after all first ones, hypervisors often each after its first.
 @pytest.mark.parametrize(
     ("siblings", "used"),
-    [
-        (["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"], [0, 1, 2, 3]),
-        (["0-1", "0-1", "2-3", "2-3"], [0, 2]),
-    ],
+    [(["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"], [0, 1, 2, 3]), (["0-1", "0-1", "2-3", "2-3"], [0, 2])],
 )
 def test_threads_are_described_as_one_per_core(tmp_path, siblings, used):
     numbers = machine(tmp_path, siblings)

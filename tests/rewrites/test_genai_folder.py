@@ -224,10 +224,7 @@ def _spoil_scales(folder: Path) -> None:
         (_to_custom, "somebody.else.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, "com.microsoft"), "com.microsoft.Norm: operators that ONNX Runtime does not have"),
         (lambda s: _to_custom(s, ""), "ai.onnx.Norm: operators that ONNX Runtime does not have"),
-        (
-            _spoil_scales,
-            "the graph is damaged, .*: MatMulNBits '.*': .*holds a scale that is not finite",
-        ),
+        (_spoil_scales, "the graph is damaged, .*: MatMulNBits '.*': .*holds a scale that is not finite"),
         (lambda s: (s / "genai_config.json").write_text("{"), "genai_config.json: cannot be read as JSON"),
     ],
 )
@@ -237,22 +234,6 @@ def test_unfit_source_is_refused(spoil: Any, reason: str, source: Path, tmp_path
     with pytest.raises(ConversionError, match=reason):
         convert(source, tmp_path / "model")
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.filterwarnings("ignore:Ignoring unknown external data")
-def test_flipped_bytes_raise_no_other_error(source: Path, tmp_path: Path) -> None:
-    generator = np.random.default_rng(8)
-    graph = np.frombuffer((source / "model.onnx").read_bytes(), np.uint8)
-    refused = 0
-    for _ in range(25):
-        damaged = graph.copy()
-        damaged[generator.integers(0, len(graph), 3)] = generator.integers(0, 256, 3)
-        (source / "model.onnx").write_bytes(damaged.tobytes())
-        try:
-            convert(source, tmp_path / "model", force=True)
-        except ConversionError:
-            refused += 1
-    assert 0 < refused < 25  # some changes are harmless, as those of a name
 
 
 def test_converted_model_is_refused(source: Path, tmp_path: Path) -> None:

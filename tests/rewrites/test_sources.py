@@ -100,7 +100,7 @@ def test_decoder_export_is_folded_and_placed(
 def check_tokens(found: Array, expected: Array, layers: int) -> None:
     """Asserts that logits are off by what rounding activations costs, and that likeliest tokens are the same.
 
-    tests/end_to_end/test_families.py says why the factor is 6. The gap of two logits has sqrt(2) times the error of
+    tests/convert/running.py says why the factor is 6. The gap of two logits has sqrt(2) times the error of
     one, and the largest of all errors is within 4 sigma: tokens that are further apart must be told apart.
     """
     error = 6 * logit_error("bf16", layers, expected)

@@ -91,7 +91,7 @@ def test_operators_without_rules_are_reported(exports: dict[str, Path]) -> None:
     assert report.after["com.microsoft", "MatMulNBits"] == 2
     assert report.left() == [
         "left by q4nx_matmul: /model/layers.1/mlp/up_proj/MatMul_Q4 and 1 more: bits=2: Q4NX stores codes of 4 "
-        "or 8 bits; export this weight with these",
+        "or 8 bits; export this weight with these"
     ]
     assert report.to_json()["operators"]["com.microsoft.MatMulNBits"] == 2
     assert report.to_json()["misses"][0]["node"] == "/model/layers.1/mlp/up_proj/MatMul_Q4"

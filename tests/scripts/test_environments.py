@@ -2,6 +2,7 @@
 """Environments and models in the cache folder: made once, made again when their key changes, complete or missing."""
 
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ def test_finished_folder_interrupted_is_made_anew(tmp_path: Path):
         raise KeyboardInterrupt
     with finished_folder(folder, [1]) as made:
         assert made == folder
+
+
+def test_finished_folder_that_another_makes_is_awaited(tmp_path: Path):
+    folder, found = tmp_path / "folder", list[Path | None]()
+
+    def want() -> None:
+        with finished_folder(folder, [1]) as made:
+            found.append(made)
+
+    other = threading.Thread(target=want)
+    with finished_folder(folder, [1]):
+        other.start()
+        other.join(0.1)  # it would have its folder by then
+        assert not found
+    other.join()
+    assert found == [None]
 
 
 def test_make_environment_installs_once_for_its_requirements(monkeypatch: pytest.MonkeyPatch):

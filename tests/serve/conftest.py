@@ -109,8 +109,11 @@ def start_server() -> Iterator[Callable[..., Server]]:
         return started[-1]
 
     yield start
-    for server in started:
-        server.end()
+    running = [server.process for server in started if server.process.poll() is None]
+    for process in running:  # together, since each waits for its own processes to end
+        process.terminate()
+    for process in running:
+        process.wait(60)
 
 
 @pytest.fixture(scope="session")

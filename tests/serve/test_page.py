@@ -135,10 +135,7 @@ def test_settings_reach_server_and_are_kept(page):
     with page.expect_request("**/v1/chat/completions") as sent:
         say(page, QUESTION)
     body = sent.value.post_data_json
-    assert body["messages"] == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": QUESTION},
-    ]
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     assert (body["temperature"], body["max_tokens"], body["stream"]) == (0, 5, True)
     assert "top_p" not in body
     wait_for_answer(page)

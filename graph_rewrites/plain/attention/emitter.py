@@ -11,14 +11,7 @@ from onnx_ir import tape
 from flownpu.graph_rewrites.node import unique_name
 from flownpu.graph_rewrites.plain.attention.mask import are_next
 from flownpu.graph_rewrites.plain.attention.scores import finite, whole_slice
-from flownpu.graph_rewrites.plain.graph import (
-    constant,
-    dimensions,
-    input_of_size,
-    insert_before,
-    made_by,
-    scalar,
-)
+from flownpu.graph_rewrites.plain.graph import constant, dimensions, input_of_size, insert_before, made_by, scalar
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
 if TYPE_CHECKING:

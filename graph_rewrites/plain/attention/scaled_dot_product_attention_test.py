@@ -390,11 +390,7 @@ CAUSAL = "causal = LessOrEqual (key_index, query_index)"
             3,
         ),
         # Not proven causal: a window alone, keys that are compared strictly, no comparison of positions at all.
-        (
-            "oldest = Sub (query_index, window) near = Greater (key_index, oldest) seen = And (near, padding)",
-            0,
-            -1,
-        ),
+        ("oldest = Sub (query_index, window) near = Greater (key_index, oldest) seen = And (near, padding)", 0, -1),
         ("causal = Less (key_index, query_index) seen = Or (causal, padding)", 0, -1),
         ("seen = And (padding, padding)", 0, -1),
         # Keys are compared with keys, not with queries; and a Slice has moved the comparison by one key.

@@ -124,12 +124,7 @@ def _diagnose_node(host: Host, node: Path, npus: list[_Npu]) -> Check:
         return Check("npu", Status.NOTE, f"{name} at {shown}, for which FlowNPU has no designs")
     if host.may_use(node):
         return Check("npu", Status.GOOD, f"{name} at {shown}{_versions(host, node)}")
-    return Check(
-        "npu",
-        Status.BAD,
-        f"{name} at {shown}, which this user may not open",
-        JOIN_THE_GROUP,
-    )
+    return Check("npu", Status.BAD, f"{name} at {shown}, which this user may not open", JOIN_THE_GROUP)
 
 
 def _versions(host: Host, node: Path) -> str:

@@ -126,11 +126,7 @@ def variables(template: str) -> frozenset[str]:
 
 
 def render(
-    template: str,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Any],
-    values: Mapping[str, Any],
-    most: int,
+    template: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], values: Mapping[str, Any], most: int
 ) -> str:
     """A conversation as a template writes it, up to where the model's next reply begins.
 

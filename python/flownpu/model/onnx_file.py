@@ -13,16 +13,7 @@ DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 # The exceptions that reading a damaged graph raises: a node lacks an input or an attribute of its operator, or a tensor
 # is not in its file, or claims a size that no memory would hold.
-_DAMAGE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError, TypeError, ValueError)
 
 
 def load_model(path: Path, *, purpose: str) -> Any:

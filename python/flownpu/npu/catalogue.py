@@ -22,11 +22,7 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
-from flownpu.aie.designs.vector_operators import (
-    ResidualLayerNorm,
-    ResidualRMSNorm,
-    RMSNorm,
-)
+from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm
 from flownpu.aie.programs.call import fixed_call
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.aie.programs.encode import encode_program

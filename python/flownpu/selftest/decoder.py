@@ -138,8 +138,6 @@ def _prompt(target: str, rng: Rng) -> Trial:
     program = replace(prefill_program(_DECODER, target, _CONTEXT, _CHUNK), kind="prompt", attributes={})
     size = len(_LAYERS), _CONTEXT, SHAPE.kv_heads, 2, SHAPE.d
     check = Check(
-        "cache",
-        lambda found: found["cache"].view(BFLOAT16).reshape(size)[:, :_TOKENS],
-        *model.outcome(0, _TOKENS),
+        "cache", lambda found: found["cache"].view(BFLOAT16).reshape(size)[:, :_TOKENS], *model.outcome(0, _TOKENS)
     )
     return Trial(program, inputs, ("cache",), (check,), 0, hidden.astype(np.float32).reshape(-1))

@@ -81,10 +81,7 @@ def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connec
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [*command, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr,
+            [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=sys.stderr
         )
     return process, Connection(ours.detach())
 

@@ -7,7 +7,6 @@ import pytest
 from flownpu.aie.artifacts.instruction_pieces import InstructionPieces, PieceError
 from flownpu.aie.check.sequence import contiguous, descriptor, iteration_stride
 from flownpu.aie.designs.flow_kv import FlowKV
-from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.data import Await, Free, SetBarrier, Transfer, WriteParameter
 from flownpu.aie.plan.instructions import (
     BLOCK_WRITE,
@@ -23,8 +22,6 @@ from flownpu.aie.plan.instructions import (
 )
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.call_family import CallSweep, Positions, derive
-from tests.aie.designs.test_plans import ALL, plan_of
-from tests.aie.mlir.aie_opt import instructions, lowered, needs_aie_opt
 from tests.aie.programs.test_call_family import CALLS
 from tests.aie.small_programs import chain
 
@@ -154,24 +151,3 @@ def test_operations_equal_those_of_steps():
     codes = [code for step in plan.sequence.steps for code in operations_of_step(step)]
     assert [code for code, _ in operations(compiled(plan))] == codes
     assert words_of_steps(plan.sequence.steps) == len(compiled(plan))
-
-
-@needs_aie_opt
-@pytest.mark.parametrize("design", ["fused_dqp", "flow_kv", "gemm geglu", "rms_norm"])
-def test_words_of_real_compiler_match_steps(design):
-    plan = plan_of(ALL[design]())
-    words = instructions(lowered(to_mlir(plan))[0])
-    assert len(words) == words_of_steps(plan.sequence.steps)
-    codes = [code for step in plan.sequence.steps for code in operations_of_step(step)]
-    assert [code for code, _ in operations(words)] == codes
-
-
-@needs_aie_opt
-def test_pieces_equal_real_compilers_output():
-    words, plan, positions = pieces_of("norm_rope", lambda plan: instructions(lowered(to_mlir(plan))[0]))
-    words.compile(positions.count - 1)
-    derive(words, positions, checks=1, lone_chunks=False)
-    assert len(words.compiled) <= FEW
-    for position in (1, 300, 511):
-        assert position not in words.compiled
-        np.testing.assert_array_equal(words(position), instructions(lowered(to_mlir(plan(position)))[0]))

@@ -5,14 +5,7 @@ import dataclasses
 
 from flownpu.aie.check import check
 from flownpu.aie.iron.compat import NPU2, ObjectFifo, Program, Runtime, Tile, Worker
-from flownpu.aie.plan.data import (
-    Dimension,
-    HostBuffer,
-    Tap,
-    TileBuffer,
-    Transfer,
-    Type,
-)
+from flownpu.aie.plan.data import Dimension, HostBuffer, Tap, TileBuffer, Transfer, Type
 from flownpu.aie.plan.data import Tile as Place
 from tests.aie.small_programs import chain, tensor, with_array, with_end, with_fifo, with_steps
 

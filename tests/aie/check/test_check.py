@@ -4,10 +4,7 @@
 import pytest
 
 from flownpu.aie.check import PlanError, require_valid
-from flownpu.aie.plan.data import (
-    Dimension,
-    Type,
-)
+from flownpu.aie.plan.data import Dimension, Type
 from tests.aie.check.faults import CHAIN, messages
 from tests.aie.small_programs import with_end, with_fifo
 

@@ -11,16 +11,7 @@ import pytest
 
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.iron.compat import NPU2, Buffer, Kernel, ObjectFifo, Program, Runtime, Worker, range_
-from flownpu.aie.plan.data import (
-    Acquire,
-    BarrierWait,
-    BufferArgument,
-    Call,
-    Element,
-    Load,
-    Release,
-    Type,
-)
+from flownpu.aie.plan.data import Acquire, BarrierWait, BufferArgument, Call, Element, Load, Release, Type
 from flownpu.aie.plan.limits import LIMITS, with_limits
 from tests.aie.check.faults import CHAIN, CORE, messages
 from tests.aie.small_programs import tensor, with_array, with_body, with_fifo
@@ -93,10 +84,7 @@ CORES = {
         ),
         "buffer other for scale: need one of the array's buffers, have none",
     ),
-    "unknown buffer": (
-        with_array(CHAIN, buffers=()),
-        "buffer parameters: need one of the array's buffers, have none",
-    ),
+    "unknown buffer": (with_array(CHAIN, buffers=()), "buffer parameters: need one of the array's buffers, have none"),
     "unknown kernel": (replaced(Call, kernel="other"), "kernel other: need one of the array's kernels, have none"),
     "missing argument": (replaced(Call, arguments=(3,)), "arguments of scale: need 3, have 1"),
     "index out of a view": (
@@ -112,10 +100,7 @@ CORES = {
         "of fifo b: need 1, have 0..0",
     ),
     "wrong type": (with_fifo(CHAIN, "c", type=Type((32,), "i32")), "argument 1 of scale: need 64xi32, have 32xi32"),
-    "number for an array": (
-        replaced(Call, arguments=(3, 3, 3)),
-        "argument 0 of scale: need 64xi32, have i32",
-    ),
+    "number for an array": (replaced(Call, arguments=(3, 3, 3)), "argument 0 of scale: need 64xi32, have i32"),
     "parameter out of range": (
         with_array(
             CHAIN,
@@ -135,10 +120,7 @@ CORES = {
         with_array(CHAIN, cores=(dataclasses.replace(CORE, dynamic=False),)),
         "lowering of acquires in a loop: need dynamic, have static (the loop's length is a run-time parameter",
     ),
-    "no such barrier": (
-        with_array(CHAIN, barriers=()),
-        "barrier barrier0_0_2: need one on this tile, have none",
-    ),
+    "no such barrier": (with_array(CHAIN, barriers=()), "barrier barrier0_0_2: need one on this tile, have none"),
     "barrier value": (
         with_array(
             CHAIN,

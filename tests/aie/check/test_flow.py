@@ -49,10 +49,7 @@ from tests.aie.small_programs import tensor, with_array, with_end, with_fifo, wi
             with_steps(CHAIN, *[s for s in STEPS if isinstance(s, SetBarrier)], *STEPS),
             "run-time parameters written before the core starts",
         ),
-        (
-            with_fifo(CHAIN, "b", repeat_count=2),
-            "[link a -> b] elements in a call: need [256] in, have [128] out",
-        ),
+        (with_fifo(CHAIN, "b", repeat_count=2), "[link a -> b] elements in a call: need [256] in, have [128] out"),
         (
             with_step(CHAIN, Transfer, tap=Tap(0, (Dimension(128, 1),))),
             "[link a -> b] elements in a call: need [128] in, have [256] out",

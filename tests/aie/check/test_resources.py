@@ -9,15 +9,7 @@ import dataclasses
 import pytest
 
 from flownpu.aie.iron.compat import NPU2, Buffer, ObjectFifo, Program, Runtime, Tile, Worker
-from flownpu.aie.plan.data import (
-    Acquire,
-    Barrier,
-    BufferArgument,
-    Call,
-    Element,
-    TileBuffer,
-    Type,
-)
+from flownpu.aie.plan.data import Acquire, Barrier, BufferArgument, Call, Element, TileBuffer, Type
 from flownpu.aie.plan.data import Tile as Place
 from tests.aie.check.faults import CHAIN, messages, moved, walked
 from tests.aie.small_programs import chain, tensor, with_array, with_body, with_end, with_fifo
@@ -161,10 +153,7 @@ def test_stack_and_buffers_are_counted_as_memory():
             pass_through(1, depth=13),
             "[memory tile (0, 1)] buffer descriptors of even channels: need 26, have 24",
         ),
-        (
-            pass_through(5, depth=5),
-            "[memory tile (0, 1)] buffer descriptors: need 50, have 48",
-        ),
+        (pass_through(5, depth=5), "[memory tile (0, 1)] buffer descriptors: need 50, have 48"),
     ],
 )
 def test_surplus_channels_and_descriptors_are_refused(plan, message):

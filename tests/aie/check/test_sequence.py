@@ -9,17 +9,7 @@ import dataclasses
 import pytest
 
 from flownpu.aie.check.sequence import check_sequence
-from flownpu.aie.plan.data import (
-    Await,
-    Dimension,
-    Free,
-    HostBuffer,
-    SetBarrier,
-    Tap,
-    Transfer,
-    Type,
-    WriteParameter,
-)
+from flownpu.aie.plan.data import Await, Dimension, Free, HostBuffer, SetBarrier, Tap, Transfer, Type, WriteParameter
 from flownpu.aie.plan.limits import NPU2 as LIMITS
 from flownpu.aie.plan.limits import with_limits
 from tests.aie.check.faults import BUFFER, CHAIN, DRAIN, FILL, STEPS, messages, tasks, walked

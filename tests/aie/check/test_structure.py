@@ -9,13 +9,7 @@ import dataclasses
 import pytest
 
 from flownpu.aie.iron.compat import NPU2, Kernel, ObjectFifo, Program, Runtime, Tile, Worker
-from flownpu.aie.plan.data import (
-    Barrier,
-    Link,
-    Store,
-    Type,
-    Variable,
-)
+from flownpu.aie.plan.data import Barrier, Link, Store, Type, Variable
 from flownpu.aie.plan.data import Tile as Place
 from tests.aie.check.faults import BUFFER, CHAIN, CORE, messages, moved
 from tests.aie.small_programs import tensor, with_array, with_end, with_fifo

@@ -367,8 +367,7 @@ def test_trapped_access_names_core_and_kernel():
     for name in "abc":
         plan = with_fifo(plan, name, type=kinds[0])
     plan = with_body(
-        plan,
-        lambda body: [Call("zero_f32", (s.arguments[1], 24)) if isinstance(s, Call) else s for s in body],
+        plan, lambda body: [Call("zero_f32", (s.arguments[1], 24)) if isinstance(s, Call) else s for s in body]
     )
     fails(
         plan,

@@ -260,10 +260,7 @@ def test_broadcast_with_skip_equals_numpy(device, rng):
     ]
     program = Program(device, Runtime(sequence, [tensor(64 * count)] * 2 + [a.prod(), c.cons()]), workers)
     x = random(rng, count * 64)
-    functions = {
-        "double": lambda x, y: np.multiply(x, 2, out=y),
-        "add": lambda x, y, z: np.add(x, y, out=z),
-    }
+    functions = {"double": lambda x, y: np.multiply(x, 2, out=y), "add": lambda x, y, z: np.add(x, y, out=z)}
     np.testing.assert_array_equal(run(program, functions, x=x)["z"], 3 * x)
 
 

@@ -32,10 +32,7 @@ _CLOSED = re.compile(
 )
 # Other operations: the form, and the generic form.
 _LINES = [
-    (
-        rf"({TILE}) = aie\.tile\(\d, \d\)",
-        r'\1 = "aie.tile"() : () -> index',
-    ),
+    (rf"({TILE}) = aie\.tile\(\d, \d\)", r'\1 = "aie.tile"() : () -> index'),
     (
         rf'({VALUE}) = aie\.buffer\(({TILE})\) \{{sym_name = "\w+"\}} : ({KIND})(?: = dense<\[.*\]>)?',
         r'\1 = "aie.buffer"(\2) : (index) -> \3',
@@ -59,10 +56,7 @@ _LINES = [
         r'\1 = "aie.objectfifo.acquire"() : () -> (\2)',
     ),
     (r"aie\.objectfifo\.release @\w+\((?:Produce|Consume), \d+\)", '"aie.objectfifo.release"() : () -> ()'),
-    (
-        rf"aie\.use_lock\(({VALUE}), (?:Acquire|Release), ({VALUE})\)",
-        r'"aie.use_lock"(\1, \2) : (index, i32) -> ()',
-    ),
+    (rf"aie\.use_lock\(({VALUE}), (?:Acquire|Release), ({VALUE})\)", r'"aie.use_lock"(\1, \2) : (index, i32) -> ()'),
     (
         rf"aie\.dma_bd\(({VALUE}) : ({KIND}) offset = \d+ len = \d+(?: sizes = {_NUMBERS} strides = {_NUMBERS})?\)",
         r'"aie.dma_bd"(\1) : (\2) -> ()',

@@ -61,11 +61,7 @@ def test_token_reads_int8_behind_cache_in_bf16():
 @pytest.mark.parametrize(
     ("shape", "way", "said"),
     [
-        (
-            LayerShape(3072, 32, 32, 96, 8192, "swiglu"),
-            "pairs",
-            ["decode_layer, split: .* head size that divides 256"],
-        ),
+        (LayerShape(3072, 32, 32, 96, 8192, "swiglu"), "pairs", ["decode_layer, split: .* head size that divides 256"]),
         (LayerShape(1536, 12, 1, 128, 8960, "swiglu"), "pairs", ["decode_layer, split: .*8 query heads or fewer"]),
         (
             LayerShape(6144, 48, 8, 128, 16384, "swiglu"),

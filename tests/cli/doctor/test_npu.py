@@ -12,9 +12,7 @@ from tests.npu.firmware import CURRENT, FIRST, Firmware, driver_log
 
 
 def test_machine_without_npu_is_noted(machine):
-    assert machine.checks() == {
-        "npu": Check("npu", Status.NOTE, "none in this machine; the cpu device is used"),
-    }
+    assert machine.checks() == {"npu": Check("npu", Status.NOTE, "none in this machine; the cpu device is used")}
 
 
 def test_devices_of_other_vendors_are_no_npu(machine):

@@ -245,12 +245,7 @@ def test_measure_interrupted_keeps_finished_runs(peer):
             os.kill(os.getpid(), signal.SIGINT)
 
     found = measure(
-        [peer("a"), peer("b", "sleeps")],
-        [Case(0, 4, 3)],
-        repeats=2,
-        threads=1,
-        vocabulary_size=9,
-        progress=interrupt,
+        [peer("a"), peer("b", "sleeps")], [Case(0, 4, 3)], repeats=2, threads=1, vocabulary_size=9, progress=interrupt
     )
     assert found.interrupted
     assert len(found.engines["a"].decode[Case(0, 4, 3)]) == 1

@@ -221,10 +221,7 @@ def test_layer_error_is_found_against_checkpoint(verified, model_copy, checkpoin
 
 @pytest.mark.parametrize(
     ("tensor", "damage", "stage"),
-    [
-        ("layers.1.mlp.gate_up_proj", scaled_block, "layer 1"),
-        ("layers.3.self_attn.k_norm", larger_norm, "layer 3"),
-    ],
+    [("layers.1.mlp.gate_up_proj", scaled_block, "layer 1"), ("layers.3.self_attn.k_norm", larger_norm, "layer 3")],
 )
 def test_layer_error_is_found_against_same_weights(verified, model, model_copy, tensor, damage, stage):
     plant(model_copy, tensor, damage)
@@ -288,10 +285,7 @@ def test_tokenizer_of_other_model_is_refused(flownpu, model, model_copy):
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["--text", ""], "two tokens or more"),
-        (["--provider", "cpu", "--device", "cpu"], "leave one out"),
-    ],
+    [(["--text", ""], "two tokens or more"), (["--provider", "cpu", "--device", "cpu"], "leave one out")],
 )
 def test_incomparable_models_are_refused(flownpu, model, arguments, words):
     done = flownpu("verify", model, "--against", model, *arguments)

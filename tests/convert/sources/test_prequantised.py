@@ -235,10 +235,7 @@ DOWN = "model.layers.2.mlp.down_proj"
         (lambda folder: change_config(folder, model_type="mamba"), 'expected model_type .* got "mamba"'),
         (edit_config(group_size=48), "got 48"),
         (edit_config(group_size=0), "got 0"),
-        (
-            edit_config(quant_method="bitsandbytes"),
-            'tensors or fp8, got "bitsandbytes"; convert',
-        ),
+        (edit_config(quant_method="bitsandbytes"), 'tensors or fp8, got "bitsandbytes"; convert'),
         (
             edit_config(quant_method="compressed-tensors"),
             "expected config_groups with one scheme of weights, got None; convert the",

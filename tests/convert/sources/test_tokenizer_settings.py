@@ -90,11 +90,7 @@ def test_tokens_of_tokenizer_class_are_kept() -> None:
     """The class is CohereTokenizer, which GenAI does not know; transformers' class has these tokens."""
     given = {"tokenizer_class": "CohereTokenizerFast", "eos_token": "<end>"}
     changed = json.loads(readable_by_genai({SETTINGS: json.dumps(given).encode()})[SETTINGS])
-    assert changed == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<BOS_TOKEN>",
-        "eos_token": "<end>",
-    }
+    assert changed == {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<BOS_TOKEN>", "eos_token": "<end>"}
 
 
 def test_files_of_templates_count_before_named_ones() -> None:

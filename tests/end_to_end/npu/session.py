@@ -31,12 +31,7 @@ PROMPT, STEPS = 70, 4  # beyond the window of 64, and one chunk
 ERROR = 5  # a state of a command (ert.h)
 # Faults in a run: what the driver's double injects, with its number (a state, milliseconds, or an errno). The other
 # errors of a call are in tests/npu/over_xrt/test_runtime.py; a session treats all of them alike.
-FAULTS = {
-    "error": ("error", ERROR),
-    "hang": ("hang", -1),
-    "lost": ("lost", 0),
-    "firmware": ("submit", EOPNOTSUPP),
-}
+FAULTS = {"error": ("error", ERROR), "hang": ("hang", -1), "lost": ("lost", 0), "firmware": ("submit", EOPNOTSUPP)}
 MIDDLE = 3
 PLACES = {"first": (0, 0), "middle": (MIDDLE, 0), "in a list": (0, 3)}
 # Each fault, and one of them at every place.

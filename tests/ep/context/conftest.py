@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled models."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import onnxruntime
 import pytest
 
-
-class Load(Protocol):
-    def __call__(self, model: Path | bytes, **entries: str) -> onnxruntime.InferenceSession: ...
+Load: TypeAlias = Callable[..., onnxruntime.InferenceSession]
 
 
 @pytest.fixture

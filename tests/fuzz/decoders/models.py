@@ -314,10 +314,7 @@ def _rounding(node: onnx.NodeProto, activations: str) -> list[onnx.NodeProto]:
 
     node.input[0] = stem
     if activations == "bf16":
-        return [
-            made("Cast", [x], ".half", to=TensorProto.BFLOAT16),
-            made("Cast", [stem + ".half"], "", to=FLOAT),
-        ]
+        return [made("Cast", [x], ".half", to=TensorProto.BFLOAT16), made("Cast", [stem + ".half"], "", to=FLOAT)]
     return [
         made("Abs", [x], ".magnitude"),
         made("ReduceMax", [stem + ".magnitude", "last_axis"], ".largest"),

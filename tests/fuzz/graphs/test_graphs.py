@@ -16,7 +16,7 @@ from tests.fuzz.graphs.strategy import HEAD_BYTES, INSTRUCTION_SETS, NODE_BYTES,
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.worker import ROOT
 
-CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "graphs").glob("*.onnx"))
+CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "graphs").glob("*.npz"))
 CASES, SEED = 250, 20
 
 

@@ -234,7 +234,8 @@ def gated_product(node: Node, x: Samples, blocks: Array, rows: int, columns: int
     if is_geglu:
         return elementwise(np.multiply, gelu(gate, tanh=True), up)
     # SiLU, in which a rounded x is the argument of an exponential; that of 100 is beyond float32.
-    units = FUNCTION_UNITS + np.minimum(np.abs(gate.numbers).max(axis=0), 100)
+    # NaN has no roundings, and NaN of them would make NaN of the infinities that it may be instead.
+    units = FUNCTION_UNITS + np.minimum(np.nan_to_num(np.abs(gate.numbers)).max(axis=0), 100)
     return elementwise(np.multiply, elementwise(lambda x: x / (1 + np.exp(-x)), gate, units=units), up)
 
 

@@ -8,10 +8,11 @@ import onnx
 import onnx.parser
 import pytest
 
+from flownpu.ops import q4nx
 from flownpu.ops.definitions import DOMAIN, OPERATORS
 from tests.fuzz.conftest import Workers
 from tests.fuzz.graphs.compare import outside
-from tests.fuzz.reference.evaluate import evaluate, references
+from tests.fuzz.reference.evaluate import bounds_of_node, evaluate, references
 from tests.fuzz.reference.samples import ALWAYS, NEVER, NOT_FINITE, PERHAPS
 
 HEADER = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
@@ -109,3 +110,18 @@ def test_rounded_product_with_nan_is_not_finite() -> None:
     assert plain is not None
     assert plain.nan is not None
     assert (plain.nan == ALWAYS).all()
+
+
+def test_gated_product_with_infinity_is_nan_or_infinite() -> None:
+    """A gate and a value that each may be either."""
+    weight = np.random.default_rng(0).standard_normal((32, 32), dtype=np.float32)
+    blocks = np.concatenate([q4nx.pack(*q4nx.quantize(weight))] * 2)
+    x = np.ones((2, 32), np.float32)
+    x[0, 3] = np.inf
+    provider = {"cpu_isa": "avx512", "activations": "int8"}
+    for gating in ("geglu", "swiglu"):
+        attributes = {"M": 32, "K": 32, "gating": gating}
+        (known,) = bounds_of_node("Q4NXMatMul", [x, blocks], domain=DOMAIN, options=provider, **attributes)
+        assert known is not None
+        assert known.nan is not None
+        assert (known.nan == [[NOT_FINITE], [NEVER]]).all(), gating

@@ -17,13 +17,7 @@ from flownpu.npu.layers import read_decoder
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
 from tests.aie.host_kernels import assert_within
 from tests.aie.words import read_family, words_of
-from tests.npu.decoders import (
-    BFLOAT16,
-    Session,
-    npu,
-    partition,
-    read_nodes,
-)
+from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
 from tests.npu.rounding import array_error
 from tests.npu.run.steps import CONTEXT, run_all, steps_of
 from tests.ops.device import _argument

@@ -138,8 +138,7 @@ def test_full_disk_leaves_files_unchanged(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tensor",
-    [np.ones(3, np.float32), np.ones((2, 5120), np.uint8), np.ones((1, 1, q4nx.NARROW.block_bytes), np.uint8)],
+    "tensor", [np.ones(3, np.float32), np.ones((2, 5120), np.uint8), np.ones((1, 1, q4nx.NARROW.block_bytes), np.uint8)]
 )
 def test_write_refuses_other_tensors(tmp_path: Path, tensor: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"tensor 'w': expected wide blocks.* got " + str(tensor.dtype)):

@@ -29,12 +29,7 @@ def test_logits_from_images_equal_logits_from_buffers(models):
 
 @pytest.mark.parametrize(
     ("image", "texels", "storages"),
-    [
-        (None, 40, ["buffer", "image"]),
-        (None, 39, ["buffer"]),
-        (False, 40, ["buffer"]),
-        (True, 40, ["image"]),
-    ],
+    [(None, 40, ["buffer", "image"]), (None, 39, ["buffer"]), (False, 40, ["buffer"]), (True, 40, ["image"])],
 )
 def test_weight_storages_follow_image_limits(image, texels, storages):
     assert gpu.storages_for(image, 40 * TEXEL, texels) == storages

@@ -78,10 +78,7 @@ def test_feed_forward_becomes_two_products(ep_devices: list[Any], tmp_path: Path
 def test_activation_with_bias_becomes_part_of_product(
     ep_devices: list[Any], tmp_path: Path, op_type: str, activation: str
 ) -> None:
-    lines: Lines = [
-        ("MatMul", ["x", "first"], "a", {}),
-        (op_type, ["a", "bias"], "y", {"domain": "com.microsoft"}),
-    ]
+    lines: Lines = [("MatMul", ["x", "first"], "a", {}), (op_type, ["a", "bias"], "y", {"domain": "com.microsoft"})]
     found, y = steps(ep_devices, tmp_path, lines, {"first": FIRST, "bias": BIAS})
     close(y, reference(X, FIRST, None, BIAS, activation=activation))
     assert found == {"DenseMatMul": 1}
@@ -140,11 +137,7 @@ def test_unknown_sizes_stay_apart(ep_devices: list[Any], tmp_path: Path) -> None
 
 def test_product_read_twice_stays_apart(ep_devices: list[Any], tmp_path: Path) -> None:
     """A product with other readers, and an activation before a bias, are separate steps."""
-    lines: Lines = [
-        ("MatMul", ["x", "first"], "a", {}),
-        ("Gelu", ["a"], "b", {}),
-        ("Add", ["a", "b"], "y", {}),
-    ]
+    lines: Lines = [("MatMul", ["x", "first"], "a", {}), ("Gelu", ["a"], "b", {}), ("Add", ["a", "b"], "y", {})]
     found, y = steps(ep_devices, tmp_path, lines, {"first": FIRST})
     product = reference(X, FIRST)
     close(y, product + reference(X, FIRST, activation="gelu"))

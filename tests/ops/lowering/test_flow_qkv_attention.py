@@ -75,10 +75,7 @@ def test_norm_weights_of_attention_are_kept() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (
-            _model(inputs=", k_scale", constants={"k_scale": np.ones(1, np.float32)}),
-            "input 12 (k_scale): expected",
-        ),
+        (_model(inputs=", k_scale", constants={"k_scale": np.ones(1, np.float32)}), "input 12 (k_scale): expected"),
         (_model(k_quant_type='"PER_TENSOR"'), "k_quant_type=PER_TENSOR: FlowQKVAttention's KV cache is"),
         (_model(kv_cache_bit_width="8"), "kv_cache_bit_width=8: FlowQKVAttention's KV cache is"),
         (_model(qk_output="2"), "attribute 'qk_output': expected 0, got 2"),

@@ -38,12 +38,7 @@ def _weights(heads: int = 4, groups: int = 2, size: int = 16, layouts: Layouts =
 
 
 def _model(
-    heads: int = 4,
-    groups: int = 2,
-    size: int = 16,
-    key_input: str = "x",
-    layouts: Any = LAYOUTS,
-    **biases: str,
+    heads: int = 4, groups: int = 2, size: int = 16, key_input: str = "x", layouts: Any = LAYOUTS, **biases: str
 ) -> ir.Model:
     text = MODEL.format(
         heads=heads,

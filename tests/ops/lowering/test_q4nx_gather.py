@@ -136,18 +136,9 @@ def test_table_of_four_bit_type_equals_onnxruntime(dtype: str, zero_points: bool
     [
         (_alone(bits=2), "bits=2: Q4NX stores codes of 4 or 8 bits; export this table with these"),
         (_alone(block_size=24), "block_size=24: Q4NX has one scale for 32 columns"),
-        (
-            _alone(gather_axis=1, quantize_axis=0),
-            "rows are gathered along axis 1 and quantised along axis 0",
-        ),
-        (
-            _alone({"scales": np.ones((ROWS, 3), np.float16)}),
-            "input 2 (scales): expected float, got float16",
-        ),
-        (
-            _alone({"codes": np.zeros((ROWS, 48), np.int8)}),
-            "input 0 (data): expected uint8 or int4 or uint4, got int8",
-        ),
+        (_alone(gather_axis=1, quantize_axis=0), "rows are gathered along axis 1 and quantised along axis 0"),
+        (_alone({"scales": np.ones((ROWS, 3), np.float16)}), "input 2 (scales): expected float, got float16"),
+        (_alone({"codes": np.zeros((ROWS, 48), np.int8)}), "input 0 (data): expected uint8 or int4 or uint4, got int8"),
         (
             testing.parse(
                 """

@@ -177,20 +177,11 @@ def test_weight_is_packed_when_it_is_read() -> None:
         ({"code_bits": 8, "block_size": 16}, "block_size=16: Q4NX has one scale for 32 columns"),
         ({"block_size": 8}, "block_size=8: Q4NX has one scale for 32 columns"),
         ({"weight_prepacked": 1}, "weight_prepacked=1: the codes are in an order made for a GPU"),
-        (
-            {"constants": {"group_index": np.zeros(96, np.int32)}},
-            "input 4 (g_idx): expected none; Q4NX",
-        ),
+        ({"constants": {"group_index": np.zeros(96, np.int32)}}, "input 4 (g_idx): expected none; Q4NX"),
         ({"constants": {"scales": np.ones((40, 3), np.float16)}}, "input 2 (scales): expected float, got float16"),
         ({"constants": {"codes": np.zeros((40, 3, 16), np.int8)}}, "input 1 (B): expected uint8, got int8"),
-        (
-            {"constants": {"scales": np.ones((40, 4), np.float32)}},
-            "scales has 160 elements, expected 120 for 40 rows",
-        ),
-        (
-            {"constants": {"codes": np.zeros((8, 3, 16), np.uint8)}},
-            "codes has 384 elements, expected 1920 for 40 rows",
-        ),
+        ({"constants": {"scales": np.ones((40, 4), np.float32)}}, "scales has 160 elements, expected 120 for 40 rows"),
+        ({"constants": {"codes": np.zeros((8, 3, 16), np.uint8)}}, "codes has 384 elements, expected 1920 for 40 rows"),
     ],
 )
 def test_unmatched_graph_reports_miss(changed: dict[str, Any], reason: str) -> None:

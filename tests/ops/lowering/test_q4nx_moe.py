@@ -158,10 +158,7 @@ BIAS[2, 5] = 0.5
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
-        (
-            Case(expert_weight_bits=2),
-            "expert_weight_bits=2: Q4NX stores codes of 4 or 8 bits; export experts with",
-        ),
+        (Case(expert_weight_bits=2), "expert_weight_bits=2: Q4NX stores codes of 4 or 8 bits; export experts with"),
         (Case(use_sparse_mixer=1), "use_sparse_mixer=1: experts are chosen by their logits, all at once"),
         (Case(activation_alpha=1.702), "activation_alpha=1.702: experts are down(silu(gate) * up)"),
         (Case(swiglu_limit=7.0), "swiglu_limit=7: experts are down(silu(gate) * up)"),

@@ -54,10 +54,7 @@ def _feeds() -> dict[str, testing.Array]:
 
 @pytest.mark.parametrize(
     "shapes",
-    [
-        {},
-        {"q_apart": "[0, 0, 4, 16]", "q_joined": "[0, 0, -1]", "k_apart": "[0, 0, -1, 16]", "k_joined": "[0, 0, 32]"},
-    ],
+    [{}, {"q_apart": "[0, 0, 4, 16]", "q_joined": "[0, 0, -1]", "k_apart": "[0, 0, -1, 16]", "k_joined": "[0, 0, 32]"}],
 )
 def test_norms_move_into_attention(shapes: dict[str, str]) -> None:
     original = _model(None, **shapes)
@@ -105,10 +102,7 @@ def test_norm_without_epsilon_takes_default() -> None:
         (_model(axis="1"), "the norms' axes are [1, -1], expected the last one"),
         (_model({"k_weight": np.ones(1, np.float32)}), "k's norm weight is not one of 16 numbers"),
         (_model(norms=", , , , , q_weight, k_weight"), "the attention has norms of Q and K already"),
-        (
-            _model(k_norm="LayerNormalization"),
-            "only one of Q and K is reshaped, normed",
-        ),
+        (_model(k_norm="LayerNormalization"), "only one of Q and K is reshaped, normed"),
         (_model(also=", float q1"), "something else reads Q or K on the way to the attention"),
     ],
 )

@@ -462,10 +462,7 @@ REFUSED: dict[str, tuple[ir.Model, Inputs, str]] = {
 
 
 # There is nothing to compare these with: ORT's own sums overflow, or its kernel refuses them too.
-NO_NUMBERS = {
-    "q4nx_matmul: a scale that is not finite",
-    "q4nx_matmul: weights of small blocks that are too large",
-}
+NO_NUMBERS = {"q4nx_matmul: a scale that is not finite", "q4nx_matmul: weights of small blocks that are too large"}
 
 
 @pytest.mark.parametrize("name", REFUSED)

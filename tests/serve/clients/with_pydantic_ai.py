@@ -60,11 +60,4 @@ def leave() -> Any:
     return asyncio.run(ask())
 
 
-run(
-    tool=tool,
-    tool_in_a_stream=tool_in_a_stream,
-    offered=offered,
-    structured=structured,
-    stream=stream,
-    leave=leave,
-)
+run(tool=tool, tool_in_a_stream=tool_in_a_stream, offered=offered, structured=structured, stream=stream, leave=leave)

@@ -11,14 +11,7 @@ import numpy as np
 from flownpu.aie.designs.one_tile import ROW, ROW_HEADS
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
 from flownpu.selftest.reference.case import Case
-from flownpu.selftest.reference.numbers import (
-    BF16_ROUNDING,
-    F32_ROUNDING,
-    INVERSE,
-    PRODUCT,
-    bf16,
-    wide,
-)
+from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, bf16, wide
 from flownpu.selftest.reference.projections import activation_tolerance
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ def run(
 
 @dataclass
 class LayerCase:
-    """A call and its expected results, in the form that `tests.aie.designs.mutations.caught` takes."""
+    """A call and its expected results."""
 
     plan: Plan
     call: LayerInputs

@@ -70,7 +70,7 @@ def test_schedules_give_same_bytes(rng, name, way):
     plan, buffers = plan_of(call.program()), call.buffers()
     array = emulator(plan.array)
     first = run(array, plan, **buffers)
-    for seed in range(1, 21):  # as many find each missing wait of test_mutations.py
+    for seed in range(1, 21):  # as many found each missing wait that was planted
         found = run(array, plan, seed=seed, **buffers)
         assert all(found[key].tobytes() == first[key].tobytes() for key in ("state", "cache")), f"schedule {seed}"
     assert array.leftovers() == []

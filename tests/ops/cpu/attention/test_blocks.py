@@ -27,7 +27,7 @@ def test_tokens_of_block_see_later_ones(isa: str, cache: str, attributes: dict[s
 @pytest.mark.parametrize("heads", [(2, 1, 256), (3, 3, 72), (5, 1, 33)])
 def test_blocks_of_odd_heads_equal_float64(isa: str, heads: tuple[int, int, int]) -> None:
     talk = Conversation(capacity=0, cache="bfloat16", isa=isa, heads=heads, rotary=False)
-    talk.turn(600)
+    talk.remember(600)
     talk.turn(3, blocks=blocks_of([(0, 1), (1, 2)]))
     talk.turn(67, blocks=blocks_of([(0, 1), (2, 65), (0, 1)]))
 

@@ -209,25 +209,40 @@ struct ProductEpilogue {
   bool streamed = false;
 };
 
-// One token of linear attention with a state S f32 [key_size][value_size] (ONNX LinearAttention):
-//   S <- diag(decay) S + key change^T, change = value, or of the delta rules beta (value - (diag(decay)
-//   S)^T key), output = scale S^T query.
-struct RecurrenceStep {
-  float* state = nullptr;
+// Columns of a state that a kernel holds in the first cache.
+inline constexpr std::int64_t kRecurrenceColumns = 32;
+
+// Linear attention of a sequence's tokens with one state S f32 [key_size][value_size] (ONNX
+// LinearAttention), for each token:
+//   S <- diag(decay) S + key change^T, output = scale S^T query
+// where change is value, or, by the delta rule, beta (value - (diag(decay) S)^T key).
+// Rows of keys, values, queries and outputs are `.._stride` floats apart.
+struct Recurrence {
+  // Null: zeros. `present` may be the same memory.
+  const float* past = nullptr;
+  float* present = nullptr;
   std::int64_t key_size = 0;
   std::int64_t value_size = 0;
+  std::int64_t tokens = 0;
   const float* key = nullptr;
+  std::int64_t key_stride = 0;
   const float* value = nullptr;
-  // Factors of the state's rows: one for each row, or one; null: 1.
+  std::int64_t value_stride = 0;
+  // Factors of the state f32 [tokens][decays]: one, or key_size for its rows.
   const float* decay = nullptr;
-  bool decay_per_row = false;
-  bool is_delta = false;
-  float beta = 1;
+  std::int64_t decays = 1;
+  // Null: not the delta rule.
+  const float* beta = nullptr;
+  std::int64_t beta_stride = 0;
   float scale = 1;
-  // f32 [queries][key_size] and [queries][value_size], at least one.
+  // Queries that share the state lie next to each other, and so do their outputs; at least one.
   std::int64_t queries = 1;
   const float* query = nullptr;
+  std::int64_t query_stride = 0;
   float* output = nullptr;
+  std::int64_t output_stride = 0;
+  // Memory for f32 [key_size][kRecurrenceColumns], 64-byte aligned.
+  float* strip = nullptr;
 };
 
 struct Kernels {
@@ -313,7 +328,7 @@ struct Kernels {
   // sum += factor * x, n elements.
   void (*add_scaled)(const float* x, float factor, float* sum, std::int64_t n);
 
-  void (*recurrence_step)(const RecurrenceStep& step);
+  void (*recurrence)(const Recurrence& call);
 
   // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and
   // sines are given.

@@ -8,13 +8,11 @@
 //   output f32 [B, T, max(Hq, Hv) dv], present_state f32 [B, Hv, dk, dv]
 //
 // Head h of the values has the keys h Hk / Hv; output o is of query o Hq / n and values o Hv / n for
-// n = max(Hq, Hv). Each head of values is a task. A few tokens go one by one, a prompt in chunks
-// (chunk.h), unless each row of a state has its own decay.
+// n = max(Hq, Hv). Each head of values is a task.
 #include <algorithm>
 #include <cmath>
 
 #include "ops/cpu/integers.h"
-#include "ops/cpu/recurrence/chunk.h"
 #include "ops/cpu/step.h"
 #include "ops/cpu/widened.h"
 #include "ops/error.h"
@@ -29,16 +27,14 @@ constexpr std::size_t kPast = 3;
 constexpr std::size_t kDecay = 4;
 constexpr std::size_t kBeta = 5;
 
-// From so many tokens on, chunks are faster: a chunk packs the state once, as much work as a few
-// tokens are.
-constexpr std::int64_t kLeastChunkTokens = 8;
-
 struct Sizes {
   std::int64_t batches;
   std::int64_t tokens;
   std::int64_t key_heads;
   std::int64_t key_size;
   std::int64_t value_size;
+  // Factors of a state: one, or one for each of its rows.
+  std::int64_t decays;
 };
 
 class LinearAttention final : public Step {
@@ -46,11 +42,9 @@ class LinearAttention final : public Step {
   LinearAttention(const Node& node, const Context& context)
       : pool_(context.pool),
         kernels_(context.kernels),
-        chunk_(context),
         name_(to_string(node)),
         query_heads_(node.integer("q_num_heads", 0)),
         value_heads_(node.integer("kv_num_heads", 0)),
-        queries_(std::max<std::int64_t>(query_heads_ / value_heads_, 1)),
         scale_(node.number("scale", 0)) {
     const std::string rule = node.text("update_rule", "gated_delta");
     is_gated_ = rule.starts_with("gated");
@@ -78,19 +72,9 @@ class LinearAttention final : public Step {
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override {
     const Sizes sizes = sizes_of(inputs);
-    const std::int64_t elements = sizes.key_size * sizes.value_size;
-    const bool has_state = outputs.size() > 1 && outputs[1].data != nullptr;
     pool_->run(sizes.batches * value_heads_, [&](std::int64_t task, std::size_t thread) {
       Scratch parts(scratch.data() + thread * bytes(sizes));
-      auto* own_state = parts.take<float>(elements);
-      float* state = has_state ? outputs[1].as<float>() + task * elements : own_state;
-      if (!is_given(inputs, kPast)) {
-        std::fill_n(state, elements, 0.0F);
-      } else if (const float* past = inputs[kPast].as<const float>() + task * elements;
-                 past != state) {
-        std::copy_n(past, elements, state);
-      }
-      attend(inputs, sizes, task, state, outputs[0].as<float>(), parts);
+      attend(inputs, sizes, task, outputs, parts);
     });
   }
 
@@ -102,7 +86,10 @@ class LinearAttention final : public Step {
             .tokens = query[1],
             .key_heads = key_size == 0 ? 0 : inputs[kKey].shape[2] / key_size,
             .key_size = key_size,
-            .value_size = inputs[kValue].shape[2] / value_heads_};
+            .value_size = inputs[kValue].shape[2] / value_heads_,
+            .decays = is_gated_ && is_given(inputs, kDecay)
+                          ? inputs[kDecay].shape[2] / value_heads_
+                          : 1};
   }
 
   Sizes checked(std::span<const Tensor> inputs) const {
@@ -136,26 +123,28 @@ class LinearAttention final : public Step {
   std::size_t bytes(const Sizes& sizes) const {
     Scratch parts;
     parts.take<float>(sizes.key_size * sizes.value_size);
-    parts.take<float>(sizes.key_size);
-    return parts.bytes() + chunk_.scratch_bytes(sizes.key_size, sizes.value_size, queries_);
+    parts.take<float>(sizes.key_size * kRecurrenceColumns);
+    parts.take<float>(sizes.tokens * sizes.decays);
+    return parts.bytes();
   }
 
   // All tokens of one sequence's head of values.
-  void attend(std::span<const Tensor> inputs, const Sizes& sizes, std::int64_t task, float* state,
-              float* outputs, Scratch& parts) const {
+  void attend(std::span<const Tensor> inputs, const Sizes& sizes, std::int64_t task,
+              std::span<const Tensor> outputs, Scratch& parts) const {
     const std::int64_t head = task % value_heads_;
     const std::int64_t first_token = task / value_heads_ * sizes.tokens;
     const std::int64_t heads = std::max(query_heads_, value_heads_);
     const std::int64_t first_output = head * heads / value_heads_;
-    ChunkCall call;
-    call.state = state;
-    call.key_size = sizes.key_size;
-    call.value_size = sizes.value_size;
-    call.scale = scale_ == 0 ? 1.0F / std::sqrt(static_cast<float>(sizes.key_size)) : scale_;
-    call.queries = queries_;
+    const std::int64_t elements = sizes.key_size * sizes.value_size;
     const auto part = [&](std::size_t input, std::int64_t index) {
       return inputs[input].as<const float>() + first_token * inputs[input].shape[2] + index;
     };
+    Recurrence call;
+    call.key_size = sizes.key_size;
+    call.value_size = sizes.value_size;
+    call.tokens = sizes.tokens;
+    call.scale = scale_ == 0 ? 1.0F / std::sqrt(static_cast<float>(sizes.key_size)) : scale_;
+    call.queries = heads / value_heads_;
     call.query = part(kQuery, first_output * query_heads_ / heads * sizes.key_size);
     call.query_stride = inputs[kQuery].shape[2];
     call.key = part(kKey, head * sizes.key_heads / value_heads_ * sizes.key_size);
@@ -163,62 +152,34 @@ class LinearAttention final : public Step {
     call.value = part(kValue, head * sizes.value_size);
     call.value_stride = inputs[kValue].shape[2];
     call.output_stride = heads * sizes.value_size;
-    call.output = outputs + first_token * call.output_stride + first_output * sizes.value_size;
-    // The factors of a state.
-    const std::int64_t decays = is_gated_ ? inputs[kDecay].shape[2] / value_heads_ : 1;
-    if (is_gated_) {
-      call.decay = part(kDecay, head * decays);
-      call.decay_stride = inputs[kDecay].shape[2];
-    }
+    call.output = outputs[0].as<float>() + first_token * call.output_stride +
+                  first_output * sizes.value_size;
     if (is_delta_) {
       call.beta_stride = inputs[kBeta].shape[2];
       call.beta = part(kBeta, call.beta_stride == 1 ? 0 : head);
     }
-    auto* factors = parts.take<float>(sizes.key_size);
-    auto* memory = parts.take<std::byte>(0);
-    const bool in_chunks = decays == 1 && sizes.tokens >= kLeastChunkTokens;
-    for (std::int64_t left = sizes.tokens; left > 0; left -= call.tokens) {
-      call.tokens = in_chunks ? std::min(left, kChunkTokens) : 1;
-      if (in_chunks) {
-        chunk_.run(call, memory);
-      } else {
-        step(call, decays, factors);
-      }
-      call.query += call.tokens * call.query_stride;
-      call.key += call.tokens * call.key_stride;
-      call.value += call.tokens * call.value_stride;
-      call.output += call.tokens * call.output_stride;
-      if (is_gated_) call.decay += call.tokens * call.decay_stride;
-      if (is_delta_) call.beta += call.tokens * call.beta_stride;
+    if (is_given(inputs, kPast)) call.past = inputs[kPast].as<const float>() + task * elements;
+    auto* state = parts.take<float>(elements);
+    const bool has_state = outputs.size() > 1 && outputs[1].data != nullptr;
+    call.present = has_state ? outputs[1].as<float>() + task * elements : state;
+    call.strip = parts.take<float>(sizes.key_size * kRecurrenceColumns);
+    auto* factors = parts.take<float>(sizes.tokens * sizes.decays);
+    std::fill_n(factors, sizes.tokens * sizes.decays, 1.0F);
+    for (std::int64_t token = 0; is_gated_ && token < sizes.tokens; ++token) {
+      kernels_.apply(Function::kExp,
+                     part(kDecay, token * inputs[kDecay].shape[2] + head * sizes.decays),
+                     factors + token * sizes.decays, sizes.decays);
     }
-  }
-
-  // One token. `factors` has room for a factor of each row of the state.
-  void step(const ChunkCall& call, std::int64_t decays, float* factors) const {
-    for (std::int64_t i = 0; is_gated_ && i < decays; ++i) factors[i] = std::exp(call.decay[i]);
-    kernels_.recurrence_step({.state = call.state,
-                              .key_size = call.key_size,
-                              .value_size = call.value_size,
-                              .key = call.key,
-                              .value = call.value,
-                              .decay = is_gated_ ? factors : nullptr,
-                              .decay_per_row = decays > 1,
-                              .is_delta = is_delta_,
-                              .beta = is_delta_ ? *call.beta : 1.0F,
-                              .scale = call.scale,
-                              .queries = call.queries,
-                              .query = call.query,
-                              .output = call.output});
+    call.decay = factors;
+    call.decays = sizes.decays;
+    kernels_.recurrence(call);
   }
 
   std::shared_ptr<ThreadPool> pool_;
   const Kernels& kernels_;
-  ChunkProducts chunk_;
   std::string name_;
   std::int64_t query_heads_;
   std::int64_t value_heads_;
-  // That share a state.
-  std::int64_t queries_;
   float scale_;
   bool is_gated_ = false;
   bool is_delta_ = false;

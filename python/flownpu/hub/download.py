@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Downloads what a conversion reads by huggingface_hub: into its cache, with its tokens, mirrors and offline mode."""
+
+import errno
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from httpx2 import HTTPError, TransportError
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    RevisionResolutionError,
+    XetDownloadError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import tqdm
+
+from flownpu.convert.progress import ProgressCallback, Stage
+from flownpu.errors import FlowNPUError
+from flownpu.hub.needed_files import needed_files
+from flownpu.hub.reference import Reference, Source, hint
+from flownpu.model.integrity import sha256
+
+# Raised by huggingface_hub; those of a broken connection are httpx2's own.
+_FAILURES = (HTTPError, OSError, EntryNotFoundError, HFValidationError, RevisionResolutionError, XetDownloadError)
+_UNREACHABLE = (OfflineModeIsEnabled, TransportError)
+
+
+@dataclass(frozen=True)
+class _File:
+    size: int
+    sha256: str | None
+    """None: the hub gives none, because the file is small and part of the repository itself, or cannot be asked."""
+
+
+def download(reference: Reference, output: Path, report: ProgressCallback) -> Source:
+    """Downloads the files that are not in huggingface_hub's cache, and compares all with the hub's checksums.
+
+    Args:
+        reference: the model.
+        output: the folder that will be made of them, whose disk must have the room.
+        report: called with a `Progress` whenever a part is done.
+
+    Raises:
+        FlowNPUError: the hub has no such model, does not give it, cannot be reached, or the disk is too small.
+    """
+    try:
+        return _download(reference, output, report)
+    except _FAILURES as error:
+        raise _explain(error, reference) from error
+
+
+def _download(reference: Reference, output: Path, report: ProgressCallback) -> Source:
+    repository, api = reference.repository, HfApi()
+    commit = api.resolve_revision(repository, revision=reference.revision or None).resolved
+    files = _files(api, repository, commit)
+    names = needed_files(files, reference)
+    cached = [name for name in names if isinstance(try_to_load_from_cache(repository, name, revision=commit), str)]
+    new = sum(files[name].size for name in set(names).difference(cached))
+    bar = None
+    if new:
+        _check_room(reference, new, output, sum(files[name].size for name in names))
+        bar = _bar(Stage(report, "download", new, "B").advance)
+    # One after the other in this thread: Ctrl-C would not end a thread that downloads.
+    paths = {name: Path(hf_hub_download(repository, name, revision=commit, tqdm_class=bar)) for name in names}
+    _check_sums(reference, {path: files[name] for name, path in paths.items()}, report)
+    first, path = next(iter(paths.items()))
+    if first.endswith(".gguf"):
+        return Source(path, f"{repository}@{commit}:{first}")
+    return Source(path.parents[first.count("/")], f"{repository}@{commit}")
+
+
+def _files(api: HfApi, repository: str, commit: str) -> dict[str, _File]:
+    """The files of a commit by path; where the hub cannot be reached, those that are in the cache."""
+    try:
+        tree = api.list_repo_tree(repository, revision=commit, recursive=True)
+        return {
+            file.path: _File(file.size, file.lfs.sha256 if file.lfs else None)
+            for file in tree
+            if isinstance(file, RepoFile)
+        }
+    except _UNREACHABLE:
+        # Without patterns, the folder would be refused unless it had all files of the repository.
+        folder = Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=[]))
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): _File(path.stat().st_size, None) for path in paths}
+
+
+def _bar(advance: Callable[[int], None]) -> type[tqdm]:
+    """A class of progress bars for huggingface_hub, which display nothing and count the bytes of files."""
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        def __init__(self, *arguments: Any, name: str | None = None, **settings: Any) -> None:
+            super().__init__(*arguments, **{**settings, "disable": True})
+            # A file in pieces has a second bar, of what the network transfers; it is compressed.
+            self._counts = not (name or "").endswith(".transfer")
+
+        def update(self, n: float | None = 1) -> None:
+            if self._counts:
+                advance(int(n or 0))
+
+    return Bar
+
+
+def _check_room(reference: Reference, new: int, output: Path, size: int) -> None:
+    """Raises FlowNPUError if a disk lacks the room for `new` bytes to download, or for the output made of `size` bytes.
+
+    Weights of 16 bits become Q4NX of 5; a conversion of others checks its room itself, before it writes.
+    """
+    needs: dict[int, int] = {}
+    for place, count in ((Path(constants.HF_HUB_CACHE), new), (output.absolute(), size * 5 // 16)):
+        folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
+        disk = folder.stat().st_dev
+        needs[disk] = needs.get(disk, 0) + count
+        free = shutil.disk_usage(folder).free
+        if free < needs[disk]:
+            raise FlowNPUError(
+                f"{reference} takes about {needs[disk] / 1e6:.0f} MB on the disk of {folder}, which has {free / 1e6:.0f} MB "
+                "free: make room, or choose other disks by HF_HOME (downloads) and XDG_CACHE_HOME (models)"
+            )
+
+
+def _check_sums(reference: Reference, files: dict[Path, _File], report: ProgressCallback) -> None:
+    """Raises FlowNPUError if a file is not the hub's, and removes it from the cache."""
+    summed = {path: file for path, file in files.items() if file.sha256 is not None}
+    stage = Stage(report, "compare", sum(file.size for file in summed.values()), "B")
+    for path, file in summed.items():
+        if (found := sha256(path, stage.advance)) != file.sha256:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+            raise FlowNPUError(
+                f"{reference}: {path.name} was damaged on its way or on this disk (SHA-256 {found}, expected "
+                f"{file.sha256}), and is removed: run the command again"
+            )
+
+
+def _explain(error: Exception, reference: Reference) -> FlowNPUError:
+    page = f"{constants.ENDPOINT}/{reference.repository}"
+    login = "log in by `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, GatedRepoError):
+        return FlowNPUError(f"{page} is gated: accept its terms on that page, then {login}")
+    if isinstance(error, RepositoryNotFoundError):
+        return FlowNPUError(f"{page}: no such repository; if it is private, {login}{hint(reference.repository)}")
+    if isinstance(error, RevisionNotFoundError):
+        return FlowNPUError(f"{page} has no revision {reference.revision}")
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+        return FlowNPUError(f"{page} refuses access ({error.response.status_code}): {login}")
+    if constants.is_offline_mode():
+        return FlowNPUError(
+            f"{reference} is not, or not as a whole, in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: unset it, "
+            "or download the model elsewhere and copy that folder"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FlowNPUError(f"{reference}: the disk of {constants.HF_HUB_CACHE} became full; make room")
+    # Its own reason, if an error of the connection is behind it.
+    reason = error.__cause__ or error
+    return FlowNPUError(
+        f"{reference}: {constants.ENDPOINT} cannot be reached, or broke off ({type(reason).__name__}: {reason}). Run the "
+        "command again: files that are complete are kept"
+    )

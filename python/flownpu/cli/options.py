@@ -12,7 +12,7 @@ from flownpu.cli.output import conversion_progress, status
 from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
-from flownpu.hub.store import find_model
+from flownpu.hub.store import find_model, find_source
 from flownpu.model.folder import is_embedding_folder, read_genai_config
 from flownpu.ops.opencl_loader import use_installed_packages
 
@@ -27,12 +27,21 @@ Activations = Literal["bf16", "int8"]
 
 
 
-def named_model(model: Path | None) -> Path | None:
-    """The folder of an argument that may be a name; a model that was not pulled yet is."""
-    if model is None:
-        return None
+def model_folder(model: Path) -> Path:
+    """The folder of a model that is given as a path or as a name; one that was not pulled yet is."""
     with conversion_progress() as report:
         return find_model(model, report, status)
+
+
+def named_model(model: Path | None) -> Path | None:
+    """As `model_folder`, for arguments and options that may be left out."""
+    return None if model is None else model_folder(model)
+
+
+def named_source(source: Path) -> Path:
+    """What `flownpu convert` would read of a model that is given as a path or as a name."""
+    with conversion_progress() as report:
+        return find_source(source, None, report).path
 
 
 ModelFolder = Annotated[
@@ -40,7 +49,7 @@ ModelFolder = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Folder that `flownpu convert` wrote, or a name such as gemma3:1b, which `flownpu pull` explains.",
-        callback=named_model,
+        callback=model_folder,
     ),
 ]
 ProviderOption = Annotated[
@@ -200,11 +209,10 @@ def served_models(
         name, separator, place = text.partition("=")
         if not separator or not name or os.sep in name:
             name, place = "", text
-        with conversion_progress() as report:
-            folder = find_model(Path(place), report, status)
+        folder = model_folder(Path(place))
         name = name or (folder.resolve().name if folder == Path(place) else place)
         if name in named:
-            raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
+            raise typer.BadParameter(f"two models have the name {name}: expected NAME=MODEL to tell them apart")
         if not is_embedding_folder(folder):
             read_genai_config(folder)
         named[name] = protocol.ModelSettings(

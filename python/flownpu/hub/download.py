@@ -42,12 +42,12 @@ class _File:
     """None: the hub gives none, because the file is small and part of the repository itself, or cannot be asked."""
 
 
-def download(reference: Reference, output: Path, report: ProgressCallback) -> Source:
+def download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
     """Downloads the files that are not in huggingface_hub's cache, and compares all with the hub's checksums.
 
     Args:
         reference: the model.
-        output: the folder that will be made of them, whose disk must have the room.
+        output: the folder that will be made of them, whose disk must have the room; None: there is none.
         report: called with a `Progress` whenever a part is done.
 
     Raises:
@@ -59,7 +59,7 @@ def download(reference: Reference, output: Path, report: ProgressCallback) -> So
         raise _explain(error, reference) from error
 
 
-def _download(reference: Reference, output: Path, report: ProgressCallback) -> Source:
+def _download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
     repository, api = reference.repository, HfApi()
     commit = api.resolve_revision(repository, revision=reference.revision or None).resolved
     files = _files(api, repository, commit)
@@ -111,13 +111,14 @@ def _bar(advance: Callable[[int], None]) -> type[tqdm]:
     return Bar
 
 
-def _check_room(reference: Reference, new: int, output: Path, size: int) -> None:
+def _check_room(reference: Reference, new: int, output: Path | None, size: int) -> None:
     """Raises FlowNPUError if a disk lacks the room for `new` bytes to download, or for the output made of `size` bytes.
 
     Weights of 16 bits become Q4NX of 5; a conversion of others checks its room itself, before it writes.
     """
+    places = [(Path(constants.HF_HUB_CACHE), new)] + ([(output.absolute(), size * 5 // 16)] if output else [])
     needs: dict[int, int] = {}
-    for place, count in ((Path(constants.HF_HUB_CACHE), new), (output.absolute(), size * 5 // 16)):
+    for place, count in places:
         folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
         disk = folder.stat().st_dev
         needs[disk] = needs.get(disk, 0) + count

@@ -91,12 +91,12 @@ def find_model(path: Path, report: ProgressCallback, say: Callable[[str], None])
     return pull(place, report, say, renew=False) if isinstance(place, Reference) else place
 
 
-def find_source(path: Path, output: Path, report: ProgressCallback) -> Source:
+def find_source(path: Path, output: Path | None, report: ProgressCallback) -> Source:
     """The checkpoint or file that a command's argument means: that of a path, or of a name, which is downloaded.
 
     Args:
         path: the argument.
-        output: the folder that is to be made of it, whose disk must have the room.
+        output: the folder that is to be made of it, whose disk must have the room; None: there is none.
         report: called with a `Progress` whenever a part is done.
 
     Raises:
@@ -136,7 +136,7 @@ def pull(
     return folder
 
 
-def _fetch(reference: Reference, output: Path, report: ProgressCallback) -> Source:
+def _fetch(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
     """Downloads what a conversion of a model reads.
 
     Raises:

@@ -12,17 +12,17 @@ from flownpu.hub.reference import expect
 from flownpu.hub.short_names import SHORT_NAMES
 from flownpu.hub.store import pull as pull_model
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="Repository of Hugging Face's hub as ORGANISATION/MODEL@REVISION:GGUF, the last two of which may be left "
-        f"out, or a short name: {', '.join(SHORT_NAMES)}.",
-    ),
-]
 
-
-def pull(name: Name) -> None:
+def pull(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Repository of Hugging Face's hub as ORGANISATION/MODEL@REVISION:GGUF, the last two of which may be "
+            f"left out, or a short name: {', '.join(SHORT_NAMES)}.",
+        ),
+    ],
+) -> None:
     """Download a model and convert it, into ~/.cache/flownpu/models. Other commands take the name for a folder.
 
     They pull a model that is not there; `pull` also renews one that the hub has changed. @REVISION is a branch, a tag

@@ -8,7 +8,6 @@ Without names it installs compatcanary, which is small enough for every run of t
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys

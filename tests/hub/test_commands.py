@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from flownpu.cli import main
+from flownpu.cli import main, options
 from flownpu.hub import store
+from flownpu.hub.reference import Reference
 from tests.hub.conftest import CHECKPOINT
 
+pytestmark = pytest.mark.usefixtures("hub")
 PROMPT = ["--no-chat-template", "-p", 'The "for" statement', "--max-new-tokens", "4", "--temperature", "0", "--json"]
 
 
@@ -29,6 +32,14 @@ def test_names_stand_for_folders(hub, capsys, tmp_path, monkeypatch):
     assert main(["inspect", "someone/topics", "--check"]) == 0
     assert "Made of: someone/topics@" in capsys.readouterr().out
     assert hub.asked == []
+    served = options.served_models(
+        ["someone/topics", "own", "mine=someone/topics"], 64, 1, options.SessionOptions(), options.DecodingOptions()
+    )
+    assert {name: settings.folder for name, settings in served.items()} == {
+        "someone/topics": store.folder_of(Reference("someone/topics")),
+        "own": Path("own"),
+        "mine": store.folder_of(Reference("someone/topics")),
+    }
     assert main(["list", "--json"]) == 0
     assert [each["name"] for each in json.loads(capsys.readouterr().out)["models"]] == ["someone/topics"]
     assert main(["remove", "someone/topics"]) == 0
@@ -50,8 +61,7 @@ def test_convert_takes_a_name_and_its_own_options(hub, capsys, tmp_path):
     assert hub.asked == []
 
 
-def test_pull_says_what_comes_next(hub, capsys):
-    del hub
+def test_pull_says_what_comes_next(capsys):
     assert main(["pull", "someone/topics"]) == 0
     assert capsys.readouterr().err.endswith('Next: flownpu run someone/topics -p "some text"\n')
     assert main(["pull", "a/b/c"]) == 1
@@ -79,8 +89,7 @@ def test_ended_download_leaves_no_model(hub, number):
     assert [model.name for model in store.stored_models()] == ["someone/topics"]
 
 
-def test_killed_conversion_leaves_no_model(hub):
-    del hub
+def test_killed_conversion_leaves_no_model():
     process = started("pull", "someone/topics")
     while not (partial := list(store.models_folder().glob(".someone--topics.*.partial"))):
         assert process.poll() is None, process.communicate()

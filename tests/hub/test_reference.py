@@ -29,7 +29,9 @@ def test_name_means_repository_revision_and_file(name, expected):
     assert parse(str(expected)) == expected
 
 
-@pytest.mark.parametrize("name", ["gemma3:7b", "model", "a/b/c", "../model", "org/..", "/org/model", "org/a--b", "a/b:"])
+@pytest.mark.parametrize(
+    "name", ["gemma3:7b", "model", "a/b/c", "../model", "org/..", "/org/model", "org/a--b", "a/b:"]
+)
 def test_other_texts_are_no_names(name):
     assert parse(name) is None
 

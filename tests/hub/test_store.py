@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models by name, downloaded by the stock huggingface_hub from a hub on this machine, and converted."""
 
+import errno
 import json
 import random
 import shutil
@@ -19,6 +20,7 @@ from flownpu.hub.reference import Reference, expect
 from tests.hub.conftest import CHECKPOINT
 from tests.hub.server import TOKEN, Repository, files_of
 
+pytestmark = pytest.mark.usefixtures("hub")
 TOPICS = Reference("someone/topics")
 NEEDED = ["config.json", "generation_config.json", "metadata.json", "model.safetensors"]
 NEEDED += ["tokenizer.json", "tokenizer_config.json"]
@@ -37,7 +39,7 @@ def test_pulled_model_equals_converted_checkpoint(hub, tmp_path):
     assert pulled == own
     commit = hub.repositories["someone/topics"].commit
     assert manifest["source"]["name"] == f"someone/topics@{commit}"
-    assert hub.downloaded() == NEEDED
+    assert sorted(hub.downloaded()) == NEEDED
     (model,) = store.stored_models()
     assert (model.name, model.source, model.folder) == ("someone/topics", f"someone/topics@{commit}", folder)
 
@@ -60,7 +62,7 @@ def test_unchanged_model_is_not_converted_again_and_changed_one_is(hub):
     assert json.loads((folder / "genai_config.json").read_text())["search"]["temperature"] == 0.5
 
 
-def test_revision_is_a_model_of_its_own(hub):
+def test_revision_is_a_model_of_its_own():
     assert pull(Reference("someone/topics", "v1")) != pull()
     assert [model.name for model in store.stored_models()] == ["someone/topics", "someone/topics@v1"]
     with pytest.raises(FlowNPUError, match="has no revision v2"):
@@ -78,7 +80,7 @@ def test_broken_connection_resumes_where_it_broke(hub, monkeypatch):
 
 def test_damaged_file_is_refused_and_downloaded_again(hub):
     hub.damages = True
-    with pytest.raises(FlowNPUError, match="model.safetensors was damaged .* run the command again"):
+    with pytest.raises(FlowNPUError, match=r"model.safetensors was damaged .* run the command again"):
         pull()
     assert store.stored_models() == []
     hub.damages = False
@@ -93,8 +95,11 @@ def test_gated_model_says_how_to_log_in_and_takes_a_token(hub, monkeypatch):
     assert pull().is_dir()
 
 
-def test_unknown_repository_names_short_names_that_are_near(hub):
-    with pytest.raises(FlowNPUError, match=r"no such repository.*hf auth login.*Is it one of gemma3, gemma3:270m"):
+def test_unknown_repository_names_short_names_that_are_near():
+    with pytest.raises(
+        FlowNPUError,
+        match=r"someone/gemma3: no such folder, and no such repository at .*hf auth login.*one of gemma3, gemma3:270m",
+    ):
         pull(Reference("someone/gemma3"))
     with pytest.raises(FlowNPUError, match=r"got 'gema3:1b'. Is it one of gemma3:1b"):
         expect("gema3:1b")
@@ -105,12 +110,12 @@ def test_offline_mode_converts_what_is_in_the_cache_and_says_so_otherwise(hub, m
     hub.asked.clear()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert pull().is_dir()
-    with pytest.raises(FlowNPUError, match="someone/other is not, or not as a whole, in .* HF_HUB_OFFLINE is set"):
+    with pytest.raises(FlowNPUError, match=r"someone/other is not, or not as a whole, in .* HF_HUB_OFFLINE is set"):
         pull(Reference("someone/other"))
     assert hub.asked == []
 
 
-def test_hub_that_cannot_be_reached_is_reported(hub, monkeypatch):
+def test_hub_that_cannot_be_reached_is_reported(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(FlowNPUError, match=r"http://127.0.0.1:9 cannot be reached.*ConnectError"):
         pull()
@@ -125,8 +130,16 @@ def test_full_disk_is_reported_before_the_download(hub, monkeypatch, free):
     assert hub.downloaded() == []
 
 
-def test_interruption_leaves_nothing_half_there(hub):
-    del hub
+def test_disk_that_becomes_full_is_reported(monkeypatch):
+    def fill(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flownpu.hub.download.hf_hub_download", fill)
+    with pytest.raises(FlowNPUError, match=r"someone/topics: the disk of .* became full; make room"):
+        pull()
+
+
+def test_interruption_leaves_nothing_half_there():
     calls = []
     pull(report=lambda progress: calls.append(progress.stage))
     assert {"download", "compare", "quantise", "sum"} <= set(calls)
@@ -147,7 +160,15 @@ def test_interruption_leaves_nothing_half_there(hub):
     assert pull().is_dir()
 
 
-def test_two_at_a_time_convert_once(hub, monkeypatch):
+def test_family_that_cannot_be_converted_is_refused_before_its_weights(hub):
+    files = {"config.json": b'{"model_type": "t5"}', "model.safetensors": b"0" * 1000}
+    hub.repositories["someone/t5"] = Repository(files)
+    with pytest.raises(flownpu.convert.ConversionError, match=r'someone/t5: config.json: expected model_type .*"t5"'):
+        pull(Reference("someone/t5"))
+    assert hub.downloaded() == ["config.json"]
+
+
+def test_two_at_a_time_convert_once(monkeypatch):
     made, said = [], []
     convert = flownpu.convert.convert
 
@@ -173,7 +194,7 @@ def test_gguf_file_is_chosen_by_its_type(hub):
     assert hub.downloaded() == ["a-Q8_0.gguf"]
 
 
-def test_removed_model_is_gone_and_others_are_named(hub):
+def test_removed_model_is_gone_and_others_are_named():
     pull()
     with pytest.raises(FlowNPUError, match="a/b was not pulled; these models were: someone/topics"):
         store.remove(Reference("a/b"))
@@ -182,8 +203,7 @@ def test_removed_model_is_gone_and_others_are_named(hub):
     assert [path.name for path in store.models_folder().iterdir()] == [".locks"]
 
 
-def test_existing_path_is_no_name(hub, tmp_path, monkeypatch):
-    del hub
+def test_existing_path_is_no_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "someone").mkdir()
     # A folder that is there counts, and so do its parents: a mistyped path is not asked of the hub.

@@ -45,8 +45,8 @@ Operators = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL|OPS",
-        help="Folder that `flownpu convert` wrote, or an .onnx file, or with --for a name; or operators, such as gemm and flow_kv. (default: "
-        "all operators)",
+        help="Folder that `flownpu convert` wrote, or an .onnx file, or with --for a name; or operators, such as gemm "
+        "and flow_kv. (default: all operators)",
     ),
 ]
 KindOption = Annotated[

@@ -39,8 +39,8 @@ def convert(
         Path,
         typer.Argument(
             metavar="SRC",
-            help="A Hugging Face checkpoint folder, a GGUF file, an ORT GenAI model folder, an optimum export, or a name "
-            "such as gemma3:1b.",
+            help="A Hugging Face checkpoint folder, a GGUF file, an ORT GenAI model folder, an optimum export, or a "
+            "name such as gemma3:1b.",
         ),
     ],
     output: Output,

@@ -23,7 +23,8 @@ def inspect(
         typer.Argument(
             metavar="MODEL|PLAN",
             callback=options.model_folder,
-            help="A model folder or its name, an .onnx or a .q4nx file; or a plan, a .json file that `flownpu build` writes.",
+            help="A model folder or its name, an .onnx or a .q4nx file; or a plan, a .json file that `flownpu build` "
+            "writes.",
         ),
     ],
     as_json: options.AsJson = False,

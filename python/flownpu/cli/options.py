@@ -26,7 +26,6 @@ Device = Literal["auto", "cpu", "npu", "emulate", "gpu"]
 Activations = Literal["bf16", "int8"]
 
 
-
 def model_folder(model: Path) -> Path:
     """The folder of a model that is given as a path or as a name; one that was not pulled yet is."""
     with conversion_progress() as report:

@@ -1,37 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads what a conversion reads by huggingface_hub: into its cache, with its tokens, mirrors and offline mode."""
 
-import errno
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from httpx2 import HTTPError, TransportError
+from httpx2 import TransportError
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    RevisionResolutionError,
-    XetDownloadError,
-)
+from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 
+from flownpu.convert.encoder.families import is_text_encoder
+from flownpu.convert.families import read_decoder
 from flownpu.convert.progress import ProgressCallback, Stage
 from flownpu.errors import FlowNPUError
-from flownpu.hub.needed_files import needed_files
-from flownpu.hub.reference import Reference, Source, hint
+from flownpu.hub.failures import FAILURES, explain
+from flownpu.hub.needed_files import is_checkpoint, needed_files
+from flownpu.hub.reference import Reference, Source
+from flownpu.model.folder import MODULES, read_json
 from flownpu.model.integrity import sha256
 
-# Raised by huggingface_hub; those of a broken connection are httpx2's own.
-_FAILURES = (HTTPError, OSError, EntryNotFoundError, HFValidationError, RevisionResolutionError, XetDownloadError)
 _UNREACHABLE = (OfflineModeIsEnabled, TransportError)
 
 
@@ -52,11 +43,12 @@ def download(reference: Reference, output: Path | None, report: ProgressCallback
 
     Raises:
         FlowNPUError: the hub has no such model, does not give it, cannot be reached, or the disk is too small.
+        ConversionError: a checkpoint is of a family that cannot be converted; its weights are not downloaded.
     """
     try:
         return _download(reference, output, report)
-    except _FAILURES as error:
-        raise _explain(error, reference) from error
+    except FAILURES as error:
+        raise explain(error, reference) from error
 
 
 def _download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
@@ -70,13 +62,24 @@ def _download(reference: Reference, output: Path | None, report: ProgressCallbac
     if new:
         _check_room(reference, new, output, sum(files[name].size for name in names))
         bar = _bar(Stage(report, "download", new, "B").advance)
-    # One after the other in this thread: Ctrl-C would not end a thread that downloads.
-    paths = {name: Path(hf_hub_download(repository, name, revision=commit, tqdm_class=bar)) for name in names}
+    paths: dict[str, Path] = {}
+    # One after the other in this thread: Ctrl-C would not end a thread that downloads. Weights come last.
+    for name in sorted(names, key=lambda name: files[name].size):
+        paths[name] = Path(hf_hub_download(repository, name, revision=commit, tqdm_class=bar))
+        if name == "config.json" and is_checkpoint(names):
+            _check_family(reference, paths[name], embeds=MODULES in names)
     _check_sums(reference, {path: files[name] for name, path in paths.items()}, report)
     first, path = next(iter(paths.items()))
     if first.endswith(".gguf"):
         return Source(path, f"{repository}@{commit}:{first}")
     return Source(path.parents[first.count("/")], f"{repository}@{commit}")
+
+
+def _check_family(reference: Reference, path: Path, *, embeds: bool) -> None:
+    """Raises ConversionError if a checkpoint's config.json is of a model that cannot be converted."""
+    config = read_json(path)
+    if not is_text_encoder(config):
+        read_decoder(config, where=f"{reference}: config.json", embeds=embeds)
 
 
 def _files(api: HfApi, repository: str, commit: str) -> dict[str, _File]:
@@ -98,9 +101,9 @@ def _files(api: HfApi, repository: str, commit: str) -> dict[str, _File]:
 def _bar(advance: Callable[[int], None]) -> type[tqdm]:
     """A class of progress bars for huggingface_hub, which display nothing and count the bytes of files."""
 
-    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    class Bar(tqdm):
         def __init__(self, *arguments: Any, name: str | None = None, **settings: Any) -> None:
-            super().__init__(*arguments, **{**settings, "disable": True})
+            super().__init__(*arguments, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
             # A file in pieces has a second bar, of what the network transfers; it is compressed.
             self._counts = not (name or "").endswith(".transfer")
 
@@ -125,8 +128,9 @@ def _check_room(reference: Reference, new: int, output: Path | None, size: int) 
         free = shutil.disk_usage(folder).free
         if free < needs[disk]:
             raise FlowNPUError(
-                f"{reference} takes about {needs[disk] / 1e6:.0f} MB on the disk of {folder}, which has {free / 1e6:.0f} MB "
-                "free: make room, or choose other disks by HF_HOME (downloads) and XDG_CACHE_HOME (models)"
+                f"{reference} takes about {needs[disk] / 1e6:.0f} MB on the disk of {folder}, which has "
+                f"{free / 1e6:.0f} MB free: make room, or choose other disks by HF_HOME (downloads) and "
+                "XDG_CACHE_HOME (models)"
             )
 
 
@@ -142,29 +146,3 @@ def _check_sums(reference: Reference, files: dict[Path, _File], report: Progress
                 f"{reference}: {path.name} was damaged on its way or on this disk (SHA-256 {found}, expected "
                 f"{file.sha256}), and is removed: run the command again"
             )
-
-
-def _explain(error: Exception, reference: Reference) -> FlowNPUError:
-    page = f"{constants.ENDPOINT}/{reference.repository}"
-    login = "log in by `hf auth login`, or set HF_TOKEN"
-    if isinstance(error, GatedRepoError):
-        return FlowNPUError(f"{page} is gated: accept its terms on that page, then {login}")
-    if isinstance(error, RepositoryNotFoundError):
-        return FlowNPUError(f"{page}: no such repository; if it is private, {login}{hint(reference.repository)}")
-    if isinstance(error, RevisionNotFoundError):
-        return FlowNPUError(f"{page} has no revision {reference.revision}")
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
-        return FlowNPUError(f"{page} refuses access ({error.response.status_code}): {login}")
-    if constants.is_offline_mode():
-        return FlowNPUError(
-            f"{reference} is not, or not as a whole, in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: unset it, "
-            "or download the model elsewhere and copy that folder"
-        )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FlowNPUError(f"{reference}: the disk of {constants.HF_HUB_CACHE} became full; make room")
-    # Its own reason, if an error of the connection is behind it.
-    reason = error.__cause__ or error
-    return FlowNPUError(
-        f"{reference}: {constants.ENDPOINT} cannot be reached, or broke off ({type(reason).__name__}: {reason}). Run the "
-        "command again: files that are complete are kept"
-    )

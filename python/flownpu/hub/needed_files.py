@@ -12,11 +12,12 @@ _SETTINGS = re.compile(
     r"[^/]+\.(json|jinja)|vocab\.txt|merges\.txt|sentencepiece\.bpe\.model|additional_chat_templates/[^/]+\.jinja"
     r"|\d+_\w+/(config\.json|model\.safetensors)"
 )
+_SAFETENSORS = r"model(-\d+-of-\d+)?\.safetensors"
 # For each form of a model, in the order in which they are preferred: a file by which it is known, and its weights.
 _FORMS = [
     (re.compile(pattern), re.compile(weights))
     for pattern, weights in (
-        (r"model(-\d+-of-\d+)?\.safetensors", r"model(-\d+-of-\d+)?\.safetensors"),
+        (_SAFETENSORS, _SAFETENSORS),
         (r"genai_config\.json", r"[^/]+\.onnx([._]data(_\d+)?)?"),
         (r"model\.onnx", r"model\.onnx([._]data(_\d+)?)?"),
         (r"onnx/model\.onnx", r"onnx/model\.onnx([._]data(_\d+)?)?"),
@@ -53,6 +54,11 @@ def needed_files(files: Iterable[str], reference: Reference) -> list[str]:
         f"{reference}: expected a repository with model.safetensors, a GGUF file, or a model of ORT GenAI or optimum "
         f"in its first folder; found {found}"
     )
+
+
+def is_checkpoint(names: Iterable[str]) -> bool:
+    """Whether needed files are those of a Hugging Face checkpoint."""
+    return any(re.fullmatch(_SAFETENSORS, name) for name in names)
 
 
 def _gguf_file(ggufs: list[str], wanted: str, reference: Reference) -> str:

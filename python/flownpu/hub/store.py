@@ -106,9 +106,7 @@ def find_source(path: Path, output: Path | None, report: ProgressCallback) -> So
     return _fetch(place, output, report) if isinstance(place, Reference) else Source(place, place.resolve().name)
 
 
-def pull(
-    reference: Reference, report: ProgressCallback, say: Callable[[str], None], *, renew: bool = True
-) -> Path:
+def pull(reference: Reference, report: ProgressCallback, say: Callable[[str], None], *, renew: bool = True) -> Path:
     """Downloads a model and converts it, unless that was done before.
 
     Args:

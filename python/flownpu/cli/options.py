@@ -38,7 +38,7 @@ def named_model(model: Path | None) -> Path | None:
 
 
 def named_source(source: Path) -> Path:
-    """What `flownpu convert` would read of a model that is given as a path or as a name."""
+    """The checkpoint or file of a model that is given as a path or as a name."""
     with conversion_progress() as report:
         return find_source(source, None, report).path
 

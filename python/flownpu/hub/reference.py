@@ -35,7 +35,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Source:
-    """What a conversion reads."""
+    """The input of a conversion."""
 
     path: Path
     """A folder or a GGUF file."""

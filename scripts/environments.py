@@ -9,7 +9,6 @@ Without names it installs compatcanary, which is small enough for every run of t
 
 import fcntl
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flownpu.errors import FlowNPUError
+from flownpu.hub import store
 
 # This file is written last, so it marks a complete folder. It contains the folder's ingredients.
 MARKER = "complete.json"
@@ -46,10 +46,7 @@ PACKAGES = {
 
 def cache_folder() -> Path:
     """`flownpu/environments` in $XDG_CACHE_HOME, or in ~/.cache."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore relative paths.
-    base = Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache"
-    return base / "flownpu" / "environments"
+    return store.cache_folder() / "environments"
 
 
 @contextmanager

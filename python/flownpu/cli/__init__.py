@@ -52,6 +52,9 @@ def _flownpu(
 # The place of each command below this package: its module and its function.
 _COMMANDS = {
     "convert": "convert:convert",
+    "pull": "models.pull:pull",
+    "list": "models.listing:list_models",
+    "remove": "models.remove:remove",
     "export-q4nx": "export_q4nx:export_q4nx",
     "run": "run:run",
     "chat": "chat:chat",

@@ -19,7 +19,7 @@ from flownpu.aie.check import require_valid
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.as_json import to_json
 from flownpu.aie.plan.data import Plan
-from flownpu.cli.options import AsJson
+from flownpu.cli.options import AsJson, model_folder
 from flownpu.cli.output import print_json, progress_bar, status
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ Operators = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL|OPS",
-        help="Folder that `flownpu convert` wrote, or an .onnx file; or operators, such as gemm and flow_kv. (default: "
-        "all operators)",
+        help="Folder that `flownpu convert` wrote, or an .onnx file, or with --for a name; or operators, such as gemm "
+        "and flow_kv. (default: all operators)",
     ),
 ]
 KindOption = Annotated[
@@ -110,7 +110,7 @@ def build(
     if kind is not None or any(Path(name).is_dir() or Path(name).suffix == ".onnx" for name in names):
         if len(names) != 1 or model or emit is not None:
             raise typer.BadParameter("expected one MODEL folder, without --model and --emit")
-        _build_model(Path(names[0]), kind or "xclbin", target, context, weights, output, as_json)
+        _build_model(model_folder(Path(names[0])), kind or "xclbin", target, context, weights, output, as_json)
         return
     if context is not None or weights is not None or as_json:
         raise typer.BadParameter("--context, --weights and --json go with a MODEL folder")

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu convert`: makes a model folder."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 import flownpu.convert
-from flownpu.cli.output import bytes_text, error_text, progress_bar, status
-from flownpu.convert.progress import Progress as Done
-from flownpu.convert.progress import ProgressCallback
+from flownpu.cli.output import bytes_text, conversion_progress, error_text, status
+from flownpu.convert.output import check_output
 from flownpu.errors import require
+from flownpu.hub.store import find_source
 from flownpu.model.folder import MANIFEST, is_embedding_folder, read_json
 
 KvDtypeOption = Annotated[
@@ -43,7 +39,8 @@ def convert(
         Path,
         typer.Argument(
             metavar="SRC",
-            help="A Hugging Face checkpoint folder, a GGUF file, an ORT GenAI model folder, or an optimum export.",
+            help="A Hugging Face checkpoint folder, a GGUF file, an ORT GenAI model folder, an optimum export, or a "
+            "name such as gemma3:1b.",
         ),
     ],
     output: Output,
@@ -80,10 +77,13 @@ def convert(
     appears when it is complete.
     """
     require("onnx_ir", extra="convert", purpose="flownpu convert")
+    check_output(output, force=force)  # before a download
     with conversion_progress() as report:
+        found = find_source(source, output, report)
         flownpu.convert.convert(
-            source,
+            found.path,
             output,
+            name=found.name,
             kv_dtype=kv_dtype,
             logits=logits,
             sliding_window_cache=sliding_window_cache,
@@ -102,46 +102,17 @@ def convert(
                 f"Quantisation error of the vision tower's weights, {vision['format']}", vision["relative_error"]
             )
         )
-    print_made(output, _next_command(output, paged=paged))
+    print_made(output, f"flownpu serve {output}" if paged else next_command(output, str(output)))
 
 
-def _next_command(output: Path, *, paged: bool) -> str:
+def next_command(folder: Path, name: str) -> str:
     """The command that uses a converted model; an optimum export runs in optimum only."""
-    if paged:
-        return f"flownpu serve {output}"
-    if (output / "genai_config.json").is_file():
-        return f'flownpu run {output} -p "some text"'
-    return f'flownpu embed {output} "some text"' if is_embedding_folder(output) else f"flownpu explain {output}"
+    if (folder / "genai_config.json").is_file():
+        return f'flownpu run {name} -p "some text"'
+    return f'flownpu embed {name} "some text"' if is_embedding_folder(folder) else f"flownpu explain {name}"
 
 
 def print_made(output: Path, command: str) -> None:
     """Prints the converted model, and a command that uses it."""
     size = sum(path.stat().st_size for path in output.iterdir())
     status(f"{output}: {bytes_text(size)}. Next: {command}")
-
-
-class RateColumn(ProgressColumn):
-    """Units a second: "31.4 M weights/s", "410.0 MiB/s"."""
-
-    def render(self, task: Task) -> Text:
-        """The rate of one stage."""
-        if task.speed is None:
-            return Text("")
-        if task.fields["unit"] == "B":
-            return Text(f"{bytes_text(task.speed)}/s")
-        return Text(f"{task.speed / 1e6:.1f} M {task.fields['unit']}/s")
-
-
-@contextmanager
-def conversion_progress() -> Iterator[ProgressCallback]:
-    """Shows each stage of a conversion with its rate and the time that remains."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-    with progress_bar(*columns, RateColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def report(progress: Done) -> None:
-            if progress.stage not in tasks:
-                tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, unit=progress.unit)
-            bar.update(tasks[progress.stage], completed=progress.done)
-
-        yield report

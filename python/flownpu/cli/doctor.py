@@ -20,7 +20,11 @@ MARKS = {Status.GOOD: "[green]ok  [/]", Status.NOTE: "[yellow]note[/]", Status.B
 def doctor(
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="MODEL", help="Folder of a model to try on the NPU, or else on the emulator."),
+        typer.Argument(
+            metavar="MODEL",
+            callback=options.named_model,
+            help="Folder or name of a model to try on the NPU, or else on the emulator.",
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

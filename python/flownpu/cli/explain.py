@@ -25,7 +25,8 @@ def explain(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A model folder, a folder that GenAI's builder or optimum wrote, or an .onnx file.",
+            callback=options.model_folder,
+            help="A model folder, a folder that GenAI's builder or optimum wrote, an .onnx file, or a name.",
         ),
     ],
     device: options.DeviceOption = None,

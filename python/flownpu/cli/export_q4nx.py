@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from flownpu.cli.convert import conversion_progress
 from flownpu.cli.options import ModelFolder
-from flownpu.cli.output import bytes_text, status
+from flownpu.cli.output import bytes_text, conversion_progress, status
 from flownpu.errors import require
 
 

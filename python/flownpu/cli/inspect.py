@@ -22,7 +22,9 @@ def inspect(
         Path,
         typer.Argument(
             metavar="MODEL|PLAN",
-            help="A model folder, an .onnx or a .q4nx file; or a plan, a .json file that `flownpu build` writes.",
+            callback=options.model_folder,
+            help="A model folder or its name, an .onnx or a .q4nx file; or a plan, a .json file that `flownpu build` "
+            "writes.",
         ),
     ],
     as_json: options.AsJson = False,

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flownpu.cli import convert
+from flownpu.cli.output import conversion_progress
 from flownpu.errors import require
 from flownpu.model.shapes import SHAPES
 
@@ -41,7 +42,7 @@ def make_model(
     from flownpu.convert.make_model import make_model as make  # noqa: PLC0415 needs the package just looked for
 
     folder = output or Path(shape)
-    with convert.conversion_progress() as report:
+    with conversion_progress() as report:
         make(
             shape,
             folder,

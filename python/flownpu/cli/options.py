@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from flownpu.cli.output import conversion_progress, status
 from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
+from flownpu.hub.store import find_model, find_source
 from flownpu.model.folder import is_embedding_folder, read_genai_config
 from flownpu.ops.opencl_loader import use_installed_packages
 
@@ -23,7 +25,32 @@ Provider = Literal["flownpu", "cpu"]
 Device = Literal["auto", "cpu", "npu", "emulate", "gpu"]
 Activations = Literal["bf16", "int8"]
 
-ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `flownpu convert` wrote.")]
+
+def model_folder(model: Path) -> Path:
+    """The folder of a model that is given as a path or as a name; one that was not pulled yet is."""
+    with conversion_progress() as report:
+        return find_model(model, report, status)
+
+
+def named_model(model: Path | None) -> Path | None:
+    """As `model_folder`, for arguments and options that may be left out."""
+    return None if model is None else model_folder(model)
+
+
+def named_source(source: Path) -> Path:
+    """The checkpoint or file of a model that is given as a path or as a name."""
+    with conversion_progress() as report:
+        return find_source(source, None, report).path
+
+
+ModelFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="Folder that `flownpu convert` wrote, or a name such as gemma3:1b, which `flownpu pull` explains.",
+        callback=model_folder,
+    ),
+]
 ProviderOption = Annotated[
     Provider, typer.Option("--provider", help="flownpu, or cpu: ONNX Runtime's own CPU provider, to compare with.")
 ]
@@ -60,6 +87,7 @@ DraftFolder = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
+        callback=named_model,
         help="Guess tokens with this smaller model of the same family, and check several a step.",
     ),
 ]
@@ -162,7 +190,7 @@ def provider_options(
 def served_models(
     models: list[str], context: int, slots: int, session: SessionOptions, decoding: DecodingOptions
 ) -> "dict[str, ModelSettings]":
-    """Models for a server, by name: NAME=FOLDER, or a folder, whose last part is the name.
+    """Models for a server, by name: NAME=MODEL, or a folder, whose last part is the name, or a name of the hub.
 
     Raises:
         typer.BadParameter: two have the same name, or a draft model is given for several.
@@ -178,10 +206,12 @@ def served_models(
     named: dict[str, ModelSettings] = {}
     for text in models:
         name, separator, place = text.partition("=")
-        folder = Path(place) if separator and name and os.sep not in name else Path(text)
-        name = name if folder == Path(place) and separator else folder.resolve().name
+        if not separator or not name or os.sep in name:
+            name, place = "", text
+        folder = model_folder(Path(place))
+        name = name or (folder.resolve().name if folder == Path(place) else place)
         if name in named:
-            raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
+            raise typer.BadParameter(f"two models have the name {name}: expected NAME=MODEL to tell them apart")
         if not is_embedding_folder(folder):
             read_genai_config(folder)
         named[name] = protocol.ModelSettings(

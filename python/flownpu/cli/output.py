@@ -11,9 +11,13 @@ from typing import Any
 
 from rich.console import Console, OverflowMethod, RenderableType
 from rich.control import Control
-from rich.progress import Progress, ProgressColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import ControlType
 from rich.table import Table
+from rich.text import Text
+
+from flownpu.convert.progress import Progress as Done
+from flownpu.convert.progress import ProgressCallback
 
 # Brackets in a text are printed as brackets, because names of models and messages may have them.
 console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -24,6 +28,33 @@ progress_console = Console(stderr=True)
 def progress_bar(*columns: ProgressColumn) -> Progress:
     """A progress bar on stderr, gone when it is finished; nothing where stderr is not a terminal."""
     return Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal)
+
+
+class RateColumn(ProgressColumn):
+    """Units a second: "31.4 M weights/s", "410.0 MiB/s"."""
+
+    def render(self, task: Task) -> Text:
+        """The rate of one stage."""
+        if task.speed is None:
+            return Text("")
+        if task.fields["unit"] == "B":
+            return Text(f"{bytes_text(task.speed)}/s")
+        return Text(f"{task.speed / 1e6:.1f} M {task.fields['unit']}/s")
+
+
+@contextlib.contextmanager
+def conversion_progress() -> Iterator[ProgressCallback]:
+    """Shows each stage of a download or a conversion with its rate and the time that remains."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    with progress_bar(*columns, RateColumn(), TimeRemainingColumn()) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def report(progress: Done) -> None:
+            if progress.stage not in tasks:
+                tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, unit=progress.unit)
+            bar.update(tasks[progress.stage], completed=progress.done)
+
+        yield report
 
 
 @contextlib.contextmanager

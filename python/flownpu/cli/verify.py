@@ -21,7 +21,10 @@ def verify(
     against: Annotated[
         Path,
         typer.Option(
-            "--against", metavar="SRC", help="A Hugging Face checkpoint folder, or a model folder with 4-bit weights."
+            "--against",
+            metavar="SRC",
+            callback=options.named_source,
+            help="A Hugging Face checkpoint, as a folder or by its name, or a model folder with 4-bit weights.",
         ),
     ],
     text: Annotated[str | None, typer.Option("--text", help="Text to run both on. (default: a paragraph)")] = None,

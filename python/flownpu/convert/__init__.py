@@ -23,6 +23,7 @@ def convert(
     source: Path,
     output: Path,
     *,
+    name: str | None = None,
     kv_dtype: str = "bf16",
     logits: Logits = "last",
     sliding_window_cache: bool = False,
@@ -40,6 +41,7 @@ def convert(
         source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), a GGUF file, an ORT GenAI
             model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
         output: the folder to make.
+        name: the name that the manifest gives the source; None: that of the file or folder itself.
         kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; in an optimum export it stays float32.
         logits: whether a run yields the logits of the "last" token of each row or of "all" tokens; an optimum export
             always yields those of all.
@@ -69,7 +71,7 @@ def convert(
     from flownpu.convert.request import Request  # noqa: PLC0415
 
     options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, weights)
-    request = Request(source, output, options, context_length, force, progress)
+    request = Request(source, name or source.resolve().name, output, options, context_length, force, progress)
     is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not _has_graph(source)
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")

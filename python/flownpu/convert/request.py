@@ -19,6 +19,7 @@ class Request:
 
     Attributes:
         source: a file or a folder.
+        name: the name that the manifest gives the source.
         output: the folder to make.
         options: see ModelOptions.
         context_length: how many positions the model is made for; None: as many as the source allows.
@@ -27,6 +28,7 @@ class Request:
     """
 
     source: Path
+    name: str
     output: Path
     options: ModelOptions
     context_length: int | None

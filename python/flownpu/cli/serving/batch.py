@@ -27,7 +27,9 @@ def batch(
     ],
     model: Annotated[
         list[str],
-        typer.Option(metavar="MODEL", help="Folder that `flownpu convert` wrote, or NAME=FOLDER; may be repeated."),
+        typer.Option(
+            metavar="MODEL", help="Folder that `flownpu convert` wrote, or a name, or NAME=MODEL; may be repeated."
+        ),
     ],
     context: options.Context = 4096,
     slots: options.Slots = 4,

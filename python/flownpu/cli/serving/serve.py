@@ -18,7 +18,9 @@ GIB = 2**30
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="Folders that `flownpu convert` wrote, or NAME=FOLDER."),
+        typer.Argument(
+            metavar="MODEL...", help="Folders that `flownpu convert` wrote, or names such as gemma3:1b, or NAME=MODEL."
+        ),
     ],
     host: Annotated[
         str, typer.Option(help="Address to listen on; only this machine can reach the default.")

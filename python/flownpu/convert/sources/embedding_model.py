@@ -142,7 +142,7 @@ def _make_folder(
             source={
                 "kind": "huggingface",
                 "model_type": checkpoint.config["model_type"],
-                "name": source.resolve().name,
+                "name": request.name,
             },
             read={path.name: path for path in checkpoint.files} | {name: source / name for name in files},
             settings=settings,

@@ -54,7 +54,7 @@ def convert_gguf(request: Request) -> None:
         weights,
         request.options,
         tokenizer=tokenizer,
-        source={"kind": "gguf", "model_type": decoder.family, "name": source.resolve().name},
+        source={"kind": "gguf", "model_type": decoder.family, "name": request.name},
         files=[source],
         quantisation={"weights": weights.describe(plan)},
         packages=[*PACKAGES, "gguf"],

@@ -107,7 +107,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
         source={
             "kind": "huggingface",
             "model_type": checkpoint.config["model_type"],
-            "name": source.resolve().name,
+            "name": request.name,
         },
         files=[source / "config.json", *checkpoint.files, *tokenizer, *(settings_files(source) if pictures else [])],
         pictures=pictures,

@@ -74,7 +74,7 @@ def make_rewritten_folder(
             (folder / name).write_text(text, encoding="utf-8")
         write_manifest(
             folder,
-            source={**source, "name": request.source.resolve().name},
+            source={**source, "name": request.name},
             read={file.relative_to(request.source).as_posix(): file for file in [*read, *copied]},
             settings=settings,
             quantisation={

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Downloads what a conversion reads by huggingface_hub: into its cache, with its tokens, mirrors and offline mode."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from httpx2 import TransportError
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.tqdm import tqdm
+
+from flownpu.convert.encoder.families import is_text_encoder
+from flownpu.convert.families import read_decoder
+from flownpu.convert.progress import ProgressCallback, Stage
+from flownpu.errors import FlowNPUError
+from flownpu.hub.failures import FAILURES, explain
+from flownpu.hub.needed_files import is_checkpoint, needed_files
+from flownpu.hub.reference import Reference, Source
+from flownpu.model.folder import MODULES, read_json
+from flownpu.model.integrity import sha256
+
+_UNREACHABLE = (OfflineModeIsEnabled, TransportError)
+
+
+@dataclass(frozen=True)
+class _File:
+    size: int
+    sha256: str | None
+    """None: the hub gives none, because the file is small and part of the repository itself, or cannot be asked."""
+
+
+def download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
+    """Downloads the files that are not in huggingface_hub's cache, and compares all with the hub's checksums.
+
+    Args:
+        reference: the model.
+        output: the folder that will be made of them, whose disk must have the room; None: there is none.
+        report: called with a `Progress` whenever a part is done.
+
+    Raises:
+        FlowNPUError: the hub has no such model, does not give it, cannot be reached, or the disk is too small.
+        ConversionError: a checkpoint is of a family that cannot be converted; its weights are not downloaded.
+    """
+    try:
+        return _download(reference, output, report)
+    except FAILURES as error:
+        raise explain(error, reference) from error
+
+
+def _download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
+    repository, api = reference.repository, HfApi()
+    commit = api.resolve_revision(repository, revision=reference.revision or None).resolved
+    files = _files(api, repository, commit)
+    names = needed_files(files, reference)
+    cached = [name for name in names if isinstance(try_to_load_from_cache(repository, name, revision=commit), str)]
+    new = sum(files[name].size for name in set(names).difference(cached))
+    bar = None
+    if new:
+        _check_room(reference, new, output, sum(files[name].size for name in names))
+        bar = _bar(Stage(report, "download", new, "B").advance)
+    paths: dict[str, Path] = {}
+    # One after the other in this thread: Ctrl-C would not end a thread that downloads. Weights come last.
+    for name in sorted(names, key=lambda name: files[name].size):
+        paths[name] = Path(hf_hub_download(repository, name, revision=commit, tqdm_class=bar))
+        if name == "config.json" and is_checkpoint(names):
+            _check_family(reference, paths[name], embeds=MODULES in names)
+    _check_sums(reference, {path: files[name] for name, path in paths.items()}, report)
+    first, path = next(iter(paths.items()))
+    if first.endswith(".gguf"):
+        return Source(path, f"{repository}@{commit}:{first}")
+    return Source(path.parents[first.count("/")], f"{repository}@{commit}")
+
+
+def _check_family(reference: Reference, path: Path, *, embeds: bool) -> None:
+    """Raises ConversionError if a checkpoint's config.json is of a model that cannot be converted."""
+    config = read_json(path)
+    if not is_text_encoder(config):
+        read_decoder(config, where=f"{reference}: config.json", embeds=embeds)
+
+
+def _files(api: HfApi, repository: str, commit: str) -> dict[str, _File]:
+    """The files of a commit by path; where the hub cannot be reached, those that are in the cache."""
+    try:
+        tree = api.list_repo_tree(repository, revision=commit, recursive=True)
+        return {
+            file.path: _File(file.size, file.lfs.sha256 if file.lfs else None)
+            for file in tree
+            if isinstance(file, RepoFile)
+        }
+    except _UNREACHABLE:
+        # Without patterns, the folder would be refused unless it had all files of the repository.
+        folder = Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=[]))
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): _File(path.stat().st_size, None) for path in paths}
+
+
+def _bar(advance: Callable[[int], None]) -> type[tqdm]:
+    """A class of progress bars for huggingface_hub, which display nothing and count the bytes of files."""
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, name: str | None = None, **settings: Any) -> None:
+            super().__init__(*arguments, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
+            # A file in pieces has a second bar, of what the network transfers; it is compressed.
+            self._counts = not (name or "").endswith(".transfer")
+
+        def update(self, n: float | None = 1) -> None:
+            if self._counts:
+                advance(int(n or 0))
+
+    return Bar
+
+
+def _check_room(reference: Reference, new: int, output: Path | None, size: int) -> None:
+    """Raises FlowNPUError if a disk lacks the room for `new` bytes to download, or for the output made of `size` bytes.
+
+    Weights of 16 bits become Q4NX of 5; a conversion of others checks its room itself, before it writes.
+    """
+    places = [(Path(constants.HF_HUB_CACHE), new)] + ([(output.absolute(), size * 5 // 16)] if output else [])
+    needs: dict[int, int] = {}
+    for place, count in places:
+        folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
+        disk = folder.stat().st_dev
+        needs[disk] = needs.get(disk, 0) + count
+        free = shutil.disk_usage(folder).free
+        if free < needs[disk]:
+            raise FlowNPUError(
+                f"{reference} takes about {needs[disk] / 1e6:.0f} MB on the disk of {folder}, which has "
+                f"{free / 1e6:.0f} MB free: make room, or choose other disks by HF_HOME (downloads) and "
+                "XDG_CACHE_HOME (models)"
+            )
+
+
+def _check_sums(reference: Reference, files: dict[Path, _File], report: ProgressCallback) -> None:
+    """Raises FlowNPUError if a file is not the hub's, and removes it from the cache."""
+    summed = {path: file for path, file in files.items() if file.sha256 is not None}
+    stage = Stage(report, "compare", sum(file.size for file in summed.values()), "B")
+    for path, file in summed.items():
+        if (found := sha256(path, stage.advance)) != file.sha256:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+            raise FlowNPUError(
+                f"{reference}: {path.name} was damaged on its way or on this disk (SHA-256 {found}, expected "
+                f"{file.sha256}), and is removed: run the command again"
+            )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that take names of models, and processes that end in the middle of a download or a conversion."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flownpu.cli import main, options
+from flownpu.hub import store
+from flownpu.hub.reference import Reference
+from tests.hub.conftest import CHECKPOINT
+
+pytestmark = pytest.mark.usefixtures("hub")
+PROMPT = ["--no-chat-template", "-p", 'The "for" statement', "--max-new-tokens", "4", "--temperature", "0", "--json"]
+
+
+def test_names_stand_for_folders(hub, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # The first command pulls the model.
+    assert main(["run", "someone/topics", *PROMPT]) == 0
+    text = json.loads(capsys.readouterr().out)["text"]
+    hub.asked.clear()
+    assert main(["convert", str(CHECKPOINT), "own"]) == 0
+    assert main(["run", "own", *PROMPT]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == text
+    assert main(["inspect", "someone/topics", "--check"]) == 0
+    assert "Made of: someone/topics@" in capsys.readouterr().out
+    assert hub.asked == []
+    served = options.served_models(
+        ["someone/topics", "own", "mine=someone/topics"], 64, 1, options.SessionOptions(), options.DecodingOptions()
+    )
+    assert {name: settings.folder for name, settings in served.items()} == {
+        "someone/topics": store.folder_of(Reference("someone/topics")),
+        "own": Path("own"),
+        "mine": store.folder_of(Reference("someone/topics")),
+    }
+    assert main(["list", "--json"]) == 0
+    assert [each["name"] for each in json.loads(capsys.readouterr().out)["models"]] == ["someone/topics"]
+    assert main(["remove", "someone/topics"]) == 0
+    assert capsys.readouterr().err.endswith("`hf cache rm model/someone/topics` removes its download\n")
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"models": []}
+
+
+def test_convert_takes_a_name_and_its_own_options(hub, capsys, tmp_path):
+    output = tmp_path / "out"
+    assert main(["convert", "someone/topics", str(output), "--kv-dtype", "fp32"]) == 0
+    manifest = json.loads((output / "flownpu_manifest.json").read_text())
+    assert manifest["source"]["name"].startswith("someone/topics@")
+    assert manifest["settings"]["kv_dtype"] == "fp32"
+    assert store.stored_models() == []
+    hub.asked.clear()
+    assert main(["convert", "someone/topics", str(output)]) == 1  # it is there, and nothing is downloaded for it
+    assert "--force" in capsys.readouterr().err
+    assert hub.asked == []
+
+
+def test_pull_says_what_comes_next(capsys):
+    assert main(["pull", "someone/topics"]) == 0
+    assert capsys.readouterr().err.endswith('Next: flownpu run someone/topics -p "some text"\n')
+    assert main(["pull", "a/b/c"]) == 1
+    assert "expected a short name, or a repository" in capsys.readouterr().err
+
+
+def started(*arguments):
+    script = "import sys; from flownpu.cli import main; sys.exit(main())"
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ended_download_leaves_no_model(hub, number):
+    hub.hold = threading.Event()
+    process = started("pull", "someone/topics")
+    assert hub.held.wait(120)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+    hub.hold.set()
+    hub.hold = None
+    assert [path.name for path in store.models_folder().iterdir()] == [".locks"]
+    assert main(["pull", "someone/topics"]) == 0
+    assert [model.name for model in store.stored_models()] == ["someone/topics"]
+
+
+def test_killed_conversion_leaves_no_model():
+    process = started("pull", "someone/topics")
+    while not (partial := list(store.models_folder().glob(".someone--topics.*.partial"))):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    assert store.stored_models() == []
+    assert main(["pull", "someone/topics"]) == 0
+    assert [model.name for model in store.stored_models()] == ["someone/topics"]
+    assert not partial[0].exists()

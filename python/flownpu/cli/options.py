@@ -11,7 +11,7 @@ import typer
 from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
-from flownpu.model.folder import is_embedding_folder, read_genai_config
+from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, read_genai_config
 from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def served_models(
         name = name if folder == Path(place) and separator else folder.resolve().name
         if name in named:
             raise typer.BadParameter(f"two models have the name {name}: expected NAME=FOLDER to tell them apart")
-        if not is_embedding_folder(folder):
+        if not (is_embedding_folder(folder) or is_pipeline_folder(folder)):
             read_genai_config(folder)
         named[name] = protocol.ModelSettings(
             folder,

@@ -26,13 +26,13 @@ def run(*tasks: dict[str, Any]) -> list[Any]:
         RuntimeError: a task failed; with the end of what the process printed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.json"
-        command = [environment.python(), "-m", "tests.imagine.pipelines", json.dumps(tasks, default=str), results]
+        results = str(Path(folder) / "results.json")
+        command = [str(environment.python()), "-m", "tests.imagine.pipelines", json.dumps(tasks, default=str), results]
         variables = {**os.environ, **environment.VARIABLES}
         done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"diffusers' environment failed:\n{(done.stdout + done.stderr)[-3000:]}")
-        found: list[Any] = json.loads(results.read_text())
+        found: list[Any] = json.loads(Path(results).read_text())
         return found
 
 

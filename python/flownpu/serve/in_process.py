@@ -69,6 +69,8 @@ class InProcess(ABC, Generic[Model]):
         Raises:
             ApiError: it cannot be opened.
         """
+        if self._model is not None:  # else it would wait for what is computed
+            return self._model
         async with self._lock:
             return await self._opened()
 
@@ -96,6 +98,8 @@ class InProcess(ABC, Generic[Model]):
                 try:
                     return await asyncio.shield(computing)
                 finally:
+                    if not computing.done():
+                        log.info("%s: a request was given up: its client left, or its time was over", self.name)
                     # The next request gets the model when this one's thread has ended.
                     given_up.set()
                     await asyncio.gather(computing, return_exceptions=True)

@@ -20,7 +20,7 @@ COMMANDS = sorted(CALLBACKS)
 def test_commands_equal_documentation():
     assert COMMANDS == [
         "batch", "bench", "build", "chat", "compile", "convert", "doctor", "embed", "explain", "export-q4nx",
-        "inspect", "make-model", "predict", "rerank", "run", "selftest", "serve", "trace", "verify",
+        "imagine", "inspect", "make-model", "predict", "rerank", "run", "selftest", "serve", "trace", "verify",
     ]  # fmt: skip
 
 

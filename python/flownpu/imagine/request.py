@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a picture is asked for with, and its checks; nothing here imports diffusers."""
+"""A request for a picture, and how its size is read; nothing here imports diffusers."""
 
 import re
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class PictureRequest:
 
     prompt: str
     negative: str = ""
-    """What the picture is not to show; it needs a guidance above 1."""
+    """A text that the picture is not to show; it needs a guidance above 1."""
     steps: int = STEPS
     """Steps of the scheduler; some schedulers run the network once or twice more."""
     guidance: float = GUIDANCE

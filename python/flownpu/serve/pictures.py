@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flownpu.imagine import ImageModel, PictureRequest
 
 MOST_PIXELS = 1024 * 1024
-"""Of one picture. The decoder of Stable Diffusion's autoencoder keeps 256 channels of float32 for each pixel, 1 GiB."""
+"""Most pixels of one picture: Stable Diffusion's autoencoder has 256 channels of float32 for each pixel, here 1 GiB."""
 MOST_PICTURES = 10
 """Pictures of one request; the limit of OpenAI's API."""
 

@@ -41,7 +41,7 @@ _ABILITIES = {
     Embedder: ("embeds texts", "/v1/embeddings or /api/embed"),
     Painter: ("makes pictures", "/v1/images/generations"),
 }
-"""What models of a kind do, and the routes that ask for it."""
+"""The ability of models of a kind, and the routes that ask for it."""
 
 
 @dataclass(frozen=True)

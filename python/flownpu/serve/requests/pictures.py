@@ -29,7 +29,7 @@ class ImagesRequest(Strict):
     guidance: Annotated[float, Field(ge=0, le=100)] = GUIDANCE
     seed: Annotated[int, Field(ge=0, le=MOST_SEED)] | None = None
     scheduler: Scheduler | None = None
-    # What follows asks for what the server does.
+    # The values of these fields ask for what the server does.
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
     background: Literal["auto", "opaque"] | None = None

@@ -115,11 +115,14 @@ def draw(model: str, options: dict[str, str], names: list[str]) -> list[tuple[st
     """Colour and shape of a picture of each name, made with FlowNPU."""
     import torch
 
-    from tests.fixtures.shapes_drawings import read
+    from tests.fixtures.shapes_drawings import GUIDANCE, read
 
     pipeline = _flownpu(model, "ORTStableDiffusionPipeline", options)
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(names))]
-    return [read(picture) for picture in pipeline(names, num_inference_steps=20, generator=generators).images]
+    return [
+        read(picture)
+        for picture in pipeline(names, num_inference_steps=20, guidance_scale=GUIDANCE, generator=generators).images
+    ]
 
 
 def command(arguments: list[str], event: str = "") -> dict[str, Any]:

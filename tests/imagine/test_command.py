@@ -12,7 +12,7 @@ from PIL import Image
 from flownpu.cli import main
 from flownpu.errors import FlowNPUError
 from flownpu.imagine.request import read_size
-from tests.fixtures.shapes_drawings import read
+from tests.fixtures.shapes_drawings import GUIDANCE, read
 from tests.imagine import pipelines
 
 
@@ -22,7 +22,8 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     folder = tmp_path_factory.mktemp("made")
 
     def task(name: str, prompt: str, *more: object, **around: Any) -> dict[str, Any]:
-        options = ["--device", "cpu", "--guidance", "3", *more]
+        device = () if "--provider" in more else ("--device", "cpu")
+        options = ["--guidance", GUIDANCE, *device, *more]
         arguments = ["imagine", exported, "-p", prompt, "-o", folder / f"{name}.png", *options]
         return {"task": "command", "arguments": [str(each) for each in arguments], **around}
 
@@ -31,23 +32,7 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "again": task("again", "a green square", "--seed", 7),
         "eight": task("eight", "a green square", "--seed", 8, "--scheduler", "euler-a", "--steps", 12),
         "negative": task("negative", "a green square", "--seed", 7, "--negative", "a circle", "--size", "40x32"),
-        "stock": task("stock", "a green square", "--seed", 7)
-        | {
-            "arguments": [
-                "imagine",
-                str(exported),
-                "-p",
-                "a green square",
-                "-o",
-                str(folder / "stock.png"),
-                "--guidance",
-                "3",
-                "--seed",
-                "7",
-                "--provider",
-                "cpu",
-            ]
-        },
+        "stock": task("stock", "a green square", "--seed", 7, "--provider", "cpu"),
         "interrupted": task("interrupted", "a red star", event="interrupt"),
         "full": task("full", "a red star", event="full disk"),
         "long": task("long", "a red star " * 6),

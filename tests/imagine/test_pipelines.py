@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.fixtures.shapes_drawings import NAMES, SIDE, centered, read
+from tests.fixtures.shapes_drawings import GUIDANCE, NAMES, SIDE, centered, read
 from tests.fixtures.shapes_pictures import COLORS, SHAPES, draw
 from tests.imagine import pipelines
 
@@ -33,7 +33,7 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     mask = np.zeros((SIDE, SIDE), np.uint8)
     mask[:, SIDE // 2 :] = 255
     Image.fromarray(mask).save(folder / "right_half.png")
-    prompt = {"prompt": "a red circle", "num_inference_steps": 8, "guidance_scale": 3.0}
+    prompt = {"prompt": "a red circle", "num_inference_steps": 8, "guidance_scale": GUIDANCE}
     image = {**prompt, "image": folder / "circle.png", "strength": 0.7}
     inpaint = {**image, "mask_image": folder / "right_half.png", "width": SIDE, "height": SIDE}
     common = {"model": exported, "options": OPTIONS}

@@ -13,7 +13,7 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.fixtures.shapes_drawings import read
+from tests.fixtures.shapes_drawings import GUIDANCE, read
 from tests.imagine import environment
 from tests.serve.conftest import Server, serve
 
@@ -35,7 +35,7 @@ def pictures(answer: openai.types.ImagesResponse) -> list[Image.Image]:
 
 def test_openai_client_gets_pictures(server: Server) -> None:
     client = server.openai()
-    settings = {"guidance": 3.0, "seed": 4}
+    settings = {"guidance": GUIDANCE, "seed": 4}
     made = client.images.generate(**ASKED, n=2, size="32x32", extra_body=settings)
     first, second = pictures(made)
     assert read(first) == read(second) == ("blue", "circle")

@@ -60,9 +60,9 @@ class ImageModel:
         check_pipeline_folder(folder)
         self.folder = folder
         started = time.perf_counter()
-        onnxruntime, self._torch, _, self._diffusers, optimum = (
+        self._diffusers, self._torch, _, onnxruntime, optimum = (
             require(module, extra="imagine", purpose="Making pictures")
-            for module in ("onnxruntime", "torch", "transformers", "diffusers", "optimum.onnxruntime")
+            for module in ("diffusers", "torch", "transformers", "onnxruntime", "optimum.onnxruntime")
         )
         # Warnings that do not concern the user: what optimum reads of diffusers, and that it loads no safety checker.
         warnings.filterwarnings("ignore", category=FutureWarning, module="diffusers")
@@ -79,7 +79,8 @@ class ImageModel:
         self._pipeline.set_progress_bar_config(disable=True)
         self._own_scheduler = self._pipeline.scheduler
         network = self._pipeline.unet or self._pipeline.transformer
-        side = network.config.sample_size * self._pipeline.vae_scale_factor
+        latents = getattr(network.config, "sample_size", None) or self._pipeline.default_sample_size
+        side = latents * self._pipeline.vae_scale_factor
         self.size = (side, side)
         self.load_seconds = time.perf_counter() - started
 
@@ -131,10 +132,13 @@ class ImageModel:
         return kind.from_config(self._own_scheduler.config)
 
     def _check_length(self, text: str) -> None:
+        """Refuses a text that no tokenizer reads whole: of several, one for long texts may be beside CLIP's."""
         check_text(text)
-        tokenizer = self._pipeline.tokenizer
-        tokens = len(tokenizer(text, verbose=False).input_ids)
-        if tokens > tokenizer.model_max_length:
+        names = ("tokenizer", "tokenizer_2", "tokenizer_3")
+        tokenizers = [one for name in names if (one := getattr(self._pipeline, name, None)) is not None]
+        longest = max(tokenizers, key=lambda one: one.model_max_length)
+        tokens = len(longest(text, verbose=False).input_ids)
+        if tokens > longest.model_max_length:
             raise FlowNPUError(
-                f"a text has {tokens} tokens, and the model reads {tokenizer.model_max_length} at most: shorten it"
+                f"a text has {tokens} tokens, and the model reads {longest.model_max_length} at most: shorten it"
             )

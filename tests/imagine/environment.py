@@ -19,8 +19,13 @@ REQUIREMENTS = (
     "importlib-metadata==10.2.0",  # diffusers imports it
     "zipp==4.1.2",  # importlib-metadata imports it
 )
-# Nothing is fetched, and nothing reports its use.
-VARIABLES = {"HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+# Nothing is fetched, and nothing reports its use. A second thread of torch would only spin beside other tests.
+VARIABLES = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 
 
 def python() -> Path:

@@ -84,10 +84,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # The folders whose files take longest, in the order in which they begin, so that with several processes no long file
 # is left when the others are done.
-FIRST = ("tests/npu/run", "tests/rewrites", "tests/end_to_end", "tests/cli", "tests/npu", "tests/aie", "tests/fuzz")
-# A folder whose fixtures, models that third-party exporters write, take longer than its tests: one process makes them
-# and runs all of its tests.
-TOGETHER = "tests/rewrites/"
+FIRST = (
+    "tests/npu/run",
+    "tests/rewrites",
+    "tests/imagine",
+    "tests/end_to_end",
+    "tests/cli",
+    "tests/npu",
+    "tests/aie",
+    "tests/fuzz",
+)
+# Folders whose fixtures, models that third-party exporters write, take longer than their tests: one process makes those
+# of a folder and runs all of its tests.
+TOGETHER = ("tests/rewrites/", "tests/imagine/")
 
 
 @pytest.hookimpl(trylast=True)
@@ -109,14 +118,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, gives each of pytest-xdist's processes a file at a time, but all of TOGETHER to one."""
+    """With `--dist loadfile`, gives each of pytest-xdist's processes a file at a time, of TOGETHER a folder."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByRoom(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER if nodeid.startswith(TOGETHER) else super()._split_scope(nodeid)
+            room = next((each for each in TOGETHER if nodeid.startswith(each)), None)
+            return room or super()._split_scope(nodeid)
 
     return ByRoom(config, log)
 

@@ -400,8 +400,11 @@ def write_bytes(file: Path, content: bytes) -> None:
     """Writes a file completely or not at all, and makes its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(file)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read_manifest(file: Path, target: str) -> dict[str, Any]:

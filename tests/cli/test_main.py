@@ -20,8 +20,8 @@ COMMANDS = sorted(CALLBACKS)
 def test_commands_equal_documentation():
     assert COMMANDS == [
         "batch", "bench", "build", "chat", "compile", "convert", "doctor", "embed", "explain", "export-q4nx",
-        "inspect", "list", "make-model", "predict", "pull", "remove", "rerank", "run", "selftest", "serve", "trace",
-        "verify",
+        "imagine", "inspect", "list", "make-model", "predict", "pull", "remove", "rerank", "run", "selftest", "serve",
+        "trace", "verify",
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Server:
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
-        assert self._listening.wait(60), "".join(self.said)
+        assert self._listening.wait(180), "".join(self.said)
         assert self.address, "".join(self.said)
 
     def _read(self) -> None:
@@ -88,10 +88,10 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def serve(*arguments: object, **environment: str) -> Server:
+def serve(*arguments: object, python: str | Path = sys.executable, **environment: str) -> Server:
     """Starts `flownpu serve` with arguments."""
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "serve", *map(str, arguments), "--port", "0"],
+        [python, "-c", COMMAND, "serve", *map(str, arguments), "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"COLUMNS": "300", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"} | environment,

@@ -61,7 +61,11 @@ def test_ollama_client_gets_embeddings(server: Server, expected: np.ndarray) -> 
 @pytest.mark.parametrize(
     ("model", "fields", "reason"),
     [
-        ("topics", {"input": "x"}, "the model topics generates texts and embeds none; .* embeds"),
+        (
+            "topics",
+            {"input": "x"},
+            "the model topics generates texts: ask /v1/chat/completions. Of models that embed texts there is .*embeds",
+        ),
         ("none", {"input": "x"}, "no model 'none' here; there is embeds, topics"),
         ("embeds", {"input": []}, "input"),
         ("embeds", {"input": "x", "dimensions": 97}, "expected 1 to 96 dimensions, got 97"),
@@ -81,6 +85,6 @@ def test_text_too_long_is_refused_like_openai(server: Server) -> None:
 
 
 def test_embedding_model_does_not_chat(server: Server) -> None:
-    with pytest.raises(openai.BadRequestError, match="embeds texts and generates none: ask /v1/embeddings"):
+    with pytest.raises(openai.BadRequestError, match="the model embeds embeds texts: ask /v1/embeddings"):
         server.openai().chat.completions.create(model="embeds", messages=[{"role": "user", "content": "x"}])
     assert server.http().get("/health").json()["models"]["embeds"] is True

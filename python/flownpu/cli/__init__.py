@@ -58,6 +58,7 @@ _COMMANDS = {
     "export-q4nx": "export_q4nx:export_q4nx",
     "run": "run:run",
     "chat": "chat:chat",
+    "imagine": "imagine:imagine",
     "embed": "embedding.embed:embed",
     "rerank": "embedding.rerank:rerank",
     "serve": "serving.serve:serve",

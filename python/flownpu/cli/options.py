@@ -13,7 +13,7 @@ from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.hub.store import find_model, find_source
-from flownpu.model.folder import is_embedding_folder, read_genai_config
+from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, read_genai_config
 from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def served_models(
         name = name or (folder.resolve().name if folder == Path(place) else place)
         if name in named:
             raise typer.BadParameter(f"two models have the name {name}: expected NAME=MODEL to tell them apart")
-        if not is_embedding_folder(folder):
+        if not (is_embedding_folder(folder) or is_pipeline_folder(folder)):
             read_genai_config(folder)
         named[name] = protocol.ModelSettings(
             folder,

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,17 +14,17 @@ from flownpu.errors import FlowNPUError, require
 from flownpu.model.folder import locate_graph
 from flownpu.model.integrity import check_sizes
 from flownpu.model.kv_cache import PAST, empty_past
-from flownpu.registration import get_ep_name, register
+from flownpu.model.session import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from flownpu.embed.tokens import TokenRow
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_CPU = "Every node runs on ONNX Runtime's own CPU provider."
 
 
 class TextModel:
@@ -73,7 +70,7 @@ class TextModel:
         self.longest = self.tokenizer.longest
         self._onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
         self._value = self._onnxruntime.OrtValue.ortvalue_from_numpy
-        self._session, self.placement = _open(path, provider, dict(options or {}), threads)
+        self._session, self.placement = open_session(self._onnxruntime, path, provider, options or {}, threads)
         inputs = self._session.get_inputs()
         self._inputs = [value.name for value in inputs if not value.name.startswith(PAST)]
         self._past = [value for value in inputs if value.name.startswith(PAST)]
@@ -122,26 +119,3 @@ class TextModel:
 def cut_rows(rows: Sequence[TokenRow]) -> list[int]:
     """Indices of the rows that were cut."""
     return [index for index, row in enumerate(rows) if row.is_cut]
-
-
-def _open(path: Path, provider: str, options: dict[str, str], threads: int | None) -> tuple[Any, str]:
-    """The session, and one line that says which nodes run where."""
-    onnxruntime = require("onnxruntime", extra="embed", purpose="flownpu embed")
-    session_options = onnxruntime.SessionOptions()
-    session_options.log_severity_level = 3  # only errors are logged: the placement has the content of warnings
-    if provider != "flownpu":
-        if options:
-            raise FlowNPUError(
-                f"{', '.join(sorted(options))}: an option of FlowNPU's provider, given with --provider {provider}; "
-                "leave one of the two out"
-            )
-        session_options.intra_op_num_threads = threads or 0
-        return onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"]), _CPU
-    register()
-    defaults = {"threads": str(threads)} if threads else {}
-    with tempfile.TemporaryDirectory(prefix="flownpu-") as scratch:
-        report = Path(scratch) / "placement.json"
-        options = {**defaults, **options, "placement": str(report)}
-        providers = [(get_ep_name(), options)]
-        session = onnxruntime.InferenceSession(str(path), session_options, providers=providers)
-        return session, str(json.loads(report.read_text(encoding="utf-8"))["summary"])

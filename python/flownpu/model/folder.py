@@ -14,6 +14,8 @@ from flownpu.errors import FlowNPUError
 MANIFEST = "flownpu_manifest.json"
 # The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
+# The file in which diffusers says of which parts a pipeline consists.
+PIPELINE = "model_index.json"
 # The folder in which transformers puts chat templates beside the usual one, such as tool_use.jinja.
 MORE_TEMPLATES = "additional_chat_templates"
 # Special tokens of transformers' (5.23) tokenizer classes, where tokenizer_config.json does not name any: bos, eos.
@@ -68,6 +70,23 @@ def is_embedding_folder(folder: Path) -> bool:
     return (folder / MODULES).is_file() and (folder / "model.onnx").is_file()
 
 
+def is_pipeline_folder(folder: Path) -> bool:
+    """Whether a folder holds a pipeline of diffusers, which makes pictures."""
+    return (folder / PIPELINE).is_file()
+
+
+def check_pipeline_folder(folder: Path) -> None:
+    """Raises FlowNPUError unless the folder holds a pipeline of diffusers with graphs; the message says what to do."""
+    export = f"`optimum-cli export onnx --task text-to-image --model {folder} OUT` exports it"
+    if not is_pipeline_folder(folder):
+        raise FlowNPUError(
+            f"{folder}: expected a pipeline of diffusers, with {PIPELINE}, and there is none: "
+            "`optimum-cli export onnx --task text-to-image --model PIPELINE OUT` writes such a folder"
+        )
+    if not any((folder / part / "model.onnx").is_file() for part in ("unet", "transformer")):
+        raise FlowNPUError(f"{folder}: the pipeline's networks are no graphs (no unet/model.onnx): {export}")
+
+
 def read_genai_config(folder: Path) -> dict[str, Any]:
     """Reads and checks the folder's genai_config.json.
 
@@ -88,6 +107,11 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
         if is_embedding_folder(folder):
             raise FlowNPUError(
                 f"{folder} is a model that embeds texts, and this needs one that generates: `flownpu embed` runs it"
+            )
+        if is_pipeline_folder(folder):
+            raise FlowNPUError(
+                f"{folder} is a pipeline that makes pictures, and this needs a model that generates texts: "
+                "`flownpu imagine` runs it"
             )
         if (folder / "config.json").is_file() and (folder / "model.onnx").is_file():
             raise FlowNPUError(

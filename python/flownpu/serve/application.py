@@ -19,6 +19,7 @@ from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
 from flownpu.serve.routes.page import page_routes
+from flownpu.serve.routes.pictures import pictures_routes
 from flownpu.serve.routes.responses import responses_routes
 from flownpu.serve.service import UNENFORCED, Service
 from flownpu.serve.streams import ClientGoneError
@@ -32,7 +33,7 @@ CLIENT_GONE = 499
 def application(service: Service) -> FastAPI:
     """The routes to a server's models, behind the guards that its settings ask for."""
     app = FastAPI(title="FlowNPU", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    routes = (openai_routes, embeddings_routes, responses_routes, ollama_routes)
+    routes = (openai_routes, embeddings_routes, pictures_routes, responses_routes, ollama_routes)
     for router in (*(make(service) for make in routes), page_routes()):
         app.include_router(router)
     _add_state(app, service)
@@ -60,7 +61,7 @@ def application(service: Service) -> FastAPI:
 def _add_state(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        loaded = {*service.catalogue.loaded(), *(name for name, one in service.embedders.items() if one.is_loaded)}
+        loaded = {*service.catalogue.loaded(), *(name for name, one in service.in_process.items() if one.is_loaded)}
         return {
             "status": "ok",
             "version": __version__,

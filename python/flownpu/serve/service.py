@@ -5,22 +5,26 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flownpu.generate.worker import Finished, Likelihood, Piece
-from flownpu.model.folder import is_embedding_folder
+from flownpu.model.folder import is_embedding_folder, is_pipeline_folder
 from flownpu.serve.answers import Answers
 from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.embeddings import Embedder
-from flownpu.serve.errors import invalid, too_slow, unknown_model
+from flownpu.serve.errors import ApiError, invalid, too_slow, unknown_model
 from flownpu.serve.grammars.form import AnswerForm
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
+from flownpu.serve.pictures import Painter
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.settings import ServerSettings
 from flownpu.serve.tools import AnswerReader, CallFormat, ToolCall
+
+if TYPE_CHECKING:
+    from flownpu.serve.in_process import InProcess
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,14 @@ LISTED = 20
 """Most places of keywords in a response's header: servers and clients limit a header to some kilobytes."""
 DECODING = 2
 """Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
+
+
+_ABILITIES = {
+    ChatModel: ("generates texts", "/v1/chat/completions"),
+    Embedder: ("embeds texts", "/v1/embeddings or /api/embed"),
+    Painter: ("makes pictures", "/v1/images/generations"),
+}
+"""The ability of models of a kind, and the routes that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +106,17 @@ class Chat:
 
 
 class Service:
-    """The models of a server: those that generate are in `catalogue`, those that embed texts in `embedders`."""
+    """The models of a server: those that generate texts are in `catalogue`, all others in `in_process`."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.embedders = {
-            name: Embedder(name, model, settings.limits)
-            for name, model in settings.models.items()
-            if is_embedding_folder(model.folder)
-        }
-        chats = {name: model for name, model in settings.models.items() if name not in self.embedders}
+        self.in_process: dict[str, InProcess[Any]] = {}
+        for name, model in settings.models.items():
+            if is_embedding_folder(model.folder):
+                self.in_process[name] = Embedder(name, model, settings.limits)
+            elif is_pipeline_folder(model.folder):
+                self.in_process[name] = Painter(name, model, settings.limits)
+        chats = {name: model for name, model in settings.models.items() if name not in self.in_process}
         self.catalogue = Catalogue(replace(settings, models=chats))
         self.grammars = GrammarProcess()
         self.metrics = Metrics()
@@ -111,17 +124,13 @@ class Service:
         self._decoding = asyncio.Semaphore(DECODING)
 
     def model(self, name: str) -> ChatModel:
-        """A model as its folder describes it.
+        """A model that generates texts, as its folder describes it.
 
         Raises:
-            ApiError: there is no model of that name, or it only embeds texts.
+            ApiError: there is no model of that name, or it does something else.
         """
-        if name in self.embedders:
-            raise invalid(
-                f"the model {name} embeds texts and generates none: ask /v1/embeddings or /api/embed", "model"
-            )
         if name not in self._models:
-            raise unknown_model(name, self.names)
+            raise self._unfit(name, ChatModel)
         return self._models[name]
 
     @property
@@ -136,8 +145,8 @@ class Service:
             ApiError: it cannot be loaded.
         """
         name = self.names[0]
-        if name in self.embedders:
-            await self.embedders[name].load()
+        if name in self.in_process:
+            await self.in_process[name].load()
         else:
             await self.catalogue.get(name)
 
@@ -150,17 +159,33 @@ class Service:
         """A model that embeds texts.
 
         Raises:
-            ApiError: there is no model of that name, or it generates texts.
+            ApiError: there is no model of that name, or it does something else.
         """
-        if name in self._models:
-            others = ", ".join(self.embedders) or "none"
-            raise invalid(
-                f"the model {name} generates texts and embeds none; of models that embed there is here: {others}",
-                "model",
-            )
-        if name not in self.embedders:
-            raise unknown_model(name, self.names)
-        return self.embedders[name]
+        found = self.in_process.get(name)
+        if not isinstance(found, Embedder):
+            raise self._unfit(name, Embedder)
+        return found
+
+    def painter(self, name: str) -> Painter:
+        """A model that makes pictures.
+
+        Raises:
+            ApiError: there is no model of that name, or it does something else.
+        """
+        found = self.in_process.get(name)
+        if not isinstance(found, Painter):
+            raise self._unfit(name, Painter)
+        return found
+
+    def _unfit(self, name: str, wanted: type) -> ApiError:
+        """The error that a model does something else than wanted, or that there is none of that name."""
+        if name not in self.names:
+            return unknown_model(name, self.names)
+        kinds = {other: type({**self._models, **self.in_process}[other]) for other in self.names}
+        does, route = _ABILITIES[kinds[name]]
+        others = ", ".join(other for other, kind in kinds.items() if kind is wanted) or "none"
+        asked = _ABILITIES[wanted][0].replace("s ", " ", 1)
+        return invalid(f"the model {name} {does}: ask {route}. Of models that {asked} there is here: {others}", "model")
 
     async def chat(self, request: ChatRequest) -> Chat:
         """Begins the answers to a conversation.

@@ -11,7 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from flownpu import __version__
-from flownpu.model.folder import read_genai_config, read_json
+from flownpu.model.folder import PIPELINE, read_genai_config, read_json
+from flownpu.serve.embeddings import Embedder
+from flownpu.serve.pictures import Painter
 from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.routes.json_route import JsonRoute
@@ -42,10 +44,10 @@ def ollama_routes(service: Service) -> APIRouter:
     @router.post("/show")
     async def show(request: OllamaShow) -> dict[str, Any]:
         name = request.model.removesuffix(":latest")
-        if name in service.embedders:
+        if (other := service.in_process.get(name)) is not None:
             described = _description(service, name)
             return {"details": described["details"], "modified_at": described["modified_at"], "template": ""} | {
-                "capabilities": ["embedding"],
+                "capabilities": ["embedding" if isinstance(other, Embedder) else "image"],
                 "model_info": {"general.architecture": described["details"]["family"]},
             }
         model = service.model(name)
@@ -98,12 +100,16 @@ def _now() -> str:
 
 def _description(service: Service, name: str) -> dict[str, Any]:
     folder = service.settings.models[name].folder
-    files = [file.stat() for file in folder.iterdir() if file.is_file()]
+    is_pipeline = isinstance(service.in_process.get(name), Painter)  # whose files are in folders
+    files = [file.stat() for file in folder.glob("**/*" if is_pipeline else "*") if file.is_file()]
     changed = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC).isoformat()
-    if name in service.embedders:
-        kind = str(read_json(folder / "config.json").get("model_type", ""))
-    else:
-        kind = str(read_genai_config(folder)["model"].get("type", ""))
+    match service.in_process.get(name):
+        case Embedder():
+            kind = str(read_json(folder / "config.json").get("model_type", ""))
+        case Painter():
+            kind = str(read_json(folder / PIPELINE).get("_class_name", ""))
+        case _:
+            kind = str(read_genai_config(folder)["model"].get("type", ""))
     return {
         "name": name,
         "model": name,

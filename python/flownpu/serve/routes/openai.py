@@ -31,7 +31,7 @@ def openai_routes(service: Service) -> APIRouter:
 
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if name not in service.embedders:
+        if name not in service.in_process:
             service.model(name)
         return model(name)
 

@@ -23,6 +23,7 @@ struct Q4NXWeight {
   bool gated = false;        // the gate's M rows, padded to whole blocks, then the up projection's
   float factor = 1;          // of all weights
 
+  bool eight_bits() const { return layout.code_bits == 8; }
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
   // The weight of the same size that is `count` weights behind it in memory.
   Q4NXWeight following(std::int64_t count) const {
@@ -36,8 +37,8 @@ struct Q4NXWeight {
 // projection; the other experts' follow each. Throws Error as below.
 std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool eight_bits);
 
-// Why neither a GPU nor the array takes the Q4NX weight that is this input; empty unless it has a
-// layout that only the CPU reads.
+// Why a GPU does not take the Q4NX weight that is this input; empty unless it has a layout of other
+// than 4 bits.
 std::string refused_weight(const Node& product, std::size_t input);
 
 // Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape

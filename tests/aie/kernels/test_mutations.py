@@ -27,11 +27,19 @@ KERNELS = ROOT / "aie" / "kernels"
 MUTATIONS = {
     "the other half of a column": (
         ("q4nx_dequant.cc", "«half == 0» ? aie::filter_even", "half == 1"),
-        vectors.test_dequantises_to_bf16_exactly,
+        lambda kernels, rng: vectors.test_dequantises_to_bf16_exactly(kernels, rng, "q4nx_dequant", 4),
+    ),
+    "the high plane twice": (
+        ("q4nx_dequant.cc", "block + «plane» * q::kBlockBytes", "0"),
+        lambda kernels, rng: vectors.test_dequantises_to_bf16_exactly(kernels, rng, "q4nx_dequant_planes", 8),
+    ),
+    "planes that each have columns of their own": (
+        ("fused_dqp.cc", "j >>= «planes - 1»", "0"),
+        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256, 8),
     ),
     "a wrong stride of minima": (
         ("common/q4nx.h", "return scales(block) + «kScales»", "kScales / 2"),
-        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256),
+        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256, 4),
     ),
     "an off-by-one in the causal mask": (
         ("common/attention.h", "? «position + 1»\n", "position"),
@@ -103,7 +111,7 @@ MUTATIONS = {
     ),
     "a low part that is left out": (
         ("fused_dqp.cc", "total = «aie::mac(total, parts.low, scale)»;", "total"),
-        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256),
+        lambda kernels, rng: vectors.test_fused_dqp_equals_float64(kernels, rng, 32, 256, 4),
     ),
     "heads that turn the other way": (
         (
@@ -181,7 +189,7 @@ MUTATIONS = {
 # By source, the entries that the checks call.
 ENTRIES = {
     "rms_norm.cc": ["rms_norm"],
-    "q4nx_dequant.cc": ["q4nx_dequant_bf16"],
+    "q4nx_dequant.cc": ["q4nx_dequant_bf16", "q4nx_dequant_planes_bf16"],
     "epilogue.cc": ["zero_f32"],
     "fused_dqp.cc": ["fused_dqp_group_sums", "fused_dqp_take", "fused_dqp"],
     "norm_rope.cc": ["rms_norm_rope", "square_sums", "all_norm_rope"],
@@ -198,7 +206,7 @@ ENTRIES = {
 # The check that floor rounding must fail, for every source that rounds. fused_dqp.cc is left out. It splits its sums in
 # two parts, so floor errs by 2^-16 (rounding to nearest by 2^-18), within the tolerance, and its outputs are f32.
 ROUNDED = {
-    "q4nx_dequant.cc": vectors.test_dequantises_to_bf16_exactly,
+    "q4nx_dequant.cc": lambda kernels, rng: vectors.test_dequantises_to_bf16_exactly(kernels, rng, "q4nx_dequant", 4),
     "gemm.cc": lambda kernels, rng: vectors.test_gemm_in_bf16_equals_float64(kernels, rng, 32, 256, 96),
     "epilogue.cc": vectors.test_plain_stores_equal_float64,
     "epilogue.cc, gelu": lambda kernels, rng: vectors.test_accumulator_gelu_equals_float64(kernels),  # noqa: ARG005

@@ -210,7 +210,7 @@ def test_token_reads_weights_and_visible_keys():
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
-    weights = len(of.decoder.windows) * shape.weight_bytes + of.decoder.head.bytes
+    weights = len(of.decoder.windows) * shape.weight_bytes() + of.decoder.head.bytes
     least = weights + keys * shape.kv_heads * 2 * shape.d * 2
     # Keys are dealt to 24 tiles in rounds; each tile gets as many bytes as a Q4NX block has. A window that begins or
     # ends within a round reads all of it, so there may be two more rounds. x, norms and the state are read, too.

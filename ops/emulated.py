@@ -92,8 +92,8 @@ def as_read(blocks: q4nx.Bytes) -> q4nx.Bytes:
         return blocks if layout == q4nx.WIDE else q4nx.repack(blocks, columns, q4nx.WIDE)
     codes, scale, minimum = q4nx.unpack(blocks, len(blocks) * q4nx.BLOCK_ROWS, columns)
     # + 0: rows of padding get 0, not -0.
-    scaled = ((scale.astype(np.float32) * factor + 0).astype(q4nx.BFLOAT16) for factor in (16, -128))
-    high = q4nx.pack((codes // 16 + 8).astype(np.uint8), *scaled)
+    wider, least = ((scale.astype(np.float32) * factor + 0).astype(q4nx.BFLOAT16) for factor in (16, -128))
+    high = q4nx.pack((codes // 16 + 8).astype(np.uint8), wider, least)
     low = q4nx.pack((codes % 16).astype(np.uint8), scale, minimum)
     return np.stack([high, low], axis=2).reshape(len(high), -1, q4nx.BLOCK_BYTES)
 

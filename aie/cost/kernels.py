@@ -54,8 +54,8 @@ def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int
 
     Kernels of which nothing was published are taken to pass once over their buffers.
     """
-    if (of_block := kernel.replace(_PLANES, "")) in _BLOCKS:
-        cycles = values[_BLOCKS[of_block]] * (1 + (of_block != kernel))
+    if (of_plane := kernel.replace(_PLANES, "")) in _BLOCKS:
+        cycles = values[_BLOCKS[of_plane]] * (1 + (of_plane != kernel))
     elif kernel in _GEMM:
         known = gemm_parameters(chip.limits.name)
         cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known["call"]

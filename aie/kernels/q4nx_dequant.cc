@@ -3,10 +3,10 @@
 // two of a weight of 8 bits, to one panel of a GEMM's right operand.
 //
 // Dataflow: 64 bytes hold 16 rows x 8 columns; their halves are two sub-tiles of 8 features x 8 k.
-// Planes are added up in f32. Layout: block as in common/q4nx.h -> panels(256, 32): [k/8][feature/8][8 x 8], where a sub-tile
-// is [k][feature] in bf16 and [feature][k] in bfp16, whose 8 values that share an exponent lie
-// along k. Caller: aie/designs/dequant_engine.py, on every tile, with one block in and one panel
-// out for each call.
+// Planes are added up in f32. Layout: block as in common/q4nx.h -> panels(256, 32):
+// [k/8][feature/8][8 x 8], where a sub-tile is [k][feature] in bf16 and [feature][k] in bfp16,
+// whose 8 values that share an exponent lie along k. Caller: aie/designs/dequant_engine.py, on
+// every tile, with one block in and one panel out for each call.
 #include "aie/kernels/common/loops.h"
 #include "aie/kernels/common/modes.h"
 #include "aie/kernels/common/q4nx.h"

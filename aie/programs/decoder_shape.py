@@ -112,7 +112,7 @@ class DecoderShape:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """What a layer may have of its own."""
+        """The properties of each layer that others may not share."""
         return tuple(
             Layer(layer.mixer.window or None, layer.mixer.table, layer.eight_bits) for layer in self.model.layers
         )

@@ -23,9 +23,9 @@ void check_alike(const Node& node, const Decoder& decoder) {
            ", whose cache has its size, got 0");
     const Layer& first = decoder.layers.front();
     const Layer& layer = decoder.layers[i];
-    for (const std::string& reason :
-         {difference(attention, first.attention(), Attention::kOwn),
-          difference(layer.feed_forward, first.feed_forward), difference(layer, first, Layer::kOwn)})
+    for (const std::string& reason : {difference(attention, first.attention(), Attention::kOwn),
+                                      difference(layer.feed_forward, first.feed_forward),
+                                      difference(layer, first, Layer::kOwn)})
       if (!reason.empty()) fail("[", to_string(node), "] layer ", i, ": ", reason);
   }
 }

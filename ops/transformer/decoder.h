@@ -170,10 +170,11 @@ struct Layer {
     visit(
         field("norms_before", &Layer::norms_before,
               "the mixer and the feed-forward read the residual stream normalised, not as it is"));
-    visit(field("eight_bits", &Layer::eight_bits,
-                "bits 0 to 3: whether the weights of QKV, of the output projection, of gate and up, "
-                "and of down have 8 bits",
-                0, 15));
+    visit(
+        field("eight_bits", &Layer::eight_bits,
+              "bits 0 to 3: whether the weights of QKV, of the output projection, of gate and up, "
+              "and of down have 8 bits",
+              0, 15));
   }
 };
 

@@ -23,8 +23,7 @@ Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight
   if (value != nullptr && value->constant != nullptr && value->type == DataType::kUInt8 &&
       value->shape) {
     const std::optional<q4nx::Layout> layout = q4nx::layout_of(*value->shape);
-    const bool taken = eight_bits && layout && layout->code_bits == 8;
-    if (const std::string reason = refused_weight(product, input); !reason.empty() && !taken)
+    if (const std::string reason = refused_weight(product, input); !reason.empty() && !eight_bits)
       fail(to_string(product), ": ", reason);
     if (layout && *value->shape == shape_in(*layout)) {
       weight.blocks = static_cast<const std::byte*>(value->constant);

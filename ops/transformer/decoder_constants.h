@@ -37,8 +37,8 @@ struct Q4NXWeight {
 // projection; the other experts' follow each. Throws Error as below.
 std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool eight_bits);
 
-// Why a GPU does not take the Q4NX weight that is this input; empty unless it has a layout of other
-// than 4 bits.
+// Why neither a GPU nor the array takes the Q4NX weight that is this input; empty unless it has a
+// layout that only the CPU reads.
 std::string refused_weight(const Node& product, std::size_t input);
 
 // Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape

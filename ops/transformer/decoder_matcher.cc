@@ -312,8 +312,8 @@ void Matcher::finish(const Entry& entry) {
   decoder.vocabulary = head->required_integer("M");
   check_product(*head, decoder.vocabulary, decoder.hidden);
   constants.head = read_q4nx_weight(*head, limits_.eight_bits);
-  decoder.head_eight_bits = constants.head.eight_bits();
   constants.final_norms = entry.weights;
+  decoder.head_eight_bits = constants.head.eight_bits();
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
   check_multiple(*first, "hidden size", decoder.hidden, limits_);

@@ -25,8 +25,8 @@ class LayerExperts {
   static std::size_t inputs(const transformer::Decoder& decoder);
 
   // `node`: DecoderLayers. `packed`: all experts as the array reads them, if it does; the host then
-  // reads the same memory, else, or if they have 8 bits, the graph's. Throws Error for constants that do not fit the
-  // decoder.
+  // reads the same memory, else, or if they have 8 bits, the graph's. Throws Error for constants
+  // that do not fit the decoder.
   LayerExperts(const Node& node, const DecoderShape& shape, const cpu::Context& context,
                std::span<const std::byte> packed);
 

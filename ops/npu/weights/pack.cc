@@ -116,9 +116,8 @@ void write_biased(const transformer::Q4NXWeight& weight, const float* bias, std:
   const auto minima =
       static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
   for (std::int64_t i = 0; i < weight.row_blocks(); ++i) {
-    const std::span<std::byte> wide =
-        writer.take(static_cast<std::size_t>(
-            q4nx::kWide.row_bytes(wide_columns(columns, weight.eight_bits()))));
+    const std::span<std::byte> wide = writer.take(static_cast<std::size_t>(
+        q4nx::kWide.row_bytes(wide_columns(columns, weight.eight_bits()))));
     write_row(i, wide.first(given));
     std::ranges::fill(wide.subspan(given), std::byte{0});
     if (bias == nullptr || columns == weight.columns) continue;

@@ -42,6 +42,9 @@ before its inputs are awaited, so that then the controller has only one transfer
 **Equal layers start once.** A core runs as many layers as its run-time parameters say: for neighbouring layers with
 equal parameters, these and the barrier are written once, for the first of them.
 
+**Weights of 8 bits** are two planes of 4 (kernels/common/q4nx.h): a run-time parameter says how many blocks belong to
+256 columns, so one array computes layers of both kinds, and a call may have both.
+
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
 in L2 and up to four blocks a tile in L1: 860 KB in all, 13 us at main memory's rate.
 

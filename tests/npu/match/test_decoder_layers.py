@@ -15,7 +15,15 @@ from flownpu.ops import q4nx
 from flownpu.ops.emulated import as_read
 from flownpu.selftest.reference.layer import padded
 from tests.aie.designs.decode_layer.cases import checkpoint_layer, norm_weights
-from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes, with_position_ids
+from tests.npu.decoders import (
+    GivenNode,
+    in_eight_bits,
+    in_layout,
+    npu,
+    partition,
+    read_nodes,
+    with_position_ids,
+)
 
 MODELS = ("trained", "gemma3_text", "llama", "qwen3")
 BFLOAT16 = ml_dtypes.bfloat16
@@ -200,6 +208,23 @@ def test_weights_of_eight_bits_are_packed_in_planes(weights, models):
             packed.append(blocks.reshape(-1))
     packed.append(as_read(by_name(nodes, "/lm_head").inputs[1][3]).reshape(-1))
     assert node.packed("weights") == np.concatenate(packed).tobytes()
+
+
+def test_layers_may_differ_in_bits_of_weights(models):
+    """Only one layer's down projection has 8 bits, as in GGUF's Q4_K_M; all else is packed as before."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    before = decoder_of(lower(nodes, outputs))
+    place = next(i for i, node in enumerate(nodes) if node.name == "/layers.1.mlp.down_proj")
+    (nodes[place],) = in_eight_bits([nodes[place]])
+    after = decoder_of(lower(nodes, outputs))
+    assert after.attributes["layer.eight_bits"] == [0, 0b1000, 0]
+    assert after.attributes["head_eight_bits"] == 0
+    packed, more = as_read(nodes[place].inputs[1][3]), after.packed("weights")
+    size = packed.nbytes // 2  # of 4 bits
+    head = as_read(by_name(nodes, "/lm_head").inputs[1][3]).nbytes
+    end = (len(before.packed("weights")) - head) * 2 // 3  # of the layers 0 and 1
+    parts = before.packed("weights")[: end - size], packed.tobytes(), before.packed("weights")[end:]
+    assert more == b"".join(parts)
 
 
 @pytest.mark.parametrize("name", MODELS)

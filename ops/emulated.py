@@ -63,8 +63,8 @@ def project(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx
     columns = x.shape[-1]
     parts = np.split(blocks, 2) if gating != "none" else [blocks]
     padded = max(len(parts[0]) * q4nx.BLOCK_ROWS, _LEAST_ROWS)
-    plan = _product(padded, columns, gating)
-    weight = np.concatenate([_wide(part, columns, padded // q4nx.BLOCK_ROWS) for part in parts])
+    plan = _product(padded, columns, gating, q4nx.layout_of(blocks).bits // 4)
+    weight = np.concatenate([_wide(part, padded // q4nx.BLOCK_ROWS) for part in parts])
     emulator = _emulator(plan)
     found = []
     for given in x.reshape(-1, columns):
@@ -74,6 +74,28 @@ def project(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx
         emulator.run(plan.sequence, [weight, row, y])
         found.append(y[:rows].astype(np.float32))
     return np.array(found, np.float32).reshape(*x.shape[:-1], rows)
+
+
+def as_read(blocks: q4nx.Bytes) -> q4nx.Bytes:
+    """Q4NX blocks of a weight, in any layout, as the array reads them.
+
+    The array multiplies codes of 4 bits. A weight of 8 bits is the sum of two of 4, its *planes*: of the code c, the
+    high one has c // 16 + 8, times 16 scales from -128 scales on, and the low one c % 16 (aie/kernels/common/q4nx.h).
+
+    Returns:
+        Wide blocks [R, ceil(K/256), 5120]; of 8 bits [R, 2 ceil(K/256), 5120], the high plane's and the low plane's in
+        turn.
+    """
+    layout = q4nx.layout_of(blocks)
+    columns = blocks.shape[1] * layout.block_columns  # whole groups
+    if layout.bits == 4:
+        return blocks if layout == q4nx.WIDE else q4nx.repack(blocks, columns, q4nx.WIDE)
+    codes, scale, minimum = q4nx.unpack(blocks, len(blocks) * q4nx.BLOCK_ROWS, columns)
+    # + 0: rows of padding get 0, not -0.
+    wider, least = ((scale.astype(np.float32) * factor + 0).astype(q4nx.BFLOAT16) for factor in (16, -128))
+    high = q4nx.pack((codes // 16 + 8).astype(np.uint8), wider, least)
+    low = q4nx.pack((codes % 16).astype(np.uint8), scale, minimum)
+    return np.stack([high, low], axis=2).reshape(len(high), -1, q4nx.BLOCK_BYTES)
 
 
 def attend(
@@ -130,11 +152,12 @@ def _emulator(plan: Plan) -> Emulator:
 
 
 @lru_cache(maxsize=16)
-def _product(rows: int, columns: int, gating: str) -> Plan:
+def _product(rows: int, columns: int, gating: str, planes: int) -> Plan:
     from flownpu.aie.designs.fused_dqp import FusedDQP  # noqa: PLC0415
 
     padded = -(-columns // q4nx.WIDE.block_columns) * q4nx.WIDE.block_columns
-    return _checked(FusedDQP(_TARGET, padded, epilogue=gating).program(rows, columns), "fused_dqp")
+    program = FusedDQP(_TARGET, padded, epilogue=gating).program(rows, columns, planes=planes)
+    return _checked(program, "fused_dqp")
 
 
 @lru_cache(maxsize=16)
@@ -160,8 +183,8 @@ def _checked(program: Program, name: str) -> Plan:
     return require_valid(program.resolve_program(name))
 
 
-def _wide(blocks: q4nx.Bytes, columns: int, row_blocks: int) -> q4nx.Bytes:
+def _wide(blocks: q4nx.Bytes, row_blocks: int) -> q4nx.Bytes:
     """The blocks in the array's layout, padded with rows of zeros to `row_blocks` rows of blocks."""
-    wide = blocks if q4nx.layout_of(blocks) == q4nx.WIDE else q4nx.repack(blocks, columns, q4nx.WIDE)
+    wide = as_read(blocks)
     more = row_blocks - len(wide)
     return wide if more <= 0 else np.concatenate([wide, np.zeros((more, *wide.shape[1:]), np.uint8)])

@@ -17,6 +17,7 @@ from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.cost import Prices, prompt_runs
+from flownpu.convert.weight_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.prices import Prediction
@@ -131,6 +132,22 @@ def _text(value: float | None) -> str:
 def _bold(value: float, reached: bool) -> str:
     text = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
     return f"**{text}**" if reached else text
+
+
+# Two models of which the ML Drift paper has q8 and 8/4/4 on GPUs, and two of Gemma 3.
+_OF_BITS = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b")
+
+
+def bits() -> str:
+    """The table of weights of 4 and 8 bits: a token's bytes and rate, and seconds to the first token, of 1k tokens."""
+    lines, tokens = [], 1024
+    for model in _OF_BITS:
+        for number, text in enumerate(("q4", "8/4/4", "q8")):
+            prediction = Prediction(known(model, bits=parse_weight_bits(text)), 2 * tokens, _DEVICE, VALUES)
+            cost = prediction.token(tokens)
+            numbers = cost.read_bytes / 1e9, 1 / cost.total, prediction.prompt(tokens).total
+            lines.append(["" if number else model, text, *(f"{value:.3g}" for value in numbers)])
+    return _table(["model", "weights", "GB a token", "tokens/s", "first token, s"], lines)
 
 
 _CHANGED: dict[str, dict[str, float]] = {
@@ -258,6 +275,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "validation": validation,
     "decoding": decoding,
     "prompts": prompts,
+    "bits": bits,
     "sensitivity": sensitivity,
     "cores": cores,
     "tiles": tiles,

@@ -33,6 +33,7 @@ _BLOCKS = {
     "q4nx_dequant_bf16": "dequant_block",
     "q4nx_dequant_bfp16": "dequant_block",
 }  # cycles for each block of weights
+_PLANES = "_planes"  # in the name of a kernel that takes two of them at once
 _GEMM = {"gemm_bf16": "bf16", "gemm_bfp16": "bfp16"}
 _SIDE = 8  # side of the sub-tiles that FlowQKV's kernels multiply
 _LATENCY = 6  # cycles until an accumulator is used again (mlir-aie)
@@ -53,8 +54,8 @@ def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int
 
     Kernels of which nothing was published are taken to pass once over their buffers.
     """
-    if kernel in _BLOCKS:
-        cycles = values[_BLOCKS[kernel]]
+    if (of_plane := kernel.replace(_PLANES, "")) in _BLOCKS:
+        cycles = values[_BLOCKS[of_plane]] * (1 + (of_plane != kernel))
     elif kernel in _GEMM:
         known = gemm_parameters(chip.limits.name)
         cycles = call_cycles(known, precision_of(known.target, _GEMM[kernel]), KernelSize(*integers)) + known["call"]

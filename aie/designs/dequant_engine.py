@@ -21,6 +21,9 @@ A *group* is what a column converts at a time, four blocks; groups are dealt to 
   the decode layer reads, in which the two projections' rows of blocks take turns (`decode_layer.shape.interleave`), are
   read in that order: one copy of the weights serves decoding and prefilling.
 
+A block of 8 bits is two planes of 4 (kernels/common/q4nx.h), which a core takes as one object and adds up: an array
+of its own.
+
 A core has no run-time parameters: it converts blocks as long as they come.
 """
 
@@ -62,10 +65,12 @@ class DequantEngine:
     Attributes:
         target: npu1 or npu2.
         weights: what comes out: bf16 or, on npu2, bfp16 (8 values of K share an exponent, 9 bytes).
+        planes: 1, or 2 for weights of 8 bits.
     """
 
     target: str
     weights: str = "bf16"
+    planes: int = 1
 
     def __post_init__(self) -> None:
         limits_of(self.target)
@@ -78,6 +83,16 @@ class DequantEngine:
     def columns(self) -> int:
         """Columns of the array."""
         return limits_of(self.target).columns
+
+    @property
+    def name(self) -> str:
+        """The array's name."""
+        return f"dequant_engine-{self.weights}{'-planes' * (self.planes - 1)}"
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of all planes of a block."""
+        return self.planes * BLOCK_BYTES
 
     @property
     def tile_size(self) -> int:
@@ -125,7 +140,7 @@ class DequantEngine:
         size = tensor(total * self.tile_size, BF16 if self.weights == "bf16" else U8)
         fills = [[w.prod(tile=Tile(column, 0)) for w in streams] for column, streams in enumerate(inputs)]
         drains = [b.cons(tile=Tile(column, 0)) for column, b in enumerate(outputs)]
-        runtime = Runtime(sequence, [tensor(total * BLOCK_BYTES, U8), size, fills, drains])
+        runtime = Runtime(sequence, [tensor(total * self.block_bytes, U8), size, fills, drains])
         return Program(device(self.target), runtime, workers)
 
     # --- What is moved: for each stream in, and the one out, the taps of a column -------------------------------------
@@ -135,7 +150,7 @@ class DequantEngine:
         starts = [min(TILES * g, total - TILES) for g in range(column, ceil_div(total, TILES), self.columns)]
         step, lists = TILES * self.columns, list[list[TensorAccessPattern]]()
         for first, count, unit, item in (
-            *((stream * _SHARE, _SHARE, BLOCK_BYTES, 1) for stream in range(_STREAMS)),
+            *((stream * _SHARE, _SHARE, self.block_bytes, 1) for stream in range(_STREAMS)),
             (0, TILES, self.tile_size, self._item_bytes),
         ):
             cuts, piece = pieces(count * unit, item)
@@ -160,7 +175,7 @@ class DequantEngine:
                 for stream in range(_STREAMS):
                     first = (top * apart[0] + stream * apart[1]) * blocks + start
                     line = apart[0] * blocks
-                    lists[stream].append(_blocks(2 * rows * blocks, first, count, _SHARE, line, BLOCK_BYTES, 1))
+                    lists[stream].append(_blocks(2 * rows * blocks, first, count, _SHARE, line, self.block_bytes, 1))
                 first = _STREAMS * top * blocks + start
                 lists[-1].append(
                     _blocks(2 * rows * blocks, first, count, TILES, blocks, self.tile_size, self._item_bytes)
@@ -175,17 +190,18 @@ class DequantEngine:
 
     def _array(self) -> tuple[list[list[ObjectFifo]], list[ObjectFifo], list[Worker]]:
         """The streams in and the stream out of each column, and the workers."""
-        block = tensor(BLOCK_BYTES, U8)
+        block = tensor(self.block_bytes, U8)
         dtype = BF16 if self.weights == "bf16" else U8
         kind, size = tensor(self.tile_size, dtype), self.tile_size
-        dequantize = kernel("q4nx_dequant", f"q4nx_dequant_{self.weights}", block, kind)
+        dequantize = kernel("q4nx_dequant", f"q4nx_dequant_{'planes_' * (self.planes - 1)}{self.weights}", block, kind)
         inputs, outputs, workers = [], [], []
         for column in range(self.columns):
             memory = Tile(column, 1)
             streams = [
-                ObjectFifo(tensor(_SHARE * BLOCK_BYTES, U8), name=f"w_{column}_{stream}") for stream in range(_STREAMS)
+                ObjectFifo(tensor(_SHARE * self.block_bytes, U8), name=f"w_{column}_{stream}")
+                for stream in range(_STREAMS)
             ]
-            offsets = [place * BLOCK_BYTES for place in range(_SHARE)]
+            offsets = [place * self.block_bytes for place in range(_SHARE)]
             blocks = [
                 part for stream in streams for part in stream.cons().split(offsets, memory, obj_types=[block] * _SHARE)
             ]

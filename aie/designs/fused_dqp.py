@@ -24,7 +24,9 @@ read that is not there; up to three rows may be computed twice, with equal resul
 With gating W holds the gate's rows of blocks, then the up projection's; interleaved, the two take turns. A tile
 multiplies one row of blocks of each, then stores act(gate) * up.
 
-Run-time parameters of a tile: word 0, its row groups; word 1, blocks in a row (K / 256, rounded up).
+A weight of 8 bits is two planes of 4 bits (kernels/common/q4nx.h), so a row has twice as many blocks.
+
+Run-time parameters of a tile: word 0, its row groups; word 1, K / 256, rounded up; word 2, planes.
 """
 
 from __future__ import annotations
@@ -112,11 +114,12 @@ class FusedDQP:
             )
         return [min(TILES * g, rows - TILES) for g in range(column, ceil_div(rows, TILES), self.columns)]
 
-    def program(self, m: int, k: int, *, interleaved: bool = False) -> Program:
+    def program(self, m: int, k: int, *, interleaved: bool = False, planes: int = 1) -> Program:
         """Host buffers w: Q4NX blocks of M (gating: 2 M) x K, u8; x [k_max], y [m], bf16.
 
         Beyond K, x must be 0 up to a multiple of 32 and finite from there.
-        `interleaved`: in w, rows of blocks of the gate and of the up projection take turns.
+        `interleaved`: in w, rows of blocks of the gate and of the up projection take turns. `planes`: 1, or 2 of a
+        weight of 8 bits.
 
         Raises:
             ValueError: K is larger than k_max, M as in `row_groups`, or interleaved is not gated.
@@ -126,7 +129,8 @@ class FusedDQP:
         if not 0 < k <= self.k_max:
             raise ValueError(f"[fused_dqp] expected K of 1..{self.k_max} (k_max), got {k}")
         groups = [self.row_groups(m, column) for column in range(self.columns)]
-        blocks = ceil_div(k, BLOCK_COLUMNS)
+        columns = ceil_div(k, BLOCK_COLUMNS)
+        blocks = planes * columns
         halves = 2 if _EPILOGUES[self.epilogue][1] == 2 else 1
         names = [f"tile_{column}_{row}" for column in range(self.columns) for row in range(TILES)]
         parameters = RunTimeParameters(names)
@@ -147,7 +151,7 @@ class FusedDQP:
             next(weight_turns)
             loaded.await_()
             for number in range(self.tiles):
-                parameters.write(number, [len(groups[number // TILES]), blocks])
+                parameters.write(number, [len(groups[number // TILES]), columns, planes])
             parameters.start()
             drains = [
                 y_ends[column].drain(y, tap=tap, wait=True, managed=False)
@@ -192,7 +196,7 @@ class FusedDQP:
         kernels = [
             kernel("fused_dqp", "fused_dqp_group_sums", tensor(self.k_max), sums, I32),
             kernel("epilogue", "zero_f32", accumulator, I32),
-            kernel("fused_dqp", "fused_dqp", block, tensor(self.k_max), sums, accumulator, I32),
+            kernel("fused_dqp", "fused_dqp", block, tensor(self.k_max), sums, accumulator, I32, I32),
             kernel("epilogue", store, *[accumulator] * accumulators, y_part, I32),
         ]
         workers = []
@@ -273,14 +277,14 @@ def _tile(
     """A compute tile's program."""
     barrier.wait_for_value(1)
     barrier.release_with_value(1)
-    groups, blocks = rtp[0], rtp[1]
+    groups, columns, planes = rtp[0], rtp[1], rtp[2]
     row = x.acquire(1)
-    group_sums(row, sums, blocks * BLOCK_COLUMNS)
+    group_sums(row, sums, columns * BLOCK_COLUMNS)
     for _ in range_(groups):
         for accumulator in accumulators:
             zero(accumulator, BLOCK_ROWS)
-            for j in range_(blocks):
-                dqp(w.acquire(1), row, sums, accumulator, j)
+            for j in range_(columns * planes):
+                dqp(w.acquire(1), row, sums, accumulator, j, planes)
                 w.release(1)
         store(*accumulators, y.acquire(1), BLOCK_ROWS)
         y.release(1)

@@ -125,14 +125,14 @@ class OneTile:
 # --- The kernels ------------------------------------------------------------------------------------------------------
 
 
-def _dequant(weights: str) -> Operands:
-    """A block to its tile of B."""
-    block = Part("w", BLOCK_BYTES, U8)
+def _dequant(weights: str, planes: int = 1) -> Operands:
+    """A block, or the planes of one of 8 bits, to its tile of B."""
+    block = Part("w", planes * BLOCK_BYTES, U8)
     tile = Part("b", _BLOCK_SIZE) if weights == "bf16" else Part("b", _BLOCK_SIZE // 8 * 9, U8)
 
     def entries() -> list[Kernel]:
         kinds = tensor(block.size, block.dtype), tensor(tile.size, tile.dtype)
-        return [kernel("q4nx_dequant", f"q4nx_dequant_{weights}", *kinds)]
+        return [kernel("q4nx_dequant", f"q4nx_dequant_{'planes_' * (planes - 1)}{weights}", *kinds)]
 
     return Operands((block,), tile, entries, lambda dequantize, w, b: dequantize(w, b))
 
@@ -147,7 +147,7 @@ def _fused_dqp() -> Operands:
         return [
             kernel("fused_dqp", "fused_dqp_group_sums", x, of_x, I32),
             kernel("epilogue", "zero_f32", f32, I32),
-            kernel("fused_dqp", "fused_dqp", block, x, of_x, f32, I32),
+            kernel("fused_dqp", "fused_dqp", block, x, of_x, f32, I32, I32),
             kernel("epilogue", "store_bf16", f32, y, I32),
         ]
 
@@ -160,7 +160,7 @@ def _fused_dqp() -> Operands:
         _add_up: Any, zero: Any, multiply: Any, _store: Any, w: Any, x: Any, _y: Any, sums: Any, total: Any
     ) -> None:
         zero(total, BLOCK_ROWS)
-        multiply(w, x, sums, total, 0)
+        multiply(w, x, sums, total, 0, 1)
 
     def after(_a: Any, _z: Any, _m: Any, store: Any, _w: Any, _x: Any, y: Any, _sums: Any, total: Any) -> None:
         store(total, y, BLOCK_ROWS)
@@ -223,6 +223,8 @@ def _gated(activation: str) -> Operands:
 KERNELS: Mapping[str, Operands] = {
     "q4nx_dequant_bf16": _dequant("bf16"),
     "q4nx_dequant_bfp16": _dequant("bfp16"),
+    "q4nx_dequant_planes_bf16": _dequant("bf16", 2),
+    "q4nx_dequant_planes_bfp16": _dequant("bfp16", 2),
     "fused_dqp": _fused_dqp(),
     "gemm_bf16": _gemm("bf16"),
     "gemm_bfp16": _gemm("bfp16"),

@@ -7,6 +7,7 @@
 namespace {
 constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(q4nx_dequant_bf16),
+    FLOWNPU_KERNEL(q4nx_dequant_planes_bf16),
     FLOWNPU_KERNEL(gemm_bf16),
     FLOWNPU_KERNEL(zero_f32),
     FLOWNPU_KERNEL(add_f32),
@@ -53,6 +54,7 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(patch_pooling_norm),
 #if __AIE_ARCH__ >= 21
     FLOWNPU_KERNEL(q4nx_dequant_bfp16),
+    FLOWNPU_KERNEL(q4nx_dequant_planes_bfp16),
     FLOWNPU_KERNEL(gemm_bfp16),
 #endif
 };

@@ -8,8 +8,9 @@
 // so scales are applied once a group, and the sums of x, shared by all rows, are made once for each
 // vector x. Layout: block as in common/q4nx.h; x [K]: zeros from the weight's last column to the
 // next multiple of 32, any finite numbers beyond (scales and minima are 0 there); sums [K/32][high,
-// low]; y f32 [32 rows]. Callers in aie/designs/: fused_dqp.py calls fused_dqp_group_sums once,
-// then for each row of blocks zero_f32, fused_dqp for every block j along K, and store_*;
+// low]; y f32 [32 rows]. A weight of 8 bits is two planes of 4 (common/q4nx.h), so block j is for
+// columns 256 (j / planes). Callers in aie/designs/: fused_dqp.py calls fused_dqp_group_sums once,
+// then for each row of blocks zero_f32, fused_dqp for every block j, and store_*;
 // decode_layer/array.py calls fused_dqp_take for each part of 256 of x instead of
 // fused_dqp_group_sums.
 #include "aie/kernels/common/float_math.h"
@@ -76,10 +77,12 @@ void fused_dqp_take(const bfloat16* __restrict part, bfloat16* __restrict x,
 }
 
 void fused_dqp(const std::uint8_t* __restrict block, const bfloat16* __restrict x,
-               const bfloat16* __restrict sums, float* __restrict y, std::int32_t j) {
+               const bfloat16* __restrict sums, float* __restrict y, std::int32_t j,
+               std::int32_t planes) {
   namespace q = flownpu::q4nx;
   event0();
   flownpu::set_conversion_modes();
+  j >>= planes - 1;
   x += j * q::kColumns;
   const auto group_sums = aie::load_v<2 * q::kGroups>(sums + j * 2 * q::kGroups);
   for (unsigned strip = 0; strip < q::kStrips; ++strip) {

@@ -10,6 +10,7 @@
 extern "C" {
 
 void q4nx_dequant_bf16(const std::uint8_t* block, bfloat16* tile);
+void q4nx_dequant_planes_bf16(const std::uint8_t* blocks, bfloat16* tile);
 
 void gemm_bf16(const bfloat16* a, const bfloat16* b, float* c, std::int32_t m, std::int32_t k,
                std::int32_t n);
@@ -24,7 +25,7 @@ void store_silu_mul(const float* gate, const float* up, bfloat16* y, std::int32_
 void fused_dqp_group_sums(const bfloat16* x, bfloat16* sums, std::int32_t k);
 void fused_dqp_take(const bfloat16* part, bfloat16* x, bfloat16* sums, std::int32_t j);
 void fused_dqp(const std::uint8_t* block, const bfloat16* x, const bfloat16* sums, float* y,
-               std::int32_t j);
+               std::int32_t j, std::int32_t planes);
 
 void flow_qkv_start(const std::int32_t* rtp, float* state, float* y, std::int32_t rows,
                     std::int32_t d);
@@ -102,6 +103,7 @@ void patch_pooling_norm(const float* sum, const bfloat16* weight, bfloat16* y, s
 
 #if __AIE_ARCH__ >= 21
 void q4nx_dequant_bfp16(const std::uint8_t* block, bfp16ebs8* tile);
+void q4nx_dequant_planes_bfp16(const std::uint8_t* blocks, bfp16ebs8* tile);
 void gemm_bfp16(const bfloat16* a, const bfp16ebs8* b, float* c, std::int32_t m, std::int32_t k,
                 std::int32_t n);
 #endif

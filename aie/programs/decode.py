@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from flownpu.aie.cost.chips import CHIPS
-from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
+from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer
 from flownpu.aie.programs.call import ArtifactCall, moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.cost import Prices
@@ -102,10 +102,10 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
     shape, buffers, layers = decoder.shape, DecoderBuffers(decoder, context), len(decoder.windows)
-    with_head = design.takes_head(decoder.head.rows)
+    with_head = design.takes_head(decoder.head, decoder.layers[-1].eight_bits)
     most, calls = layers, list[ArtifactCall]()
     while not calls:
-        counts = design.calls(layers, decoder.head.rows * with_head, most)
+        counts = design.calls(decoder.layers, decoder.head if with_head else None, most)
         firsts = [0, *accumulate(counts)]
         calls = [
             _call(decoder, design, context, first, end, decoder.head.rows * (with_head and end == layers))
@@ -153,9 +153,8 @@ def _call(
 def _layers(
     decoder: DecoderShape, design: DecodeLayer, context: int, first: int, end: int, vocabulary: int, position: int
 ) -> DesignProgram:
-    mixers = [layer.mixer for layer in decoder.model.layers[first:end]]
-    layers = [Layer(mixer.window or None, mixer.table) for mixer in mixers]
     return design.program(
-        position, context, layers=layers, vocabulary=vocabulary, epsilon=decoder.model.epsilon,
-        scale=decoder.attention.scale, tables=decoder.model.tables,
+        position, context, layers=decoder.layers[first:end], vocabulary=vocabulary,
+        head_eight_bits=decoder.head.eight_bits, epsilon=decoder.model.epsilon, scale=decoder.attention.scale,
+        tables=decoder.model.tables,
     )  # fmt: skip

@@ -21,15 +21,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.designs.decode_layer.design import Layer
 from flownpu.aie.programs.call import ArtifactCall, fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep, Choices
 from flownpu.aie.programs.decode_operators import TokenSteps
-from flownpu.aie.programs.decoder_shape import DecoderBuffers
+from flownpu.aie.programs.decoder_shape import DecoderBuffers, bits_name
 from flownpu.aie.programs.host import NormOfRows
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, Program, ProgramWriter, Role, View
 
 if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer.call import Layer
     from flownpu.aie.designs.decode_layer.design import DecodeLayer
     from flownpu.aie.iron.compat import Program as DesignProgram
     from flownpu.aie.programs.call import HostCall
@@ -58,8 +58,7 @@ class _Token:
         self._array = decoder.array_of_layers(design.way)
         constants = self._buffers.constants()
         if on_array:
-            size = len(decoder.windows) * self._buffers.expert_bytes
-            constants.append(Buffer("experts", Role.CONSTANT, size))
+            constants.append(Buffer("experts", Role.CONSTANT, decoder.experts_before(len(decoder.layers))))
         self._writer = ProgramWriter(constants)
         self._calls: dict[str, ArtifactCall] = {}
 
@@ -72,7 +71,7 @@ class _Token:
             self._attend(layer)
             self._normalise(layer)
             (self._route if self._on_array else self._compute)(layer)
-        if self._design.takes_head(decoder.head.rows):
+        if self._design.takes_head(decoder.head):
             head = fixed_call("decode_layer", self._array, "head", self._head, self._context)
             constants = self._buffers.weights(layers), self._buffers.norm(layers)
             writer.step(head, "the LM head", *constants, "state", "logits")
@@ -87,12 +86,12 @@ class _Token:
         )  # fmt: skip
 
     def _attend(self, layer: int) -> None:
-        mixer = self._decoder.model.layers[layer].mixer
+        own, window = self._decoder.layers[layer], self._decoder.windows[layer]
         call = self._once(
-            f"window{mixer.window}-table{mixer.table}",
+            f"window{window}-table{own.table}{bits_name(own.eight_bits)}",
             lambda name: moving_call(
-                "decode_layer", self._array, name, partial(self._layer, Layer(mixer.window or None, mixer.table)),
-                "npu2", self._context, self._design.attention.keys, [CallSweep(0, 1, 1, mixer.window)],
+                "decode_layer", self._array, name, partial(self._layer, own), "npu2", self._context,
+                self._design.attention.keys, [CallSweep(0, 1, 1, window)],
             ),
         )  # fmt: skip
         buffers = self._buffers
@@ -117,15 +116,16 @@ class _Token:
     def _route(self, layer: int) -> None:
         """The array's experts."""
         host, shape = self._buffers.host_experts(layer), self._decoder.shape
+        eight_bits = self._decoder.layers[layer].eight_bits
         self._host(host.route(), layer, "normal", "chosen", "shares")
         choices = Choices.of(host.feed_forward.experts, shape.experts)
         call = self._once(
-            "experts",
+            f"experts{bits_name(eight_bits)}",
             lambda name: ArtifactCall(
-                "decode_layer", self._array, name, choices, partial(self._experts, choices), moves=True
+                "decode_layer", self._array, name, choices, partial(self._experts, choices, eight_bits), moves=True
             ),
         )
-        weights = View("experts", layer * self._buffers.expert_bytes)
+        weights = View("experts", self._decoder.experts_before(layer))
         views = weights, self._buffers.norm(layer, 1), "state"
         self._writer.step(call, f"layer {layer}, experts", *views, choices="chosen")
         self._host(host.add(shape.line), layer, self._region("answers"), "shares", "residual", "state")
@@ -152,10 +152,11 @@ class _Token:
         )  # fmt: skip
 
     def _head(self) -> DesignProgram:
-        model = self._decoder.model
+        head, epsilon = self._decoder.head, self._decoder.model.epsilon
         return self._design.program(
-            0, self._context, layers=(), vocabulary=self._decoder.head.rows, epsilon=model.epsilon
+            0, self._context, layers=(), vocabulary=head.rows, head_eight_bits=head.eight_bits, epsilon=epsilon
         )
 
-    def _experts(self, choices: Choices, sample: int) -> DesignProgram:
-        return self._design.of_experts(choices.chosen(sample), choices.experts, epsilon=self._decoder.model.epsilon)
+    def _experts(self, choices: Choices, eight_bits: int, sample: int) -> DesignProgram:
+        epsilon = self._decoder.model.epsilon
+        return self._design.of_experts(choices.chosen(sample), choices.experts, epsilon=epsilon, eight_bits=eight_bits)

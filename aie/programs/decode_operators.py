@@ -23,7 +23,7 @@ from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from flownpu.aie.programs.call import fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep
-from flownpu.aie.programs.decoder_shape import DecoderBuffers
+from flownpu.aie.programs.decoder_shape import DecoderBuffers, bits_name
 from flownpu.aie.programs.program import Program, ProgramWriter
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TokenSteps:
             self._norm("hidden", layer, self._shape.entry_norms - 1)
         else:
             self._add(layer, 0, "update", "residual", "hidden")
-        qkv, output, gate_up, down = self._shape.projections
+        qkv, output, gate_up, down = self._shape.of_bits(self._decoder.layers[layer].eight_bits)
         self._project(qkv, self._buffers.weights(layer, 0), "x", "qkv")
         self._attend(layer)
         self._project(output, self._buffers.weights(layer, 1), "context", "attended")
@@ -124,9 +124,13 @@ class TokenSteps:
         longest = max(part.columns for part in ([projection] if gated else others))
         epilogue = self._shape.activation if gated else "none"
         design = FusedDQP(self._target, _whole_blocks(longest), 32 if self._target == "npu2" else 16, epilogue)
-        make = partial(design.program, m, k, interleaved=gated)
+        make = partial(design.program, m, k, interleaved=gated, planes=projection.planes)
+        array, name = (
+            f"fused_dqp-{design.k_max}-{design.tiles}-{epilogue}",
+            f"m{m}-k{k}{bits_name(projection.eight_bits)}",
+        )
         self._step(
-            self._fixed("fused_dqp", f"fused_dqp-{design.k_max}-{design.tiles}-{epilogue}", f"m{m}-k{k}", make),
+            self._fixed("fused_dqp", array, name, make),
             weight, source, product,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, ceil_div
+from flownpu.aie.designs.decode_layer.call import Layer
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.host import Experts
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
@@ -38,6 +39,11 @@ _ANY = {
     "attention.window_sized_cache",
     "attention.bidirectional_blocks",
 }
+
+
+def bits_name(eight_bits: int) -> str:
+    """The part of calls' names that says which weights have 8 bits, as in `LayerShape.of_bits`, if any."""
+    return f"-8bits{int(eight_bits)}" if eight_bits else ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,24 @@ class DecoderShape:
     @property
     def head(self) -> Projection:
         """The LM head, with rows of zeros that fill its last blocks."""
-        return Projection(ceil_div(self.model.vocabulary, BLOCK_ROWS) * BLOCK_ROWS, self.model.hidden)
+        rows = ceil_div(self.model.vocabulary, BLOCK_ROWS) * BLOCK_ROWS
+        return Projection(rows, self.model.hidden, eight_bits=self.model.head_eight_bits)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The properties of each layer that others may not share."""
+        return tuple(
+            Layer(layer.mixer.window or None, layer.mixer.table, layer.eight_bits) for layer in self.model.layers
+        )
+
+    def weights_before(self, layer: int) -> int:
+        """Bytes of the weights of the layers before one, without experts."""
+        return sum(self.shape.weight_bytes(before.eight_bits) for before in self.layers[:layer])
+
+    def experts_before(self, layer: int) -> int:
+        """Bytes of the experts of the layers before one."""
+        experts = self.model.layers[0].feed_forward.experts
+        return experts * sum(self.shape.expert_bytes(before.eight_bits) for before in self.layers[:layer])
 
     @property
     def attributes(self) -> dict[str, tuple[int, ...]]:
@@ -137,16 +160,11 @@ class DecoderBuffers:
         decoder, shape, layers = self.decoder, self.decoder.shape, len(self.decoder.windows)
         vectors = layers * shape.vector_size + shape.entry_norms * shape.line
         return [
-            Buffer("weights", Role.CONSTANT, layers * shape.weight_bytes + decoder.head.bytes),
+            Buffer("weights", Role.CONSTANT, decoder.weights_before(layers) + decoder.head.bytes),
             Buffer("vectors", Role.CONSTANT, vectors * BF16_BYTES),
             Buffer("rotary", Role.CONSTANT, decoder.model.tables * self.context * shape.d * BF16_BYTES),
             Buffer("cache", Role.CACHE, layers * self.layout.layer),
         ]
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of a layer's experts."""
-        return self.decoder.model.layers[0].feed_forward.experts * self.decoder.shape.expert_bytes
 
     def host_experts(self, layer: int) -> Experts:
         """The host's steps in a layer with experts."""
@@ -160,7 +178,7 @@ class DecoderBuffers:
         A GEMM reads no farther, so that the elements behind the 1 stay zeros.
         """
         output = self.decoder.shape.projections[1]
-        return output.blocks * BLOCK_COLUMNS if self.decoder.shape.output_bias else output.columns
+        return output.column_blocks * BLOCK_COLUMNS if self.decoder.shape.output_bias else output.columns
 
     def fill_ones(self, writer: ProgramWriter) -> None:
         """Have x and context, where their projections have a bias, filled with a 1 in its column of each line.
@@ -183,9 +201,11 @@ class DecoderBuffers:
 
     def weights(self, layer: int, projection: int = 0) -> View:
         """The weights of a layer, from one of its projections on."""
-        shape = self.decoder.shape
-        before = sum(part.bytes for part in shape.projections[:projection])
-        return View("weights", layer * shape.weight_bytes + before)
+        decoder, offset = self.decoder, self.decoder.weights_before(layer)
+        if projection:
+            parts = decoder.shape.of_bits(decoder.layers[layer].eight_bits)
+            offset += sum(part.bytes for part in parts[:projection])
+        return View("weights", offset)
 
     def norm(self, layer: int, number: int = 0) -> View:
         """The weight of a layer's norm of this number."""

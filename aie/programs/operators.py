@@ -13,7 +13,8 @@ before attention.
 
 **Buffers**, bf16 unless said otherwise; rows and tokens as padded by the design
 
-    weights    u8   Q4NX, wide blocks of [columns, inner], with rows of blocks of zeros up to at least 256 columns
+    weights    u8   Q4NX, wide blocks of [columns, inner], with rows of blocks of zeros up to at least 256 columns; of
+                    8 bits, two planes of each (kernels/common/q4nx.h)
                bf16 (dense_matmul) panels of [inner, columns] (kernels/README.md), both sizes padded with zeros
     given-I    [rows][inner, padded to 256]
     panels-B   B bytes: dequantised weights
@@ -40,6 +41,7 @@ from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep
+from flownpu.aie.programs.decoder_shape import bits_name
 from flownpu.aie.programs.program import (
     BF16_BYTES,
     Buffer,
@@ -103,23 +105,25 @@ def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context:
     part = DenseProjection(sizes["inner"], sizes["columns"], has_bias=False)
     k, n, line = part.inner, part.padded_columns, part.padded_rows
     quantised = kind != "dense_matmul"
-    blocks = n // BLOCK_ROWS * (line // BLOCK_COLUMNS)
+    planes = 1 + sizes.get("eight_bits", 0)
+    blocks = planes * n // BLOCK_ROWS * (line // BLOCK_COLUMNS)
     writer = ProgramWriter([Buffer("weights", Role.CONSTANT, blocks * BLOCK_BYTES if quantised else part.bytes)])
     where = f"{k} x {n}"
     x, y, panels = f"given-{line}", f"made-{n}", "weights"
     if rows == 1 and quantised:
         dqp = FusedDQP(target, line, 32 if target == "npu2" else 16)
-        array, name = f"fused_dqp-{dqp.tiles}-k{line}-none", f"m{n}-k{k}"
-        writer.step(fixed_call("fused_dqp", array, name, partial(dqp.program, n, k)), where, "weights", x, y)
+        array, name = f"fused_dqp-{dqp.tiles}-k{line}-none", f"m{n}-k{k}{bits_name(planes - 1)}"
+        make = partial(dqp.program, n, k, planes=planes)
+        writer.step(fixed_call("fused_dqp", array, name, make), where, "weights", x, y)
     else:
         if quantised:
             if part.bytes > _MOST_PANELS:
                 most, got = _MOST_PANELS >> 20, part.bytes >> 20
                 raise ValueError(f"[operators] expected dequantised weights of {most} MB or less, got {got} MB")
             panels, name = f"panels-{part.bytes}", f"m{n}-k{k}"
-            dequantise = partial(DequantEngine(target).program, n, k)
-            engine = fixed_call("dequant_engine", "dequant_engine-bf16", name, dequantise)
-            writer.step(engine, where, "weights", panels)
+            engine = DequantEngine(target, planes=planes)
+            dequantise = fixed_call("dequant_engine", engine.name, name, partial(engine.program, n, k))
+            writer.step(dequantise, where, "weights", panels)
         gemm, padded = _gemm(target, n, rows)
         array, name = f"gemm-bf16-none-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}", f"m{padded}-k{k}-n{n}"
         writer.step(fixed_call("gemm", array, name, partial(gemm.program, padded, k, n)), where, x, panels, y)

@@ -7,8 +7,8 @@
             -> gemm (gate, up), gemm (down) -> residual and norm of the next layer (host)
 
 Each design is an array of its own, and a change of array costs more than any of the host's steps: each layer has two,
-to attention and back, and each group of up to four layers that are dequantised together has two more. One array
-computes all products (designs/gemm.py).
+to attention and back, and each group of up to four layers that are dequantised together has two more, three if some of
+its weights have 8 bits and some 4. One array computes all products (designs/gemm.py).
 
 **Buffers of a chunk**, bf16 but for the residual stream; for all layers the same:
 
@@ -63,6 +63,7 @@ from flownpu.aie.programs.host import NormOfRows, norm_rope
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer.shape import Projection
     from flownpu.aie.programs.call import HostCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
@@ -125,9 +126,8 @@ class _Chunk:
         self.x_line = shape.line if shape.qkv_bias else shape.hidden
         self.lines = {"x": self.x_line, "context": self.buffers.context_line}
         self.buffers.fill_ones(self.writer)
-        self.engines = [self._engine(number) for number in range(len(shape.own_projections))]
-        # """The beginning of each projection's weights in a layer's part of `panels`, and the end of that part.
-        sizes = [engine.buffers[1].type.bytes for engine in self.engines]
+        # The beginning of each projection's weights in a layer's part of `panels`, and the end of that part.
+        sizes = [self._engine(part).buffers[1].type.bytes for part in shape.own_projections()]
         self.panels = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
         self.group = max(1, min(_MOST_LAYERS, _MOST_BYTES // self.panels[-1]))
 
@@ -194,20 +194,26 @@ class _Chunk:
 
     # --- Projections --------------------------------------------------------------------------------------------------
 
-    def _engine(self, number: int) -> ArtifactCall:
+    def _engine(self, projection: Projection) -> ArtifactCall:
         """The call that dequantises a projection."""
-        projection = self.shape.projections[number]
+        engine = DequantEngine(self.target, self.weights, projection.planes)
         n, k, gated = projection.rows, projection.columns, projection.gated
-        make: Any = partial(DequantEngine(self.target, self.weights).program, n, k, gated=gated, interleaved=gated)
-        name = f"m{n}-k{k}{'-gated' * gated}"
-        return self._once(fixed_call("dequant_engine", f"dequant_engine-{self.weights}", name, make, self.context))
+        make: Any = partial(engine.program, n, k, gated=gated, interleaved=gated)
+        return self._once(fixed_call("dequant_engine", engine.name, f"m{n}-k{k}{'-gated' * gated}", make, self.context))
 
     def _dequantise(self, last: int) -> None:
-        """Dequantise the weights of this layer's group; of a last layer without logits, only those of QKV."""
-        for layer in range(self.layer, min(self.layer + self.group, last + 1)):
-            for number, engine in enumerate(self.engines if layer < last or self.all_logits else self.engines[:1]):
-                views = self.buffers.weights(layer, number), self._panels(layer, number)
-                self.writer.step(engine, f"layer {layer}", *views)
+        """Dequantise the weights of this layer's group; of a last layer without logits, only those of QKV.
+
+        Those of 8 bits, which have an array of their own, come after the others.
+        """
+        layers = range(self.layer, min(self.layer + self.group, last + 1))
+        for eight_bits in (False, True):
+            for layer in layers:
+                parts = self.shape.own_projections(self.decoder.layers[layer].eight_bits)
+                for number, part in enumerate(parts if layer < last or self.all_logits else parts[:1]):
+                    if part.eight_bits == eight_bits:
+                        views = self.buffers.weights(layer, number), self._panels(layer, number)
+                        self.writer.step(self._engine(part), f"layer {layer}", *views)
 
     def _panels(self, layer: int, number: int) -> View:
         return View("panels", layer % self.group * self.panels[-1] + self.panels[number])

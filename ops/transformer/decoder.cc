@@ -14,7 +14,7 @@ std::string prefix() {
   return std::string(Struct::kName) + ".";
 }
 
-// Throws Error unless layers differ only in window, table, mask and kind of cache.
+// Throws Error unless layers differ only in window, table, mask, kind of cache and bits of weights.
 void check_alike(const Node& node, const Decoder& decoder) {
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
     const Attention& attention = decoder.attention(i);
@@ -23,9 +23,9 @@ void check_alike(const Node& node, const Decoder& decoder) {
            ", whose cache has its size, got 0");
     const Layer& first = decoder.layers.front();
     const Layer& layer = decoder.layers[i];
-    for (const std::string& reason :
-         {difference(attention, first.attention(), Attention::kOwn),
-          difference(layer.feed_forward, first.feed_forward), difference(layer, first)})
+    for (const std::string& reason : {difference(attention, first.attention(), Attention::kOwn),
+                                      difference(layer.feed_forward, first.feed_forward),
+                                      difference(layer, first, Layer::kOwn)})
       if (!reason.empty()) fail("[", to_string(node), "] layer ", i, ": ", reason);
   }
 }

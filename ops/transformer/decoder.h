@@ -142,15 +142,24 @@ struct FeedForward {
   }
 };
 
+// The projections of a layer, in order: the bits of Layer::eight_bits.
+enum class Part : std::uint8_t { kQkv, kOutput, kGateUp, kDown };
+
 struct Layer {
   static constexpr std::string_view kName = "layer";
+  // The fields that layers of one decoder may have of their own.
+  static constexpr std::array<std::string_view, 1> kOwn{"eight_bits"};
 
   Mixer mixer;
   FeedForward feed_forward;
   bool post_norms = false;
   bool norms_before = true;
+  std::int64_t eight_bits = 0;
 
   bool operator==(const Layer&) const = default;
+  bool has_eight_bits(Part part) const {
+    return (eight_bits >> static_cast<unsigned>(part) & 1) != 0;
+  }
   const Attention& attention() const { return std::get<Attention>(mixer); }
   Attention& attention() { return std::get<Attention>(mixer); }
 
@@ -161,6 +170,11 @@ struct Layer {
     visit(
         field("norms_before", &Layer::norms_before,
               "the mixer and the feed-forward read the residual stream normalised, not as it is"));
+    visit(
+        field("eight_bits", &Layer::eight_bits,
+              "bits 0 to 3: whether the weights of QKV, of the output projection, of gate and up, "
+              "and of down have 8 bits",
+              0, 15));
   }
 };
 
@@ -175,6 +189,7 @@ struct Decoder {
   bool all_logits = false;
   bool position_ids = false;
   bool given_tables = false;
+  bool head_eight_bits = false;
   std::vector<Layer> layers;
 
   bool operator==(const Decoder&) const = default;
@@ -195,11 +210,13 @@ struct Decoder {
                 "input; they follow one another"));
     visit(field("given_tables", &Decoder::given_tables,
                 "cosines and sines of each rotary table are inputs"));
+    visit(field("head_eight_bits", &Decoder::head_eight_bits,
+                "the weights of the LM head have 8 bits"));
   }
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
-  // missing or out of range, or if layers differ in more than window, table, mask and kind of
-  // cache.
+  // missing or out of range, or if layers differ in more than window, table, mask, kind of cache
+  // and bits of weights.
   static Decoder read(const Node& node);
   void write(Node& node) const;
 

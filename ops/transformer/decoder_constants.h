@@ -23,6 +23,7 @@ struct Q4NXWeight {
   bool gated = false;        // the gate's M rows, padded to whole blocks, then the up projection's
   float factor = 1;          // of all weights
 
+  bool eight_bits() const { return layout.code_bits == 8; }
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
   // The weight of the same size that is `count` weights behind it in memory.
   Q4NXWeight following(std::int64_t count) const {

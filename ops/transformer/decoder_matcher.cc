@@ -264,6 +264,10 @@ Entry Matcher::layer(const Entry& entry) {
   layer.output = read_q4nx_weight(output, limits_.eight_bits);
   layer.output.factor = output_factor;
   layer.output_bias = bias_of(output, "output projection", read.output_bias);
+  std::int64_t eight_bits = 0;
+  for (const Q4NXWeight* weight : {&layer.down, &layer.gate_up, &layer.output, &layer.qkv})
+    eight_bits = 2 * eight_bits + (weight->eight_bits() ? 1 : 0);
+  decoder.layers.back().eight_bits = eight_bits;
   layer.norms = entry.weights;
   const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
   if (!post_norms && !norms_before_)
@@ -309,6 +313,7 @@ void Matcher::finish(const Entry& entry) {
   check_product(*head, decoder.vocabulary, decoder.hidden);
   constants.head = read_q4nx_weight(*head, limits_.eight_bits);
   constants.final_norms = entry.weights;
+  decoder.head_eight_bits = constants.head.eight_bits();
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
   check_multiple(*first, "hidden size", decoder.hidden, limits_);

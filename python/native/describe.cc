@@ -82,11 +82,11 @@ void bind_decoder(nb::module_& module) {
       .def(
           "__init__",
           [](Layer* self, const transformer::Mixer& mixer, const FeedForward& feed_forward,
-             bool post_norms, bool norms_before) {
-            new (self) Layer{mixer, feed_forward, post_norms, norms_before};
+             bool post_norms, bool norms_before, std::int64_t eight_bits) {
+            new (self) Layer{mixer, feed_forward, post_norms, norms_before, eight_bits};
           },
           nb::arg("mixer"), nb::arg("feed_forward"), nb::arg("post_norms") = false,
-          nb::arg("norms_before") = true)
+          nb::arg("norms_before") = true, nb::arg("eight_bits") = 0)
       .def_ro("mixer", &Layer::mixer)
       .def_ro("feed_forward", &Layer::feed_forward);
   bind_fields<Decoder>(

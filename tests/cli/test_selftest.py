@@ -293,7 +293,7 @@ def made_up(stage):
         return work / p["channel_read"] + p["dispatch"] - 32768 / p["channel_read"]
     if name in {"decode_layer", "decode_layer, two layers"}:
         # Six columns of tiles, two streams of weights each.
-        return p["dispatch"] + work * (SHAPE.weight_bytes / 12 / p["channel_read"] + 6 * p["wait"])
+        return p["dispatch"] + work * (SHAPE.weight_bytes() / 12 / p["channel_read"] + 6 * p["wait"])
     cost = {
         "streams": 1 / p["memory_read"],
         "kernel q4nx_dequant_bf16": p["dequant_block"] / CLOCK,

@@ -103,6 +103,22 @@ def test_int8_cache_conversation_equals_cpu(
     assert_same(mine, its, long_prompt, reference)
 
 
+def test_conversation_with_weights_of_eight_bits_and_four_equals_cpu(
+    converted: Callable[..., Path], emulated: Callable[..., Any], open_model: Callable[..., Any], long_prompt: Tokens,
+    reference: Any, tmp_path: Path,
+) -> None:  # fmt: skip
+    """8/8/4: attention and the LM head have 8 bits. The bound is that of rounding, which bits of weights do not change.
+
+    Without artifacts for such weights, the model is refused.
+    """
+    with pytest.raises(RuntimeError, match=r"one for a model with .*eight_bits 0, where this model has"):
+        emulated(weights="8/8/4")
+    build_artifacts(converted(weights="8/8/4"), context=CONTEXT, output=tmp_path)
+    (mine,) = turns_of(emulated({"artifacts": str(tmp_path)}, weights="8/8/4"), long_prompt)
+    (its,) = turns_of(open_model(provider_options=CPU, weights="8/8/4"), long_prompt)
+    assert_same(mine, its, long_prompt, reference)
+
+
 def test_rewound_sequence_equals_fresh(
     emulated: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:

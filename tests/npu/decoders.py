@@ -112,6 +112,22 @@ def _node_in_layout(node: GivenNode, layout: q4nx.Layout, *, symmetric: bool) ->
     return replace(node, inputs=inputs)
 
 
+def in_eight_bits(nodes: list[GivenNode]) -> list[GivenNode]:
+    """The nodes with the same weights of products, in codes of 8 bits: eight times those of 4, of an eighth scale."""
+    found = []
+    for node in nodes:
+        inputs = [list(value) for value in node.inputs]
+        for place in {"Q4NXMatMul": [1], "Q4NXMoE": [2, 3]}.get(node.op_type, []):
+            name, kind, _, blocks = inputs[place]
+            columns = blocks.shape[1] * q4nx.layout_of(blocks).block_columns
+            codes, scale, minimum = q4nx.unpack(blocks, len(blocks) * q4nx.BLOCK_ROWS, columns)
+            eighth = (scale.astype(np.float32) / 8).astype(BFLOAT16)
+            packed = q4nx.pack((8 * codes).astype(np.int8), eighth, minimum, q4nx.EIGHT_BITS_WITH_MINIMA)
+            inputs[place] = [name, kind, list(packed.shape), packed]
+        found.append(replace(node, inputs=inputs))
+    return found
+
+
 COS_CACHE, POSITION_IDS, ATTENTION_BIAS = 7, 9, 10  # inputs of attention
 
 

@@ -185,7 +185,7 @@ def _projection_column(
         kernel("fused_dqp", "fused_dqp_take", tensor(BLOCK_COLUMNS), line, sums, I32),
         kernel("epilogue", "zero_f32", accumulator, I32),
         kernel("epilogue", "add_f32", accumulator, accumulator, I32),
-        kernel("fused_dqp", "fused_dqp", block, line, sums, accumulator, I32),
+        kernel("fused_dqp", "fused_dqp", block, line, sums, accumulator, I32, I32),
         kernel("epilogue", "store_bf16", accumulator, product, I32),
         kernel("epilogue", gated, accumulator, accumulator, product, I32),
     ]
@@ -219,6 +219,7 @@ def _projection_column(
 
 _GATED = 1024  # the factor of gated rows in words that count rows
 _START = 1 << 16  # the factor, in the word of shared rows, of the tile where sharing starts
+_PLANES = 1024  # the factor of planes beyond the first in the word that counts columns
 _LAYERS = 13  # the word with the number of layers, after the words of four phases
 
 
@@ -228,9 +229,9 @@ def projecting_words(phases: Sequence[Phase | None], column: int, layers: int) -
     Word 0: phases; words 1 to 12: three for each of up to four phases, None (left as they are) where there are fewer;
     word 13: layers.
 
-    The three of a phase: blocks in a row; rows of a stream; rows that the span shares. Rows are plain ones + 1024 x
-    gated ones; the word of shared rows has 65536 x the tile that sharing starts with in addition. A phase that is None
-    has no blocks.
+    The three of a phase: columns / 256 + 1024 x planes beyond the first; rows of a stream; rows that the span shares.
+    Rows are plain ones + 1024 x gated ones; the word of shared rows has 65536 x the tile that sharing starts with in
+    addition. A phase that is None has no blocks.
     """
     words: list[int | None] = [len(phases)]
     for phase in phases:
@@ -238,7 +239,8 @@ def projecting_words(phases: Sequence[Phase | None], column: int, layers: int) -
             words += [0, 0, 0]
             continue
         rows, kind = phase.columns[column], _GATED if phase.projection.gated else 1
-        words += [phase.projection.blocks, rows.rows * kind, rows.shared * kind + rows.start * _START]
+        columns = phase.projection.column_blocks + _PLANES * (phase.projection.planes - 1)
+        words += [columns, rows.rows * kind, rows.shared * kind + rows.start * _START]
     return [*words, *[None] * (_LAYERS - len(words)), layers]
 
 
@@ -273,7 +275,9 @@ def _tile(
             store(*totals, out, BLOCK_ROWS)
         y.release(1)
 
-    def share_rows(blocks: Any, rows: Any, totals: list[Buffer], tile: Any, tiles: int, meeting: Meeting) -> None:
+    def share_rows(
+        blocks: Any, planes: Any, rows: Any, totals: list[Buffer], tile: Any, tiles: int, meeting: Meeting
+    ) -> None:
         """Multiply this tile's blocks of shared rows: every `tiles`-th, counted through all blocks row after row."""
         for row in range_(rows):
             for weight, buffer in enumerate(totals):
@@ -282,7 +286,7 @@ def _tile(
                 before = (row * len(totals) + weight) * (blocks % tiles)
                 first = (tile + before * (tiles - 1)) % tiles
                 for j in range_((blocks + (tiles - 1) - first) // tiles):
-                    dqp(w.acquire(1), x, sums, total, first + j * tiles)
+                    dqp(w.acquire(1), x, sums, total, first + j * tiles, planes)
                     w.release(1)
                 for other in meeting.others:
                     add(other.acquire(1), total, BLOCK_ROWS)
@@ -299,17 +303,20 @@ def _tile(
                 w.release(1)
 
     def project(phase: Any, *, may_be_gated: bool = True) -> None:
-        blocks, rows, shared = (rtp[phase * 3 + place] for place in (1, 2, 3))
-        take_parts((blocks + (parts_of_line - 1)) // parts_of_line * parts_of_line)
+        of_row, rows, shared = (rtp[phase * 3 + place] for place in (1, 2, 3))
+        columns, planes = of_row % _PLANES, of_row // _PLANES + 1
+        take_parts((columns + (parts_of_line - 1)) // parts_of_line * parts_of_line)
         place, tiles = sharer
         tile = (place + tiles - shared // _START) % tiles
-        kinds = [([accumulator], rows % _GATED, shared % _GATED)]
-        if may_be_gated:
-            kinds.append(([accumulator, second], rows // _GATED, shared % _START // _GATED))
+        kinds = [
+            ([accumulator], rows % _GATED, shared % _GATED),
+            ([accumulator, second], rows // _GATED, shared % _START // _GATED),
+        ][: 1 + may_be_gated]
         for totals, _, rows_of_span in kinds:
-            share_rows(blocks, rows_of_span, totals, tile, tiles, of_span)
+            share_rows(columns * planes, planes, rows_of_span, totals, tile, tiles, of_span)
+        place, tiles = place % TILES_OF_STREAM, TILES_OF_STREAM
         for totals, rows_of_stream, _ in kinds:
-            share_rows(blocks, rows_of_stream, totals, place % TILES_OF_STREAM, TILES_OF_STREAM, of_stream)
+            share_rows(columns * planes, planes, rows_of_stream, totals, place, tiles, of_stream)
 
     barrier.wait_for_value(1)
     barrier.release_with_value(1)

@@ -14,10 +14,12 @@ class Layer:
     Attributes:
         window: keys that the token sees, its own included; None: all.
         table: which table of `rotary` turns its heads.
+        eight_bits: which projections have weights of 8 bits, see `LayerShape.of_bits`.
     """
 
     window: int | None = None
     table: int = 0
+    eight_bits: int = 0
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ before its inputs are awaited, so that then the controller has only one transfer
 **Equal layers start once.** A core runs as many layers as its run-time parameters say: for neighbouring layers with
 equal parameters, these and the barrier are written once, for the first of them.
 
+**Weights of 8 bits** are two planes of 4 (kernels/common/q4nx.h): a run-time parameter says how many blocks belong to
+256 columns, so one array computes layers of both kinds, and a call may have both.
+
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
 in L2 and up to four blocks a tile in L1: 860 KB in all, 13 us at main memory's rate.
 
@@ -152,32 +155,35 @@ class DecodeLayer:
         """How many arguments of a token's call are the bytes that it reads of a cache with this `capacity`."""
         return (self.attention.cache_bytes(1, capacity) is not None) + self.shape.int8_cache
 
-    def takes_head(self, vocabulary: int) -> bool:
-        """Whether a call takes the weights of an LM head with so many rows behind a layer's."""
-        return self._head(vocabulary).bytes + self.shape.weight_bytes <= _WEIGHTS_MAXIMUM
+    def takes_head(self, head: Projection, eight_bits: int = 0) -> bool:
+        """Whether a call takes the weights of an LM head behind those of a layer."""
+        return head.bytes + self.shape.weight_bytes(eight_bits) <= _WEIGHTS_MAXIMUM
 
-    def calls(self, layers: int, vocabulary: int = 0, most: int | None = None) -> list[int]:
+    def calls(self, layers: Sequence[Layer], head: Projection | None = None, most: int | None = None) -> list[int]:
         """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
 
         Args:
-            layers: layers of the model.
-            vocabulary: rows of the LM head; 0: none.
+            layers: the model's.
+            head: the LM head; None: none.
             most: the most layers of a call; None: as many as its weights have room for.
 
         Raises:
             ValueError: the weights of one layer and the head are more than a call takes.
         """
-        room = _WEIGHTS_MAXIMUM - (self._head(vocabulary).bytes if vocabulary else 0)
-        if room < self.shape.weight_bytes:
-            what = f"a layer{' and the LM head' if vocabulary else ''} in {_WEIGHTS_MAXIMUM} bytes"
-            raise ValueError(
-                f"[decode_layer] expected {what}, got one of {self.shape.weight_bytes} with {vocabulary} rows: "
-                "go operator by operator (fused_dqp.py)"
-            )
-        counts = list[int]()
-        while sum(counts) < layers:
-            counts.insert(0, min(layers - sum(counts), room // self.shape.weight_bytes, most or layers))
-            room = _WEIGHTS_MAXIMUM
+        room, counts = _WEIGHTS_MAXIMUM - (head.bytes if head else 0), [0]
+        for layer in reversed(layers):
+            size = self.shape.weight_bytes(layer.eight_bits)
+            if counts[0] and (size > room or counts[0] == most):
+                counts.insert(0, 0)
+                room = _WEIGHTS_MAXIMUM
+            if size > room:
+                what = f"a layer{' and the LM head' if head else ''} in {_WEIGHTS_MAXIMUM} bytes"
+                raise ValueError(
+                    f"[decode_layer] expected {what}, got one of {size} with {head.rows if head else 0} rows: "
+                    "go operator by operator (fused_dqp.py)"
+                )
+            counts[0] += 1
+            room -= size
         return counts
 
     def program(
@@ -187,6 +193,7 @@ class DecodeLayer:
         *,
         layers: Sequence[Layer] = (Layer(),),
         vocabulary: int = 0,
+        head_eight_bits: bool = False,
         epsilon: float = 1e-6,
         scale: float | None = None,
         positions: int | None = None,
@@ -205,9 +212,10 @@ class DecodeLayer:
             position: the token's, from 0.
             capacity: positions of a layer's cache, a multiple of `capacity_step`. What it holds beyond the token must
                 be finite.
-            layers: each layer's window and table of angles; with experts, one at most. Without layers there are no
-                buffers rotary and cache.
+            layers: each layer's window, table of angles and bits of weights; with experts, one at most. Without layers
+                there are no buffers rotary and cache.
             vocabulary: rows of the LM head, a multiple of 32; 0: none.
+            head_eight_bits: whether its weights have 8 bits.
             epsilon: of all norms.
             scale: factor of the scores; None: 1 / sqrt(d).
             positions: positions of a table of `rotary`; None: as many as the capacity.
@@ -217,7 +225,8 @@ class DecodeLayer:
             ValueError: a position, table or capacity that does not fit, no layer, or more weights than a call takes.
         """
         token = Token(position, capacity, epsilon, scale or self.shape.d**-0.5, positions or capacity, tables)
-        head = self._require(token, layers, vocabulary)
+        head = Projection(vocabulary, self.shape.hidden, eight_bits=head_eight_bits) if vocabulary else None
+        self._require(token, layers, head)
         buffers = self._host_buffers(token, layers, head)
 
         def steps(here: DecodeArray, *given: Any) -> LayerSequence:
@@ -226,7 +235,7 @@ class DecodeLayer:
 
         return self._program(buffers, steps)
 
-    def of_experts(self, chosen: Sequence[int], experts: int, *, epsilon: float = 1e-6) -> Program:
+    def of_experts(self, chosen: Sequence[int], experts: int, *, epsilon: float = 1e-6, eight_bits: int = 0) -> Program:
         """The experts that a token chose in a layer, after a call of `program` with that layer (experts.py).
 
         Host buffers experts, vectors, state, as there. In state, `hidden` is the residual stream before attention.
@@ -235,12 +244,13 @@ class DecodeLayer:
             chosen: the numbers of `LayerShape.experts` experts.
             experts: how many the layer has.
             epsilon: of the norm.
+            eight_bits: see `LayerShape.of_bits`.
 
         Raises:
             ValueError: numbers that do not fit, or more weights than a call takes.
         """
         shape = self.shape
-        total = experts * shape.expert_bytes
+        total = experts * shape.expert_bytes(eight_bits)
         if not shape.experts or len(chosen) != shape.experts or not all(0 <= number < experts for number in chosen):
             raise ValueError(f"[decode_layer] expected {shape.experts} numbers below {experts}, got {list(chosen)}")
         if total > _WEIGHTS_MAXIMUM:
@@ -248,7 +258,8 @@ class DecodeLayer:
         types = {"experts": tensor(total, U8), "vectors": tensor(shape.line), "state": tensor(self.state_size)}
 
         def steps(here: DecodeArray, weights: Any, vectors: Any, state: Any) -> LayerSequence:
-            return ExpertSequence(self.attention, here, HostBuffers(weights, vectors, state), chosen, experts, epsilon)
+            held = HostBuffers(weights, vectors, state)
+            return ExpertSequence(self.attention, here, held, chosen, experts, epsilon, eight_bits)
 
         return self._program(types, steps)
 
@@ -264,15 +275,14 @@ class DecodeLayer:
         runtime = Runtime(named(sequence, ["ends", *buffers]), [[*array.ends], *buffers.values()])
         return Program(device("npu2"), runtime, array.workers)
 
-    def _head(self, vocabulary: int) -> Projection:
-        return Projection(vocabulary, self.shape.hidden)
+    def _weight_bytes(self, layers: Sequence[Layer], head: Projection | None) -> int:
+        return sum(self.shape.weight_bytes(layer.eight_bits) for layer in layers) + (head.bytes if head else 0)
 
     def _host_buffers(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> dict[str, Any]:
         """The types of a call's host buffers, by name."""
         shape, count = self.shape, len(layers)
-        weights = count * shape.weight_bytes + (head.bytes if head else 0)
         types = {
-            "weights": tensor(weights, U8),
+            "weights": tensor(self._weight_bytes(layers, head), U8),
             "vectors": tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
         }
         if count:
@@ -285,8 +295,8 @@ class DecodeLayer:
             types["int8_rows"] = tensor(count * token.capacity * shape.kv_heads * 2 * shape.row_bytes, U8)
         return types | ({"logits": tensor(head.rows)} if head else {})
 
-    def _require(self, token: Token, layers: Sequence[Layer], vocabulary: int) -> Projection | None:
-        """Raise for what a call cannot be; return its LM head, if it has one."""
+    def _require(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> None:
+        """Raise for what a call cannot be."""
         keys = self.capacity_step
         if token.capacity % keys or not 0 <= token.position < min(token.capacity, token.positions):
             raise ValueError(
@@ -298,12 +308,10 @@ class DecodeLayer:
                 f"[decode_layer] expected each layer's table in 0..{token.tables - 1}, "
                 f"got {[layer.table for layer in layers]}"
             )
-        head = self._head(vocabulary) if vocabulary else None
-        weights = len(layers) * self.shape.weight_bytes + (head.bytes if head else 0)
+        weights = self._weight_bytes(layers, head)
         if not (layers or head) or (self.shape.experts and len(layers) > 1) or weights > _WEIGHTS_MAXIMUM:
             most = "one layer" if self.shape.experts else "one layer or more"
             raise ValueError(
                 f"[decode_layer] expected {most}, or an LM head, with at most {_WEIGHTS_MAXIMUM} bytes of weights, got "
                 f"{len(layers)} with {weights}: call `calls` for how many a call takes"
             )
-        return head

@@ -41,15 +41,15 @@ class ExpertSequence(LayerSequence):
 
     def __init__(
         self, way: Attention, array: DecodeArray, buffers: HostBuffers, chosen: Sequence[int], experts: int,
-        epsilon: float,
+        epsilon: float, eight_bits: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(way, array, buffers, Token(0, 0, epsilon, 1.0, 0), (), None)
         self.chosen, self.vectors_size = chosen, self._shape.line
-        projections = self._shape.projections[len(self._shape.own_projections) :]
-        self._of_expert = deal_rows(projections, way.columns, way.span)
-        total = experts * self._shape.expert_bytes
+        self._of_expert = deal_rows(self._shape.expert_projections(eight_bits), way.columns, way.span)
+        of_expert = self._shape.expert_bytes(eight_bits)
+        total = experts * of_expert
         for number in chosen:
-            offset = number * self._shape.expert_bytes
+            offset = number * of_expert
             for phase in self._of_expert:
                 self.weights.add(self.planned, phase, self.buffers.weights, offset, total)
                 self.planned, offset = self.planned + 1, offset + phase.projection.bytes

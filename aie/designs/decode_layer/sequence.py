@@ -58,8 +58,11 @@ class LayerSequence:
         self.weights, self.planned, self._phase = WeightStreams(array.ends.weights, way.span), 0, -1
         self._told: Sweep | None = None  # the sweep for which the attending tiles' words were last written
         self._alike = self._starts()
-        # The phases of a layer, and the head's, if there is one.
-        self._phases = deal_rows(way.shape.own_projections, way.columns, way.span)
+        # The phases of layers, by which of their weights have 8 bits, and the head's, if there is one.
+        self._phases = {
+            which: deal_rows(way.shape.own_projections(which), way.columns, way.span)
+            for which in {layer.eight_bits for layer in layers}
+        }
         self._of_head = deal_rows([head] if head else [], way.columns, way.span)
         self._plan_streams()
         # The vectors of all layers, then the norms of one more entry.
@@ -86,8 +89,8 @@ class LayerSequence:
 
     def _plan_streams(self) -> None:
         """Plan the weights' streams, phase by phase."""
-        shape, count = self._shape, len(self.layers)
-        total = count * shape.weight_bytes + (self._head.bytes if self._head else 0)
+        total = sum(self._shape.weight_bytes(layer.eight_bits) for layer in self.layers)
+        total += self._head.bytes if self._head else 0
         offset = 0
 
         def project(phase: Phase) -> None:
@@ -95,8 +98,8 @@ class LayerSequence:
             self.weights.add(self.planned, phase, self.buffers.weights, offset, total)
             self.planned, offset = self.planned + 1, offset + phase.projection.bytes
 
-        for index in range(count):
-            qkv, *others = self._phases
+        for index, layer in enumerate(self.layers):
+            qkv, *others = self._phases[layer.eight_bits]
             project(qkv)
             self._way.plan(self, index)
             for phase in others:
@@ -113,7 +116,7 @@ class LayerSequence:
         With experts the layer ends with the output projection, whose drains are returned.
         """
         shape, ends = self._shape, self.ends
-        qkv, output, *feed_forward = self._phases
+        qkv, output, *feed_forward = self._phases[layer.eight_bits]
         self._send_residual(index)
         heads = self._drain_products(qkv, "qkv")
         self._send_tables(index, layer)
@@ -173,7 +176,7 @@ class LayerSequence:
 
     def _starts(self) -> list[int]:
         """By layer, how many layers the projecting tiles start with it: a run of equal ones with the first, else 0."""
-        keys = (self._way.start_key(self.sweep(index)) for index in range(len(self.layers)))
+        keys = ((self._way.start_key(self.sweep(i)), layer.eight_bits) for i, layer in enumerate(self.layers))
         runs = [len(list(alike)) for _, alike in groupby(keys)]
         return [layers for count in runs for layers in (count, *[0] * (count - 1))]
 
@@ -184,7 +187,7 @@ class LayerSequence:
         if layers := self._alike[index]:
             dense = not shape.experts
             lines = [shape.lines(shape.projections[1].columns), int(dense), dense * shape.lines(shape.feed_forward)]
-            self._start_projecting(self._phases, lines, layers)
+            self._start_projecting(self._phases[self.layers[index].eight_bits], lines, layers)
         attending.start()
 
     def _tell(self, part: Sweep | None) -> None:

@@ -2,7 +2,8 @@
 """The sizes of a decoder layer, and the layout of its host buffers (design.py).
 
     weights   u8    [layer][QKV | output | gate and up | down], then an LM head; Q4NX blocks as in the file, but
-                    gate and up, whose rows of blocks take turns: [I / 32][gate, up][D / 256][5120] (`interleave`)
+                    gate and up, whose rows of blocks take turns: [I / 32][gate, up][D / 256][5120] (`interleave`);
+                    of 8 bits, two planes of 4 (kernels/common/q4nx.h): [D / 256][high, low][5120]
     vectors   bf16  [layer][norms][line], each layer followed by its sinks (designs/attention.py) and its QK-norm
                     weights, q and k; then the final norms
     rotary    bf16  [tables][positions][d]: cos[d/2], sin[d/2] of a position, for each base that the model has
@@ -20,7 +21,7 @@ of all heads [H d] and [G d]. Without norms before its parts (OLMo 2), a layer's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,7 @@ class Projection:
     rows: int
     columns: int
     gated: bool = False
+    eight_bits: bool = False
 
     def __post_init__(self) -> None:
         if self.rows % BLOCK_ROWS or self.rows < BLOCK_ROWS * TILES:
@@ -55,9 +57,19 @@ class Projection:
             )
 
     @property
+    def planes(self) -> int:
+        """Blocks of 4 bits that hold 256 columns."""
+        return 1 + self.eight_bits
+
+    @property
+    def column_blocks(self) -> int:
+        """K / 256, rounded up."""
+        return ceil_div(self.columns, BLOCK_COLUMNS)
+
+    @property
     def blocks(self) -> int:
         """Blocks of a row."""
-        return ceil_div(self.columns, BLOCK_COLUMNS)
+        return self.planes * self.column_blocks
 
     @property
     def row_bytes(self) -> int:
@@ -181,7 +193,7 @@ class LayerShape:
 
     @cached_property
     def projections(self) -> tuple[Projection, Projection, Projection, Projection]:
-        """QKV, output, gate and up, down."""
+        """QKV, output, gate and up, down, of 4 bits."""
         attention = self.heads * self.d
         return (
             Projection(attention + 2 * self.kv_heads * self.d, self.qkv_columns),
@@ -190,20 +202,25 @@ class LayerShape:
             Projection(self.hidden, self.feed_forward),
         )
 
-    @property
-    def own_projections(self) -> tuple[Projection, ...]:
+    def of_bits(self, eight_bits: int) -> tuple[Projection, ...]:
+        """The projections of a layer; bit i of `eight_bits` says that projection i has weights of 8 bits."""
+        return tuple(replace(part, eight_bits=bool(eight_bits >> i & 1)) for i, part in enumerate(self.projections))
+
+    def own_projections(self, eight_bits: int = 0) -> tuple[Projection, ...]:
         """Those whose weights a layer has for itself: all, but for the ones of experts."""
-        return self.projections[:2] if self.experts else self.projections
+        return self.of_bits(eight_bits)[: 2 if self.experts else None]
 
-    @property
-    def weight_bytes(self) -> int:
+    def expert_projections(self, eight_bits: int = 0) -> tuple[Projection, ...]:
+        """The others: an expert's."""
+        return self.of_bits(eight_bits)[len(self.own_projections()) :]
+
+    def weight_bytes(self, eight_bits: int = 0) -> int:
         """Bytes of a layer's weights, without experts."""
-        return sum(projection.bytes for projection in self.own_projections)
+        return sum(projection.bytes for projection in self.own_projections(eight_bits))
 
-    @property
-    def expert_bytes(self) -> int:
+    def expert_bytes(self, eight_bits: int = 0) -> int:
         """Bytes of an expert's weights."""
-        return sum(projection.bytes for projection in self.projections[len(self.own_projections) :])
+        return sum(projection.bytes for projection in self.expert_projections(eight_bits))
 
     @property
     def entry_norms(self) -> int:

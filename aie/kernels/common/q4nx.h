@@ -6,6 +6,12 @@
 //                  and row 2j + 1 in its high half
 //     offset 3072: codes of rows 16-31, likewise
 // w[row, k] = minimum + scale * code (eq. 3).
+//
+// A weight of 8 bits with code c from -128 to 127 is the sum of two such weights, its planes:
+//     high: scale 16 s, minimum -128 s, code floor(c / 16) + 8
+//     low:  scale s, minimum m, code c mod 16
+// All of these numbers are exact. The high plane's block of 256 columns comes first, then the low
+// one's.
 #pragma once
 
 #include <aie_api/aie.hpp>
@@ -25,7 +31,8 @@ inline constexpr unsigned kStrips = kRows / kStripRows;
 inline constexpr unsigned kColumnBytes = kStripRows / 2;
 inline constexpr unsigned kStripBytes = kColumns * kColumnBytes;
 inline constexpr unsigned kCodeOffset = 2 * kScales * 2;
-static_assert(kCodeOffset + kStrips * kStripBytes == 5120, "32 x 256 weights at 5 bits");
+inline constexpr unsigned kBlockBytes = kCodeOffset + kStrips * kStripBytes;
+static_assert(kBlockBytes == 5120, "32 x 256 weights at 5 bits");
 
 // Sub-blocks of 16 rows x 8 columns (section 3.2.1): 128 codes are one 512-bit load.
 inline constexpr unsigned kSubColumns = 8;

@@ -61,6 +61,14 @@ std::int64_t known_elements(const Value& value, int first, int end) {
   return count;
 }
 
+// Whether the Q4NX weight of a product has 8 bits.
+bool has_eight_bits(const Node& product) {
+  const Value* weight = product.input(1);
+  const auto layout =
+      weight != nullptr && weight->shape ? q4nx::layout_of(*weight->shape) : std::nullopt;
+  return layout && layout->code_bits == 8;
+}
+
 ArrayOperator describe_product(const Node& node) {
   DenseProjection product{.has_bias = false};
   if (transformer::is_dense_product(node)) {
@@ -71,8 +79,8 @@ ArrayOperator describe_product(const Node& node) {
     product.inner = shape_of(weight)[transposed ? 1 : 0];
     product.columns = shape_of(weight)[transposed ? 0 : 1];
   } else {
-    if (const std::string reason = transformer::refused_weight(node, 1); !reason.empty())
-      fail(to_string(node), ": ", reason);
+    const std::string reason = transformer::refused_weight(node, 1);
+    if (!reason.empty() && !has_eight_bits(node)) fail(to_string(node), ": ", reason);
     const bool gated = node.text("gating", "none") != "none";
     product.inner = node.required_integer("K");
     product.columns =
@@ -81,6 +89,8 @@ ArrayOperator describe_product(const Node& node) {
   Node sizes = sizes_of(node);
   sizes.attributes["inner"] = product.inner;
   sizes.attributes["columns"] = product.columns;
+  if (!transformer::is_dense_product(node))
+    sizes.attributes["eight_bits"] = std::int64_t{has_eight_bits(node)};
   const Shape x = shape_of(node.input(0));
   return {.sizes = {std::move(sizes)},
           .multiply_adds = product.inner * product.columns,
@@ -144,7 +154,7 @@ ArrayOperator describe_attention(const Node& node) {
 
 // The weight in wide blocks, padded with zeros to the rows of blocks that GEMM computes at least.
 Packed pack_blocks(const Node& product) {
-  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product);
+  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product, true);
   const DenseProjection sizes{.inner = weight.columns,
                               .columns = weight.row_blocks() * q4nx::kBlockRows,
                               .has_bias = false};

@@ -23,7 +23,8 @@ bool is_operator_on_array(const Node& node);
 //
 //   q4nx_matmul, fused_dqp, dense_matmul       inner (K), columns (N; for Q4NX rounded up to whole
 //                                              rows of blocks, and with gating those of gate and up
-//                                              projection together). A Q4NXMoE has two nodes
+//                                              projection together); for Q4NX, eight_bits (0: codes
+//                                              of 4). A Q4NXMoE has two nodes
 //                                              q4nx_matmul: an expert's gate and up projections,
 //                                              and its down projection
 //   flow_qkv_attention, flow_kv_attention      num_heads, kv_num_heads, head_size,

@@ -2,6 +2,7 @@
 #include "ops/npu/nodes/decoder_shape.h"
 
 #include "ops/formats/q4nx.h"
+#include "ops/npu/nodes/planes.h"
 #include "ops/npu/nodes/sinks.h"
 
 namespace flownpu::npu {
@@ -13,7 +14,8 @@ constexpr std::int64_t kGatedColumns = 64;
 
 std::size_t Projection::bytes() const {
   const std::int64_t row_blocks = q4nx::row_blocks(rows) * (gated ? 2 : 1);
-  return static_cast<std::size_t>(row_blocks * q4nx::kWide.row_bytes(columns));
+  return static_cast<std::size_t>(row_blocks *
+                                  q4nx::kWide.row_bytes(wide_columns(columns, eight_bits)));
 }
 
 std::int64_t DecoderShape::padded_feed_forward() const {
@@ -32,26 +34,45 @@ std::int64_t DecoderShape::line() const {
   return round_up(qkv_columns(), q4nx::kWide.block_columns());
 }
 
-std::array<Projection, 4> DecoderShape::projections() const {
+std::array<Projection, 4> DecoderShape::projections(const transformer::Layer& layer) const {
+  using transformer::Part;
   return {{
-      {.rows = packed_heads(), .columns = qkv_columns()},
-      {.rows = hidden, .columns = output_columns()},
-      {.rows = padded_feed_forward(), .columns = hidden, .gated = true},
-      {.rows = hidden, .columns = padded_feed_forward()},
+      {.rows = packed_heads(),
+       .columns = qkv_columns(),
+       .eight_bits = layer.has_eight_bits(Part::kQkv)},
+      {.rows = hidden,
+       .columns = output_columns(),
+       .eight_bits = layer.has_eight_bits(Part::kOutput)},
+      {.rows = padded_feed_forward(),
+       .columns = hidden,
+       .gated = true,
+       .eight_bits = layer.has_eight_bits(Part::kGateUp)},
+      {.rows = hidden,
+       .columns = padded_feed_forward(),
+       .eight_bits = layer.has_eight_bits(Part::kDown)},
   }};
 }
 
 std::size_t DecoderShape::weight_bytes() const {
-  const auto [qkv, output, gate_up, down] = projections();
-  std::size_t layer = qkv.bytes() + output.bytes();
-  if (feed_forward().experts == 0) layer += gate_up.bytes() + down.bytes();
-  return layers.size() * layer + head().bytes();
+  std::size_t bytes = head().bytes();
+  for (const transformer::Layer& layer : layers) {
+    const auto [qkv, output, gate_up, down] = projections(layer);
+    bytes += qkv.bytes() + output.bytes();
+    if (feed_forward().experts == 0) bytes += gate_up.bytes() + down.bytes();
+  }
+  return bytes;
+}
+
+std::size_t DecoderShape::expert_bytes(const transformer::Layer& layer) const {
+  const auto [qkv, output, gate_up, down] = projections(layer);
+  return gate_up.bytes() + down.bytes();
 }
 
 std::size_t DecoderShape::expert_bytes() const {
-  const auto [qkv, output, gate_up, down] = projections();
-  return layers.size() * static_cast<std::size_t>(feed_forward().experts) *
-         (gate_up.bytes() + down.bytes());
+  std::size_t bytes = 0;
+  for (const transformer::Layer& layer : layers)
+    bytes += static_cast<std::size_t>(feed_forward().experts) * expert_bytes(layer);
+  return bytes;
 }
 
 std::size_t DecoderShape::vector_bytes() const {

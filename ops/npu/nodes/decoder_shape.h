@@ -3,7 +3,7 @@
 // defines the layouts:
 //
 //   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
-//                   blocks (ops/formats/q4nx.h)
+//                   blocks (ops/formats/q4nx.h), of 8 bits two planes of each (nodes/planes.h)
 //   experts   u8    [layer][expert][gate and up | down], where the feed-forward is a mixture of
 //                   experts; a layer's weights then are QKV | output
 //   vectors   bf16  [layer][norms][line], each layer followed by its sinks (nodes/sinks.h) and its
@@ -27,8 +27,9 @@ struct Projection {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   bool gated = false;
+  bool eight_bits = false;
 
-  // Bytes of its weight in wide Q4NX blocks; if gated, of both weights.
+  // Bytes of its weight as packed; if gated, of both weights.
   std::size_t bytes() const;
 };
 
@@ -44,9 +45,13 @@ struct DecoderShape : transformer::Decoder {
   std::int64_t output_columns() const;
   // qkv_columns() rounded up to a wide block's columns: the elements of a norm's weight as packed.
   std::int64_t line() const;
-  // QKV, output, gate and up, down.
-  std::array<Projection, 4> projections() const;
-  Projection head() const { return {.rows = vocabulary, .columns = hidden}; }
+  // QKV, output, gate and up, down of a layer.
+  std::array<Projection, 4> projections(const transformer::Layer& layer) const;
+  // Bytes of the last two.
+  std::size_t expert_bytes(const transformer::Layer& layer) const;
+  Projection head() const {
+    return {.rows = vocabulary, .columns = hidden, .eight_bits = head_eight_bits};
+  }
   // Bytes of the packed constants (weights/pack.h).
   std::size_t weight_bytes() const;
   std::size_t expert_bytes() const;  // of all layers' experts

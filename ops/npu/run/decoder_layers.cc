@@ -15,6 +15,7 @@
 #include "ops/formats/q4nx.h"
 #include "ops/nodes/flow_qkv_attention.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/nodes/planes.h"
 #include "ops/npu/run/cache_memory.h"
 #include "ops/npu/weights/pack.h"
 #include "ops/transformer/decoder_call.h"
@@ -58,17 +59,35 @@ std::unique_ptr<Buffer> upload_rotary(Runtime& runtime, std::span<const std::byt
 }
 
 // The LM head as an operator of the host.
-Node head_of(const DecoderShape& shape, const Tensor& blocks) {
+Node head_of(std::int64_t rows, std::int64_t columns, const Tensor& blocks) {
   Node node;
   node.name = "LM head";
   node.op_type = "Q4NXMatMul";
   node.domain = kDomain;
-  node.attributes = {{"M", shape.vocabulary}, {"K", shape.hidden}};
+  node.attributes = {{"M", rows}, {"K", columns}};
   node.inputs = {
       {.name = "rows", .shape = std::nullopt},
       {.name = "blocks", .type = blocks.type, .shape = blocks.shape, .constant = blocks.data}};
   node.outputs = {{.name = "logits", .shape = std::nullopt}};
   return node;
+}
+
+// Rows of `columns` elements, as a weight's planes (nodes/planes.h) are to be multiplied by them:
+// each 256 elements twice.
+std::vector<float> for_planes(std::span<const float> rows, std::int64_t columns) {
+  const std::int64_t block = q4nx::kWide.block_columns();
+  const std::int64_t wide = wide_columns(columns, true);
+  const std::int64_t count = static_cast<std::int64_t>(rows.size()) / columns;
+  std::vector<float> twice(static_cast<std::size_t>(count * wide));
+  for (std::int64_t row = 0; row < count; ++row) {
+    for (std::int64_t i = 0; i < columns; ++i) {
+      const std::int64_t place = row * wide + i / block * 2 * block + i % block;
+      const float x = rows[static_cast<std::size_t>(row * columns + i)];
+      twice[static_cast<std::size_t>(place)] = x;
+      twice[static_cast<std::size_t>(place + block)] = x;
+    }
+  }
+  return twice;
 }
 
 DecoderShape read_shape(const Node& node) {
@@ -165,8 +184,8 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
     Buffer& weights = *buffers_.find("weights");
     head_blocks_ = {.data = weights.bytes().data() + shape_.weight_bytes() - shape_.head().bytes(),
                     .type = DataType::kUInt8,
-                    .shape = q4nx::blocks_shape(shape_.vocabulary, shape_.hidden, q4nx::kWide)};
-    head_ = host_device.prepare(head_of(shape_, head_blocks_));
+                    .shape = q4nx::blocks_shape(shape_.vocabulary, head_columns(), q4nx::kWide)};
+    head_ = host_device.prepare(head_of(shape_.vocabulary, head_columns(), head_blocks_));
   }
   // The caches keep the designs alive, which keep the runtime.
   caches_ = std::make_shared<transformer::KvCaches>(
@@ -277,11 +296,16 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
   }
 }
 
+std::int64_t DecoderLayers::head_columns() const {
+  return wide_columns(shape_.hidden, shape_.head_eight_bits);
+}
+
 void DecoderLayers::multiply_head(const Program& chunk, std::span<float> logits) const {
   const auto tokens = static_cast<std::int64_t>(logits.size()) / shape_.vocabulary;
   std::vector<float> rows(static_cast<std::size_t>(tokens * shape_.hidden));
   chunk.read(rows);
-  const std::array inputs{Tensor{.data = rows.data(), .shape = Shape{tokens, shape_.hidden}},
+  if (shape_.head_eight_bits) rows = for_planes(rows, shape_.hidden);
+  const std::array inputs{Tensor{.data = rows.data(), .shape = Shape{tokens, head_columns()}},
                           head_blocks_};
   const Tensor output{.data = logits.data(), .shape = Shape{tokens, shape_.vocabulary}};
   const std::size_t bytes = head_->scratch_bytes(inputs);

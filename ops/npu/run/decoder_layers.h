@@ -80,6 +80,8 @@ class DecoderLayers final : public Step {
   Part part_at(const Tokens& tokens, std::int64_t token) const;
   void compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                std::span<float> logits) const;
+  // K of the LM head's packed weight.
+  std::int64_t head_columns() const;
   // The LM head of what a chunk's program made for its first tokens, as many as there are rows of
   // logits.
   void multiply_head(const Program& chunk, std::span<float> logits) const;

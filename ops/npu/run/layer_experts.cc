@@ -49,19 +49,19 @@ LayerExperts::LayerExperts(const Node& node, const DecoderShape& shape, const cp
     : router_{shape.feed_forward().experts, shape.feed_forward().experts_per_token, shape.hidden,
               shape.feed_forward().normalized_experts},
       context_(context) {
-  const auto [qkv, output, gate_up, down] = shape.projections();
-  const std::size_t expert = gate_up.bytes() + down.bytes();
-  const auto stride = static_cast<std::int64_t>(expert);
-  const cpu::ExpertPlaces places{.gate_up = stride, .down = stride, .in_turns = true};
+  const std::byte* first = packed.data();
   for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
     Node mixture = mixture_of(node, shape, layer);
-    if (packed.empty()) {
+    const auto [qkv, output, gate_up, down] = shape.projections(shape.layers[layer]);
+    const auto stride = static_cast<std::int64_t>(shape.expert_bytes(shape.layers[layer]));
+    const cpu::ExpertPlaces places{.gate_up = stride, .down = stride, .in_turns = true};
+    std::array<Tensor, 2>& weights = packed_.emplace_back();
+    // The host reads 8 bits as the graph has them, not in planes.
+    if (packed.empty() || gate_up.eight_bits || down.eight_bits) {
       steps_.push_back(cpu::make_q4nx_moe(mixture, context, nullptr));
+      if (!packed.empty()) first += router_.experts * stride;
       continue;
     }
-    const std::byte* first =
-        packed.data() + layer * static_cast<std::size_t>(router_.experts) * expert;
-    std::array<Tensor, 2>& weights = packed_.emplace_back();
     weights[0].data = const_cast<std::byte*>(first);
     weights[1].data = const_cast<std::byte*>(first + gate_up.bytes());
     // Shapes as of weights that follow one another, which tell the layout of blocks.
@@ -79,6 +79,7 @@ LayerExperts::LayerExperts(const Node& node, const DecoderShape& shape, const cp
                .constant = weights[i].data};
     }
     steps_.push_back(cpu::make_q4nx_moe(mixture, context, nullptr, places));
+    first += router_.experts * stride;
   }
 }
 
@@ -93,7 +94,7 @@ std::span<const Tensor> LayerExperts::constants_of(std::size_t layer, std::size_
 void LayerExperts::answer(std::size_t layer, std::span<float> x, std::span<float> answers) const {
   const Shape shape{static_cast<std::int64_t>(x.size()) / router_.hidden, router_.hidden};
   const std::span<const Tensor> constants = constants_of(layer, x.size());
-  const bool own = packed_.empty();
+  const bool own = packed_[layer][0].data == nullptr;
   const std::array inputs{Tensor{.data = x.data(), .shape = shape}, constants[0],
                           own ? constants[1] : packed_[layer][0],
                           own ? constants[2] : packed_[layer][1]};

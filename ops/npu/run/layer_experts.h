@@ -25,8 +25,8 @@ class LayerExperts {
   static std::size_t inputs(const transformer::Decoder& decoder);
 
   // `node`: DecoderLayers. `packed`: all experts as the array reads them, if it does; the host then
-  // reads the same memory, else the graph's. Throws Error for constants that do not fit the
-  // decoder.
+  // reads the same memory, else, or if they have 8 bits, the graph's. Throws Error for constants
+  // that do not fit the decoder.
   LayerExperts(const Node& node, const DecoderShape& shape, const cpu::Context& context,
                std::span<const std::byte> packed);
 
@@ -49,7 +49,7 @@ class LayerExperts {
   cpu::Context context_;
   std::vector<std::unique_ptr<Step>> steps_;
   std::span<const Tensor> constants_;
-  std::vector<std::array<Tensor, 2>> packed_;  // of each layer; none: the graph's are read
+  std::vector<std::array<Tensor, 2>> packed_;  // of each layer; no data: the graph's are read
   // Memory of a run, whose steps follow one another.
   mutable std::vector<std::byte> memory_;
   mutable std::vector<float> logits_;

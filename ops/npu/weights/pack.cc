@@ -10,19 +10,31 @@
 
 #include "ops/formats/q4nx_layouts.h"
 #include "ops/npu/nodes/lowered_node.h"
+#include "ops/npu/nodes/planes.h"
 #include "ops/npu/nodes/sinks.h"
 
 namespace flownpu::npu {
 
+namespace {
+
+// The number of columns in wide blocks.
+std::int64_t columns_of(const transformer::Q4NXWeight& weight) {
+  return wide_columns(weight.columns, weight.eight_bits());
+}
+
+}  // namespace
+
 std::size_t wide_row_bytes(const transformer::Q4NXWeight& weight) {
-  return static_cast<std::size_t>(q4nx::kWide.row_bytes(weight.columns));
+  return static_cast<std::size_t>(q4nx::kWide.row_bytes(columns_of(weight)));
 }
 
 void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
                     std::span<std::byte> wide) {
   const q4nx::Layout& layout = weight.layout;
   const std::byte* row = weight.blocks + number * layout.row_bytes(weight.columns);
-  if (layout == q4nx::kWide) {
+  if (weight.eight_bits()) {
+    write_planes(row, layout, weight.columns, wide.data());
+  } else if (layout == q4nx::kWide) {
     std::memcpy(wide.data(), row, wide.size());
   } else {
     const std::int64_t first = number % q4nx::row_blocks(weight.rows) * q4nx::kBlockRows;
@@ -30,7 +42,7 @@ void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
     q4nx::convert_row(row, layout, wide.data(), q4nx::kWide, weight.columns, rows);
   }
   if (weight.factor != 1)
-    q4nx::multiply_row(wide.data(), q4nx::kWide, weight.columns, weight.factor);
+    q4nx::multiply_row(wide.data(), q4nx::kWide, columns_of(weight), weight.factor);
 }
 
 void write_angles(const float* cosines, const float* sines, std::int64_t turned, std::int64_t half,
@@ -77,7 +89,7 @@ void write_ordered_row(const DecoderShape& shape, const transformer::Q4NXWeight&
       if (from / q4nx::kBlockRows != block) continue;
       if (std::exchange(read, of_head) != of_head) write_wide_row(qkv, of_head, source);
       q4nx::copy_matrix_row(source.data(), from % q4nx::kBlockRows, wide.data(), row, q4nx::kWide,
-                            qkv.columns);
+                            columns_of(qkv));
     }
   }
 }
@@ -100,12 +112,12 @@ template <typename WriteRow>
 void write_biased(const transformer::Q4NXWeight& weight, const float* bias, std::int64_t columns,
                   PackedWriter& writer, const WriteRow& write_row) {
   const std::size_t given = wide_row_bytes(weight);
-  const std::int64_t group = weight.columns / q4nx::kGroup;
+  const std::int64_t group = wide_group(weight.columns / q4nx::kGroup, weight.eight_bits());
   const auto minima =
       static_cast<std::size_t>(q4nx::kWide.scales_at(group) + q4nx::kWide.minimum_offset());
   for (std::int64_t i = 0; i < weight.row_blocks(); ++i) {
-    const std::span<std::byte> wide =
-        writer.take(static_cast<std::size_t>(q4nx::kWide.row_bytes(columns)));
+    const std::span<std::byte> wide = writer.take(static_cast<std::size_t>(
+        q4nx::kWide.row_bytes(wide_columns(columns, weight.eight_bits()))));
     write_row(i, wide.first(given));
     std::ranges::fill(wide.subspan(given), std::byte{0});
     if (bias == nullptr || columns == weight.columns) continue;

@@ -17,10 +17,11 @@
 
 namespace flownpu::npu {
 
-// Bytes of a row of blocks of a Q4NX weight in the wide layout, which the array reads.
+// Bytes of a row of blocks of a Q4NX weight in the wide layout, which the array reads; of 8 bits,
+// in two planes (nodes/planes.h).
 std::size_t wide_row_bytes(const transformer::Q4NXWeight& weight);
 // Writes row of blocks `number` in wide blocks: the bytes that packing the same codes, scales and
-// minima in wide blocks would give. `wide`: wide_row_bytes(weight) bytes.
+// minima in wide blocks, or those of the planes, would give. `wide`: wide_row_bytes(weight) bytes.
 void write_wide_row(const transformer::Q4NXWeight& weight, std::int64_t number,
                     std::span<std::byte> wide);
 

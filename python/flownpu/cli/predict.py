@@ -57,6 +57,15 @@ def predict(
         Literal["bf16", "int8"],
         typer.Option("--kv-dtype", help="Type of the KV cache on the NPU, of a model that is not converted yet."),
     ] = "bf16",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="q4|q8|8/4/4",
+            help="Bits of the weights on the NPU, as `convert` has them, of a model that is not converted yet. "
+            "(default: q4)",
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
@@ -67,10 +76,13 @@ def predict(
     if device == "gpu" or device.startswith("radeon"):
         if kv_dtype == "int8":
             raise typer.BadParameter("expected no --kv-dtype int8 with a GPU, which has no such cache")
+        if weights is not None:
+            raise typer.BadParameter("expected no --weights with a GPU, for which 4 bits are predicted")
         _predict_gpus(model, device, parse_contexts(context) if context else [], measured, as_json=as_json)
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
+    from flownpu.convert.weight_bits import parse_weight_bits  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
@@ -80,7 +92,8 @@ def predict(
     contexts = parse_contexts(context) if context else ()
     values = measured_values(measured) if measured else VALUES
     with waiting("pricing the programs ..."):
-        found = target(model, int8_cache=kv_dtype == "int8")
+        bits = parse_weight_bits(weights) if weights else None
+        found = target(model, int8_cache=kv_dtype == "int8", bits=bits)
         report = predict_model(found, CHIPS[device], contexts, values)
     if as_json:
         print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))

@@ -15,6 +15,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.weight_bits import FOUR_BITS, WeightBits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -266,10 +267,13 @@ class Decoder:
         """The number of rotated dimensions of a head in layers with rotation; 0 without such layers."""
         return max(layer.rotary.rotated_size(self.head_size) for layer in self.layers)
 
-    def description(self, *, images: bool = False, int8_cache: bool = False) -> _native.Decoder:
+    def description(
+        self, *, images: bool = False, int8_cache: bool = False, bits: WeightBits = FOUR_BITS
+    ) -> _native.Decoder:
         """The layers as devices compute them, without the checkpoint's tensors and tokens.
 
         `images`: tokens of an image see one another in both directions. `int8_cache`: keys and values are kept in int8.
+        `bits`: of the weights.
 
         Raises:
             ConversionError: a layer has a state, or attention an output gate, which only the CPU computes.
@@ -306,6 +310,7 @@ class Decoder:
                 feed_forward,
                 self.sandwich_norms,
                 self.norms_before,
+                bits.eight_bits,
             )
             for layer in self.layers
         ]
@@ -315,4 +320,5 @@ class Decoder:
             vocabulary=self.vocabulary_size,
             positions=self.context_length,
             epsilon=self.norm_epsilon,
+            head_eight_bits=int(bits.embedding == 8),
         )

@@ -25,11 +25,19 @@ class WeightBits(NamedTuple):
     embedding: int
     feed_forward: int
 
+    @property
+    def eight_bits(self) -> int:
+        """Which weights of a layer have 8 bits, as `Layer.eight_bits` of `flownpu._native` says it."""
+        return 3 * (self.attention == 8) + 12 * (self.feed_forward == 8)
+
     def of(self, name: str) -> int:
         """The bits of a weight, by its name in `weight_plan`."""
         if ".mlp." in name:
             return self.feed_forward
         return self.attention if name.startswith("layers.") else self.embedding
+
+
+FOUR_BITS = WeightBits(4, 4, 4)
 
 
 def parse_weight_bits(text: str) -> WeightBits | None:

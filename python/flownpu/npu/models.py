@@ -7,11 +7,17 @@ from typing import Any
 from flownpu._native import EncoderShape, unsupported_by_array
 from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.convert.families import read_decoder
+from flownpu.convert.weight_bits import FOUR_BITS, WeightBits
 from flownpu.model.shapes import SHAPES
 
 
 def decoder_of_configuration(
-    config: Mapping[str, Any], where: str, image_tokens: int = 0, *, int8_cache: bool = False
+    config: Mapping[str, Any],
+    where: str,
+    image_tokens: int = 0,
+    *,
+    int8_cache: bool = False,
+    bits: WeightBits = FOUR_BITS,
 ) -> DecoderShape:
     """The decoder that conversion makes of a checkpoint's configuration.
 
@@ -20,13 +26,14 @@ def decoder_of_configuration(
         where: what errors call it.
         image_tokens: tokens of an image; 0: the model takes none.
         int8_cache: whether keys and values are kept in int8.
+        bits: of the weights.
 
     Raises:
         ConversionError: the family is not supported.
         ValueError: the NPU's designs have no place for it.
     """
     found = read_decoder(config, where=where)
-    description = found.description(images=image_tokens > 0, int8_cache=int8_cache)
+    description = found.description(images=image_tokens > 0, int8_cache=int8_cache, bits=bits)
     if reason := unsupported_by_array(description):
         raise ValueError(reason)
     return DecoderShape(description, found.context_length, image_tokens)

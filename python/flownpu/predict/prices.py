@@ -104,7 +104,7 @@ class Prediction:
     def roof(self, context: int) -> float:
         """Tokens per second if only reading weights, keys and values from main memory took time."""
         decoder, shape = self.target.decoder, self.target.decoder.shape
-        layer = shape.weight_bytes + shape.experts * shape.expert_bytes  # experts: those of a token
-        weights = len(decoder.windows) * layer + decoder.head.bytes
+        weights = decoder.weights_before(len(decoder.layers)) + decoder.head.bytes
+        weights += shape.experts * sum(shape.expert_bytes(layer.eight_bits) for layer in decoder.layers)  # a token's
         keys = sum(min(window or context, context) for window in decoder.windows)
         return self.values["memory_read"] / (weights + keys * shape.kv_heads * 2 * shape.row_bytes)

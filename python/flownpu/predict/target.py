@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flownpu.convert.weight_bits import FOUR_BITS
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, read_json
 from flownpu.model.onnx_file import load_model, reading
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from flownpu._native import EncoderShape
     from flownpu.aie.programs.decoder_shape import DecoderShape
+    from flownpu.convert.weight_bits import WeightBits
 
 
 # Vision towers of known models.
@@ -56,39 +58,42 @@ class Target:
         return list(asked) or [length for length in CONTEXTS if length <= longest] or [longest]
 
 
-def target(text: str, *, int8_cache: bool = False) -> Target:
+def target(text: str, *, int8_cache: bool = False, bits: WeightBits | None = None) -> Target:
     """The model of a name, a folder or a file.
 
     `int8_cache`: whether a model that is not converted yet keeps keys and values in int8; a graph has its own type.
+    `bits`: of the weights of such a model; None: 4.
 
     Raises:
         FlowNPUError: there is none (the message has the nearest names), it is a graph whose cache is not in int8 though
-            `int8_cache` is set, or the NPU's designs have no place for it.
+            `int8_cache` is set, or `bits` are given for a graph, or the NPU's designs have no place for it.
         MissingDependencyError: a graph is to be read, and onnx_ir is not installed.
     """
     if text in SHAPES:
-        return known(text, int8_cache=int8_cache)
+        return known(text, int8_cache=int8_cache, bits=bits)
     path = Path(text)
     if not path.exists():
         raise FlowNPUError(f"no such model, folder or file: {text}{nearest(text, SHAPES)}")
     if path.is_file() and path.suffix == ".json":
-        return _of_file(path, int8_cache=int8_cache)
+        return _of_file(path, int8_cache=int8_cache, bits=bits)
     if path.is_dir() and not (path / "genai_config.json").is_file() and not (path / "model.onnx").is_file():
         if (path / "config.json").is_file():
-            return _of_file(path / "config.json", int8_cache=int8_cache)
+            return _of_file(path / "config.json", int8_cache=int8_cache, bits=bits)
         raise FlowNPUError(
             f"{path}: expected a folder with genai_config.json, model.onnx or config.json, found none of them"
         )
-    return _of_graph(path, int8_cache=int8_cache)
+    return _of_graph(path, int8_cache=int8_cache, bits=bits)
 
 
 @cache
-def known(name: str, *, int8_cache: bool = False) -> Target:
+def known(name: str, *, int8_cache: bool = False, bits: WeightBits | None = None) -> Target:
     """One of `SHAPES`; FlowNPUError if the NPU's designs have no place for it."""
     encoder = ENCODERS[_ENCODERS[name]] if name in _ENCODERS else None
     tokens = encoder.tokens if encoder else 0
     with placing(name):
-        return Target(name, decoder_of_configuration(SHAPES[name], name, tokens, int8_cache=int8_cache), encoder)
+        decoder = decoder_of_configuration(SHAPES[name], name, tokens, int8_cache=int8_cache, bits=bits or FOUR_BITS)
+        # Published tables are of 4 bits.
+        return Target(name if bits in (None, FOUR_BITS) else f"{name} {'/'.join(map(str, bits))}", decoder, encoder)
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
@@ -97,16 +102,18 @@ def nearest(text: str, names: Mapping[str, object]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(names)}"
 
 
-def _of_file(path: Path, *, int8_cache: bool) -> Target:
+def _of_file(path: Path, *, int8_cache: bool, bits: WeightBits | None) -> Target:
     if path.name == "genai_config.json":
-        return _of_graph(path.parent, int8_cache=int8_cache)
+        return _of_graph(path.parent, int8_cache=int8_cache, bits=bits)
     with placing(path):
-        decoder = decoder_of_configuration(read_json(path), str(path), int8_cache=int8_cache)
+        decoder = decoder_of_configuration(read_json(path), str(path), int8_cache=int8_cache, bits=bits or FOUR_BITS)
     return Target(path.parent.name or str(path), decoder)
 
 
-def _of_graph(path: Path, *, int8_cache: bool) -> Target:
+def _of_graph(path: Path, *, int8_cache: bool, bits: WeightBits | None) -> Target:
     """The decoder that a session finds in a graph; a graph without FlowNPU's operators is rewritten first."""
+    if bits is not None:
+        raise FlowNPUError(f"{path}: expected no bits of weights for a graph, which has its own")
     file, settings = locate_graph(path)
     model = load_model(file, purpose="flownpu predict")
     with reading(file):

@@ -134,7 +134,7 @@ def _array_change(times: Times) -> float:
 def _wait(times: Times) -> float:
     """Seconds of a wait: a layer's time without its weights on the streams; its few keys are negligible."""
     layer = times.seconds("decode_layer, two layers") - times.seconds("decode_layer")
-    return (layer - SHAPE.weight_bytes * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
+    return (layer - SHAPE.weight_bytes() * times.cost("copy") / _DECODE_STREAMS) / _ATTENTION.waits
 
 
 MEASURES = (

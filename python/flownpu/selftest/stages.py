@@ -135,9 +135,9 @@ class _Stages:
             **dict.fromkeys(("geglu", "swiglu"), partial(rows.gated_activation_case, design, rng)),
         }
         for kind in self._weights:
-            makers[f"q4nx_dequant_{kind}"] = partial(
-                projections.dequant_engine_case, DequantEngine(target, kind), 32, 256, rng
-            )
+            for planes, name in ((1, f"q4nx_dequant_{kind}"), (2, f"q4nx_dequant_planes_{kind}")):
+                engine = DequantEngine(target, kind, planes)
+                makers[name] = partial(projections.dequant_engine_case, engine, 32, 256, rng)
             makers[f"gemm_{kind}"] = partial(projections.gemm_tile_case, design, kind, rng)
         return [replace(makers[design.kernel](), program=partial(design.program, calls))]
 
@@ -179,6 +179,8 @@ class _Stages:
             vector = FusedDQP(target, 512, tiles, epilogue)
             make = partial(projections.fused_dqp_case, vector, 1056, 300)
             yield _stage(f"fused_dqp {epilogue}", f"fused_dqp {epilogue}", _alone(make))
+        eight_bits = partial(projections.fused_dqp_case, FusedDQP(target, 512, tiles), 1056, 300, bits=8)
+        yield _stage("fused_dqp 8 bits", "fused_dqp none", _alone(eight_bits))
         for weights in self._weights:
             group = f"gemm {weights}"
             dequantised = partial(projections.dequant_engine_case, DequantEngine(target, weights), 256, 512)

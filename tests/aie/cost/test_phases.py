@@ -109,6 +109,7 @@ def test_kernel_cycles_equal_published_ones():
         return published_cycles(DEVICE, VALUES, kernel, list(integers), 0)
 
     assert cycles("q4nx_dequant_bf16") == 2115
+    assert cycles("q4nx_dequant_planes_bf16") == 2 * 2115
     # softmax of 64 x 64 scores: 1696; the products are 64 a cycle.
     assert cycles("flow_kv_scores", 64, 64, 128, 0) - cycles("flow_kv_values", 64, 64, 128) == pytest.approx(
         1696, rel=0.01

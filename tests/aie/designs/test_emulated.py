@@ -59,22 +59,30 @@ def test_fused_dqp_of_alternating_rows_equals_reference(rng, target, tiles, m, k
     fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
 
 
+@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 16), ("npu2", 32)])
+@pytest.mark.parametrize(("m", "k", "epilogue"), [(128, 256, "none"), (1056, 300, "swiglu"), (4128, 512, "none")])
+def test_fused_dqp_of_eight_bits_equals_reference(rng, target, tiles, m, k, epilogue):
+    design = FusedDQP(target, 512, tiles, epilogue)
+    fused_dqp_case(design, m, k, rng, bits=8, interleaved=epilogue != "none").check()
+
+
 @pytest.mark.parametrize("k", [300, 256], ids=["among the padding", "in blocks of its own"])
 def test_fused_dqp_with_bias_equals_reference(rng, k):
     biased_fused_dqp_case(FusedDQP("npu2", 512), 160, k, rng).check()
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
-@pytest.mark.parametrize(("m", "k"), [(128, 256), (100, 300), (1152, 1152)])
-def test_dequant_engine_equals_reference(rng, target, weights, m, k):
-    dequant_engine_case(DequantEngine(target, weights), m, k, rng).check()
+@pytest.mark.parametrize(("m", "k", "planes"), [(128, 256, 1), (100, 300, 1), (1152, 1152, 1), (100, 300, 2)])
+def test_dequant_engine_equals_reference(rng, target, weights, m, k, planes):
+    dequant_engine_case(DequantEngine(target, weights, planes), m, k, rng).check()
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)
 @pytest.mark.parametrize(("m", "k"), [(64, 256), (192, 600), (64, 64 * 256 + 1)], ids=["least", "odd", "two tasks"])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k, interleaved):
-    dequant_engine_case(DequantEngine(target, weights), m, k, rng, gated=True, interleaved=interleaved).check()
+@pytest.mark.parametrize(("interleaved", "planes"), [(False, 1), (True, 1), (True, 2)])
+def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k, interleaved, planes):
+    engine = DequantEngine(target, weights, planes)
+    dequant_engine_case(engine, m, k, rng, gated=True, interleaved=interleaved).check()
 
 
 def test_dequant_engine_of_gemma3_1b_equals_reference(rng):

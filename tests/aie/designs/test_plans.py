@@ -52,7 +52,8 @@ def test_fused_dqp_on_16_tiles_passes_checker(name):
     model = MODELS[name]
     k_max = -(-max(k for _, k, _ in projections(model)) // 256) * 256
     for m, k, epilogue in [*projections(model), (model.model.vocabulary, model.shape.hidden, "none")]:
-        assert violations(FusedDQP("npu2", k_max, 16, epilogue).program(m, k)) == []
+        for planes in (1, 2):
+            assert violations(FusedDQP("npu2", k_max, 16, epilogue).program(m, k, planes=planes)) == []
 
 
 @pytest.mark.parametrize(("target", "weights"), [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")])
@@ -61,8 +62,9 @@ def test_products_of_few_and_many_tokens_pass_checker(name, target, weights):
     """By supertiles, and by megatiles of two tiles of C, the most that L1 holds; a gated product always has two."""
     for m, k, epilogue in projections(MODELS[name]):
         gated = epilogue in {"geglu", "swiglu"}
-        if gated:
-            assert violations(DequantEngine(target, weights).program(m, k, gated=True, interleaved=True)) == []
+        for planes in (1, 2) if gated else (2,):
+            engine = DequantEngine(target, weights, planes)
+            assert violations(engine.program(m, k, gated=gated, interleaved=gated)) == []
         for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
             gemm = Gemm(target, weights, epilogue, **({} if gated else {"e_y": e_y, "e_x": e_x}))
             assert violations(gemm.program(tokens, k, -(-m // 32) * 32)) == []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops import q4nx
+from flownpu.ops.emulated import as_read
 from tests.aie.host_kernels import (
     BF16_ROUNDING,
     BFLOAT16,
@@ -29,13 +30,15 @@ from tests.aie.host_kernels import (
 )
 
 
-def random_weight(rng, rows, columns):
+def random_weight(rng, rows, columns, bits=4):
     """Blocks of a weight with parameters of any size, and its values in float64."""
     groups = -(-columns // 32)
-    codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    codes = rng.integers(-128, 128, (rows, columns), np.int8)
+    if bits == 4:
+        codes = (codes & 15).astype(np.uint8)
     scale, minimum = bf16(rng.uniform(0.01, 2, (rows, groups))), bf16(rng.normal(size=(rows, groups)))
     weight = wide(codes) * np.repeat(wide(scale), 32, 1)[:, :columns] + np.repeat(wide(minimum), 32, 1)[:, :columns]
-    return q4nx.pack(codes, scale, minimum), weight
+    return q4nx.pack(codes, scale, minimum, q4nx.WIDE if bits == 4 else q4nx.EIGHT_BITS_WITH_MINIMA), weight
 
 
 def silu(x, exponent=None):
@@ -61,19 +64,24 @@ def activation_tolerance(name, x):
     return (5 * np.minimum(exponent(x), 64) * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act(x)) + np.abs(x) * 2.0**-59
 
 
-def test_dequantises_to_bf16_exactly(kernels, rng):
-    blocks, _ = random_weight(rng, 32, 256)
+DEQUANT = pytest.mark.parametrize(("name", "bits"), [("q4nx_dequant", 4), ("q4nx_dequant_planes", 8)])
+
+
+@DEQUANT
+def test_dequantises_to_bf16_exactly(kernels, rng, name, bits):
+    blocks, _ = random_weight(rng, 32, 256, bits)
     tile = np.zeros(8192, BFLOAT16)
-    kernels.call("q4nx_dequant_bf16", blocks.reshape(-1), tile)
+    kernels.call(f"{name}_bf16", as_read(blocks).reshape(-1), tile)
     # One rounding to f32 (q4nx.dequantize), one to bf16, as in the kernel.
     expected = panels(bf16(q4nx.dequantize(blocks, 32, 256)).T)
     np.testing.assert_array_equal(tile.view(np.uint16), expected.view(np.uint16))
 
 
-def test_dequantises_to_bfp16_exactly(rng):
-    blocks, _ = random_weight(rng, 32, 256)
+@DEQUANT
+def test_dequantises_to_bfp16_exactly(rng, name, bits):
+    blocks, _ = random_weight(rng, 32, 256, bits)
     tile = np.zeros(9216, np.uint8)
-    load("xdna2").call("q4nx_dequant_bfp16", blocks.reshape(-1), tile)
+    load("xdna2").call(f"{name}_bfp16", as_read(blocks).reshape(-1), tile)
     weight = bf16(q4nx.dequantize(blocks, 32, 256))  # [feature][k]
     coded, _ = blocks_of(weight.reshape(4, 8, 32, 8).transpose(2, 0, 1, 3))  # [k/8][feature/8][feature][k]
     np.testing.assert_array_equal(tile, coded.reshape(-1))
@@ -165,10 +173,12 @@ def test_gated_activations_equal_float64(kernels, rng, kernel, name):
     assert_within(y, expected, tolerance)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("m", "k"), [(32, 256), (64, 768), (40, 300), (32, 2560)])
-def test_fused_dqp_equals_float64(kernels, rng, m, k):
-    blocks, weight = random_weight(rng, m, k)
-    rows, columns = blocks.shape[0], blocks.shape[1]
+def test_fused_dqp_equals_float64(kernels, rng, m, k, bits):
+    given, weight = random_weight(rng, m, k, bits)
+    blocks, planes = as_read(given), bits // 4
+    rows, columns = blocks.shape[0], blocks.shape[1] // planes
     # Any finite numbers may follow the last group of 32 columns: scales and minima are 0 there.
     x = bf16(rng.normal(size=columns * 256) * 1e6)
     x[:k], x[k : -(-k // 32) * 32] = bf16(rng.normal(size=k)), 0
@@ -176,14 +186,15 @@ def test_fused_dqp_equals_float64(kernels, rng, m, k):
     kernels.call("fused_dqp_group_sums", x, sums, columns * 256)
     for row in range(rows):
         kernels.call("zero_f32", y[row], 32)
-        for j in range(columns):
-            kernels.call("fused_dqp", blocks[row, j], x, sums, y[row], j)
-    # Magnitudes of the terms that are added: |scale| sum code |x| and |minimum| sum |x|.
-    quantized = q4nx.unpack(blocks, m, k)
+        for j in range(columns * planes):
+            kernels.call("fused_dqp", blocks[row, j], x, sums, y[row], j, planes)
+    # Magnitudes of the terms that are added: |scale| sum code |x| and |minimum| sum |x|. The codes of planes, 16 times
+    # the high one's, add up to c + 128, and the high one's minimum is -128 scales.
+    quantized = q4nx.unpack(given, m, k)
     scale, minimum = (np.repeat(np.abs(wide(p)), 32, 1)[:, :k] for p in (quantized.scale, quantized.minimum))
-    magnitude = (scale * quantized.codes + minimum) @ np.abs(wide(x[:k]))
+    magnitude = (scale * (wide(quantized.codes) + 256 * (bits == 8)) + minimum) @ np.abs(wide(x[:k]))
     # Splitting a group's sums in two bf16 parts errs by 2^-16; 32 products, and 4 sums a group, are f32 additions.
-    tolerance = (2.0**-16 + (32 + 4 * k / 32) * F32_ROUNDING) * magnitude
+    tolerance = (2.0**-16 + (32 + 4 * planes * k / 32) * F32_ROUNDING) * magnitude
     assert_within(y.reshape(-1)[:m], weight @ wide(x[:k]), tolerance)
 
 

@@ -5,8 +5,8 @@ from flownpu import _native
 from flownpu.aie.programs.decoder_shape import DecoderShape
 
 
-def decoder_of(shape, windows, vocabulary, positions, tables=None, scale=None):
-    """Layers of these sizes, with these windows (0: none) and rotary tables (by default all with one)."""
+def decoder_of(shape, windows, vocabulary, positions, tables=None, scale=None, eight_bits=None):
+    """Layers of these sizes, with these windows (0: none), rotary tables (by default all with one) and bits."""
     layers = [
         _native.Layer(
             _native.Attention(
@@ -22,8 +22,11 @@ def decoder_of(shape, windows, vocabulary, positions, tables=None, scale=None):
             ),
             shape.post_norms,
             shape.norms_before,
+            which,
         )
-        for window, table in zip(windows, tables or [0] * len(windows), strict=True)
+        for window, table, which in zip(
+            windows, tables or [0] * len(windows), eight_bits or [0] * len(windows), strict=True
+        )
     ]  # fmt: skip
     model = _native.Decoder(layers, hidden=shape.hidden, vocabulary=vocabulary, positions=positions, epsilon=1e-6)
     return DecoderShape(model, positions)

@@ -152,7 +152,7 @@ def test_npu1_token_runs_operator_by_operator():
 
 def test_lm_head_beyond_offset_limit_becomes_separate_call(monkeypatch):
     shape = decoder_of(SHAPES["gemma3-topics"]).shape
-    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes)
+    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", 2 * shape.weight_bytes())
     choice = decode_program(decoder_of(shape), "npu2", CONTEXT)
     assert choice.way == "split"
     steps = [step.call.operator for step in choice.program.steps]

@@ -19,6 +19,7 @@ from flownpu.aie.designs.decode_layer.shape import Projection
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import Role
+from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import LayerInputs, random_layer, rotary_table
 from flownpu.selftest.reference.prompt import PrefillModel
 from tests.aie.designs.decode_layer.cases import case_of, checkpoint_layer
@@ -51,15 +52,22 @@ def trained(rng):
     return replace(real, feed_forward=512), weights, config["query_pre_attn_scalar"] ** -0.5
 
 
-def untrained(shape):
-    """Three layers of random weights."""
-    return lambda rng: (shape, [random_layer(shape, rng) for _ in LAYERS], shape.d**-0.5)
+def untrained(shape, eight_bits=(0, 0, 0)):
+    """Three layers of random weights; `eight_bits`: which of them have 8 bits, see `LayerShape.of_bits`."""
+    return lambda rng: (shape, [random_layer(shape, rng, which) for which in eight_bits], shape.d**-0.5)
+
+
+def eight_bits_of(weights):
+    """The same of a layer's weights, told by their blocks."""
+    parts = weights.qkv, weights.output, weights.gate_up, weights.down
+    return sum((q4nx.layout_of(part).bits == 8) << place for place, part in enumerate(parts))
 
 
 MODELS = {
     "gemma3-topics": trained,
     "qwen3 with biases": untrained(LayerShape(384, 8, 2, 64, 576, "swiglu", qk_norm=True, output_bias=True)),
-    "gemma2": untrained(LayerShape(288, 8, 4, 32, 640, "geglu", post_norms=True, softcap=2.0)),
+    # QKV and down of 8 bits, as in some layers of GGUF's Q4_K_M; none; attention's.
+    "gemma2": untrained(LayerShape(288, 8, 4, 32, 640, "geglu", post_norms=True, softcap=2.0), (0b1001, 0, 0b0011)),
     "gpt-oss": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", has_sinks=True)),
     "olmo2": untrained(LayerShape(288, 8, 4, 32, 640, "swiglu", **OLMO)),
 }
@@ -128,8 +136,9 @@ def test_prefill_has_expected_chunks_and_token(rng, name, kind, turns):
     """
     shape, weights, scale = MODELS[name](rng)
     rotary = np.stack([rotary_table(CONTEXT, shape.d, base) for base in (1e4, 1e6)])
-    windows, tables = zip(*((layer.window or 0, layer.table) for layer in LAYERS), strict=True)
-    decoder = decoder_of(shape, windows, 128, CONTEXT, tables, scale)
+    layers = [replace(layer, eight_bits=eight_bits_of(of)) for layer, of in zip(LAYERS, weights, strict=True)]
+    windows, tables, which = zip(*((at.window or 0, at.table, at.eight_bits) for at in layers), strict=True)
+    decoder = decoder_of(shape, windows, 128, CONTEXT, tables, scale, which)
     program = prefill_program(decoder, "npu2", CONTEXT, CHUNK, kind)
     attended = FlowQKV("npu2", shape.heads, shape.kv_heads, shape.d).padded(CHUNK)
     machine = machine_of(program, shape, weights, rotary)
@@ -154,7 +163,7 @@ def test_prefill_has_expected_chunks_and_token(rng, name, kind, turns):
 
     token = bf16(rng.normal(size=shape.hidden) * 3)
     call = LayerInputs(
-        DecodeLayer(shape), weights, LAYERS, position, token, np.zeros_like(token), kept.copy(), rotary, scale
+        DecodeLayer(shape), weights, layers, position, token, np.zeros_like(token), kept.copy(), rotary, scale
     )
     found = case_of(call, rng).check()
     *_, (_, _, numbers, tolerance) = model.prefill(token[None], position, bf16_stream=True)

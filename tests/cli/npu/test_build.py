@@ -181,7 +181,7 @@ def test_manifest_has_digest_of_files(flownpu, tmp_path):
     assert (found["target"], found["versions"]) == ("npu2", {"flownpu": __version__})
     array = found["arrays"]["fused_dqp-32-k6912-none"]
     assert (array["inputs"]["aiecc"], array["inputs"]["peano"]) == ("aiecc 1.0", "clang++ 1.0")
-    assert array["kernels"]["fused_dqp"] == ["5120xu8", "6912xbf16", "432xbf16", "32xf32", "i32"]
+    assert array["kernels"]["fused_dqp"] == ["5120xu8", "6912xbf16", "432xbf16", "32xf32", "i32", "i32"]
     assert len(array["compute_tiles"]) == 32
     # M = (4 + 2 x 1) heads x 256, K = 1152, in blocks of 32 x 256: 48 x 5.
     assert array["calls"]["m1536-k1152"]["buffers"] == [

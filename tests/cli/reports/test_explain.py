@@ -266,7 +266,7 @@ def test_program_listing_equals_build(explained, flownpu, model):
         assert found["read_bytes"] > found["written_bytes"]
     # A token reads all weights once, whatever else.
     decoder = read_decoder(model)
-    assert document[0]["read_bytes"] > len(decoder.windows) * decoder.shape.weight_bytes + decoder.head.bytes
+    assert document[0]["read_bytes"] > len(decoder.windows) * decoder.shape.weight_bytes() + decoder.head.bytes
     text = flownpu("explain", model, "--bandwidth", 10).out
     assert "The program of a token at position 1023" in text
     assert f"{document[-1]['changes']} changes of array" in text

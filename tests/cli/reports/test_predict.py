@@ -175,6 +175,30 @@ def test_int8_cache_of_configuration_is_predicted(flownpu, tmp_path):
     assert saved == pytest.approx(28 * 4096 * 8 * 2 * (256 - 160))
 
 
+def test_weights_of_eight_bits_are_predicted(flownpu):
+    rates = [
+        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "1k", "--json", *given).out)["points"][0]
+        for given in ((), ("--weights", "8/4/4"), ("--weights", "q8"))
+    ]
+    # The roofs' bytes by hand: two planes instead of one of blocks of 5120 bytes, for 32 rows x 256 columns each; of 28
+    # layers QKV 4096 x 1024 and output 1024 x 2048; then gate, up and down 3072 x 1024 and the head 151936 x 1024, too.
+    attention = 28 * (4096 * 1024 + 1024 * 2048)
+    others = 28 * 3 * 3072 * 1024 + 151936 * 1024
+    for rate, weights in zip(rates[1:], (attention, attention + others), strict=True):
+        more = VALUES["memory_read"] * (1 / rate["roof"] - 1 / rates[0]["roof"])
+        assert more == pytest.approx(weights * 5120 / (32 * 256))
+        assert rate["decode_tokens_per_second"] < rates[0]["decode_tokens_per_second"]
+
+
+def test_weights_of_graph_or_on_gpu_are_refused(flownpu, model):
+    done = flownpu("predict", model, "--weights", "q8")
+    assert done.code == 1
+    assert "expected no bits of weights for a graph, which has its own" in done.err
+    done = flownpu("predict", "gemma3-1b", "--device", "radeon-780m", "--weights", "q8")
+    assert done.code == 2
+    assert "expected no --weights with a GPU" in " ".join(done.err.split())
+
+
 def test_int8_cache_of_graph_in_bf16_is_refused(flownpu, model):
     done = flownpu("predict", model, "--kv-dtype", "int8")
     assert done.code == 1
@@ -210,7 +234,7 @@ def test_token_reads_weights_and_visible_keys():
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)
-    weights = len(of.decoder.windows) * shape.weight_bytes + of.decoder.head.bytes
+    weights = len(of.decoder.windows) * shape.weight_bytes() + of.decoder.head.bytes
     least = weights + keys * shape.kv_heads * 2 * shape.d * 2
     # Keys are dealt to 24 tiles in rounds; each tile gets as many bytes as a Q4NX block has. A window that begins or
     # ends within a round reads all of it, so there may be two more rounds. x, norms and the state are read, too.

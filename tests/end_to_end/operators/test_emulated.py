@@ -66,6 +66,25 @@ def test_product_rows_equal_reference(target: str, rows: int, runs: int, alone: 
     assert not np.array_equal(found, expected.astype(np.float32))
 
 
+@pytest.mark.parametrize(("target", "rows"), [("npu2", 1), ("npu2", 65), ("npu1", 1), ("npu1", 7)])
+def test_product_of_eight_bits_equals_reference(target: str, rows: int, alone: Alone) -> None:
+    """The dequantisation engine adds the planes up, so that more rows are multiplied as with 4 bits."""
+    m, k, alone.target = 70, 72, target
+    rng, x = np.random.default_rng(1), numbers(2, rows, k)
+    weight = q4nx.Quantized(*q4nx.quantize_bytes(rng.standard_normal((m, k), np.float32) / 8))
+    blocks = q4nx.pack(*weight, q4nx.EIGHT_BITS_WITH_MINIMA)
+    (found,), dispatches = alone("Q4NXMatMul", {"X": x}, {"W": blocks}, M=m, K=k)
+    assert stems(dispatches) == (["fused_dqp"] if rows == 1 else ENGINE_AND_GEMM)
+    expected = q4nx_matmul.reference(x, blocks, rows=m, columns=k)
+    matrix = q4nx.dequantize_codes(weight).astype(np.float64)
+    error = (
+        projection_tolerance(weight, x[0].astype(BFLOAT16))
+        if rows == 1
+        else product_error(x.astype(np.float64), matrix, 256, in_blocks=target == "npu2")
+    )
+    assert np.all(np.abs(found - expected) <= rounded(expected, error))
+
+
 @pytest.mark.parametrize("addends", [("bias",), ("residual",), ("bias", "residual")])
 def test_product_takes_bias_and_residual(addends: tuple[str, ...], alone: Alone) -> None:
     """Products of a batch; the host adds bias and residual in float32."""

@@ -12,9 +12,18 @@ from safetensors import safe_open
 from flownpu.aie.designs.bias import with_bias
 from flownpu.aie.designs.decode_layer.shape import LayerShape, interleave
 from flownpu.ops import q4nx
+from flownpu.ops.emulated import as_read
 from flownpu.selftest.reference.layer import padded
 from tests.aie.designs.decode_layer.cases import checkpoint_layer, norm_weights
-from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes, with_position_ids
+from tests.npu.decoders import (
+    GivenNode,
+    in_eight_bits,
+    in_layout,
+    npu,
+    partition,
+    read_nodes,
+    with_position_ids,
+)
 
 MODELS = ("trained", "gemma3_text", "llama", "qwen3")
 BFLOAT16 = ml_dtypes.bfloat16
@@ -50,6 +59,7 @@ def expected_attributes(name, config):
         "hidden": config["hidden_size"], "vocabulary": config["vocab_size"], "layers": config["num_hidden_layers"],
         "positions": config["max_position_embeddings"], "epsilon": np.float32(config["rms_norm_eps"]),
         "all_logits": 0, "position_ids": 0, "rotated_size": 0, "given_tables": 0,
+        "head_eight_bits": 0, "layer.eight_bits": 0,
         "layer.post_norms": int(gemma), "layer.norms_before": 1, "feed_forward.size": config["intermediate_size"],
         "feed_forward.activation": "geglu" if gemma else "swiglu", "feed_forward.experts": 0,
         "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
@@ -181,6 +191,42 @@ def test_projection_beside_decoder_stays(models):
 # --- Constants --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("weights", ["8/8/8", "8/4/4", "4/8/8"])
+def test_weights_of_eight_bits_are_packed_in_planes(weights, models):
+    nodes, outputs = read_nodes(models.converted("llama", weights=weights))
+    node = decoder_of(lower(nodes, outputs))
+    attention, head, feed_forward = (int(bits) // 8 for bits in weights.split("/"))
+    assert node.attributes["layer.eight_bits"] == 0b0011 * attention + 0b1100 * feed_forward
+    assert node.attributes["head_eight_bits"] == head
+    packed = []
+    for layer in range(node.attributes["layers"]):
+        for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+            blocks = as_read(by_name(nodes, f"/layers.{layer}.{name}").inputs[1][3])
+            if name == "mlp.gate_up_proj":  # 608 rows, rounded up to 640
+                halves = [np.pad(half, ((0, 1), (0, 0), (0, 0))) for half in np.split(blocks, 2)]
+                blocks = interleave(np.concatenate(halves))
+            packed.append(blocks.reshape(-1))
+    packed.append(as_read(by_name(nodes, "/lm_head").inputs[1][3]).reshape(-1))
+    assert node.packed("weights") == np.concatenate(packed).tobytes()
+
+
+def test_layers_may_differ_in_bits_of_weights(models):
+    """Only one layer's down projection has 8 bits, as in GGUF's Q4_K_M; all else is packed as before."""
+    nodes, outputs = read_nodes(models.converted("llama"))
+    before = decoder_of(lower(nodes, outputs))
+    place = next(i for i, node in enumerate(nodes) if node.name == "/layers.1.mlp.down_proj")
+    (nodes[place],) = in_eight_bits([nodes[place]])
+    after = decoder_of(lower(nodes, outputs))
+    assert after.attributes["layer.eight_bits"] == [0, 0b1000, 0]
+    assert after.attributes["head_eight_bits"] == 0
+    packed, more = as_read(nodes[place].inputs[1][3]), after.packed("weights")
+    size = packed.nbytes // 2  # of 4 bits
+    head = as_read(by_name(nodes, "/lm_head").inputs[1][3]).nbytes
+    end = (len(before.packed("weights")) - head) * 2 // 3  # of the layers 0 and 1
+    parts = before.packed("weights")[: end - size], packed.tobytes(), before.packed("weights")[end:]
+    assert more == b"".join(parts)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_constants_are_packed_as_designs_read_them(name, models):
     """Compared with the layout's definition, aie/designs/decode_layer/shape.py, starting from the checkpoint."""
@@ -290,11 +336,6 @@ def spoilt_weight(nodes):
     by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][3] = None
 
 
-def eight_bits(nodes):
-    blocks = np.zeros((9, 19, q4nx.EIGHT_BITS.block_bytes), np.uint8)
-    by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][2:] = [list(blocks.shape), blocks]
-
-
 def without_rope(nodes):
     for node in nodes:
         if node.op_type == "FlowQKVAttention":
@@ -320,7 +361,6 @@ CASES = {
         r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], \[9,19,640\] or \[9,19,576\]",
     ),
     "a weight of other sizes": (other_blocks, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], "),
-    "a weight of 8 bits": (eight_bits, "down_proj': expected a weight of 4 bits, got 8, which only the CPU multiplies"),
     "epsilon": (attribute("/norm", epsilon=1e-3), "'/norm': expected the epsilon of all norms to be 1e-06, got 0.001"),
     "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
     "softcap": (attribute(ATTENTION, softcap=30.0), "expected softcap = 0 as in the layers before, got 30"),

@@ -37,4 +37,4 @@ def embed(models):
 
 def programs_of(options):
     """The options of a conversion on which programs depend: the others share artifacts."""
-    return {name: value for name, value in options.items() if name == "logits" or value == "int8"}
+    return {name: value for name, value in options.items() if name in ("logits", "weights") or value == "int8"}

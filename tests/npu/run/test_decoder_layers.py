@@ -265,7 +265,9 @@ def test_lm_head_as_own_call_is_within_rounding(rng, monkeypatch, tmp_path, mode
     """If a call has no room for a layer and the head: the same roundings, except for the last norm."""
     hidden = embed("trained", rng.integers(3, 300, 3))
     expected = run_all(session_of("trained"), hidden, steps_of(1, 2, 3))
-    monkeypatch.setattr(decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes)
+    monkeypatch.setattr(
+        decode_layer, "_WEIGHTS_MAXIMUM", read_decoder(models.converted("trained")).shape.weight_bytes()
+    )
     build_artifacts(models.converted("trained"), context=CONTEXT, output=tmp_path / "artifacts")
     session = Session(npu.NpuDevice(str(tmp_path / "artifacts")), *read_nodes(models.converted("trained")))
     found = run_all(session, hidden, steps_of(1, 2, 3))

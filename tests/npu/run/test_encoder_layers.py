@@ -15,7 +15,7 @@ from flownpu.npu.layers import encoder_of_model, read_encoder
 from flownpu.ops import q4nx
 from tests.aie.host_kernels import bf16, panels
 from tests.convert.picture_models import VISION, reference, stored_matrices, write_pictures_checkpoint
-from tests.npu.decoders import GivenNode, in_layout, npu, partition, read_nodes
+from tests.npu.decoders import GivenNode, in_eight_bits, in_layout, npu, partition, read_nodes
 from tests.npu.rounding import encoder_error
 from tests.ops.device import _argument
 
@@ -144,6 +144,12 @@ def test_panels_do_not_depend_on_layout_of_q4nx(layout, converted):
         packed(converted("q4nx"), lambda nodes, of=of: in_layout(nodes, of, symmetric=not layout.minima))
         for of in (layout, q4nx.WIDE)
     )
+    assert found.packed("weights") == expected.packed("weights")
+
+
+def test_panels_of_eight_bits_equal_those_of_four(converted):
+    """The same weights, number by number."""
+    found, expected = (packed(converted("q4nx"), change) for change in (in_eight_bits, lambda nodes: nodes))
     assert found.packed("weights") == expected.packed("weights")
 
 

@@ -41,6 +41,19 @@ def test_product_equals_equation(rows: int, columns: int, layout: q4nx.Layout) -
     assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
 
 
+@pytest.mark.parametrize("layout", [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA])
+def test_product_of_eight_bits_equals_equation(layout: q4nx.Layout) -> None:
+    rows, columns = 40, 320
+    rng, x = np.random.default_rng(1), _row(columns)
+    codes, scale, minimum = q4nx.quantize_bytes(rng.standard_normal((rows, columns), np.float32) / 8)
+    weight = q4nx.Quantized(codes, scale, minimum if layout.minima else 0 * minimum)
+    blocks = q4nx.pack(*weight, layout)
+    found = ops.q4nx_matmul(x, blocks, rows=rows, device="emulate")
+    expected = fused_dqp.reference(x[0], blocks, rows=rows, columns=columns)
+    tolerance = projection_tolerance(weight, x[0].astype(ml_dtypes.bfloat16))
+    assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
+
+
 @pytest.mark.parametrize("gating", ["geglu", "swiglu"])
 def test_gated_product_equals_equation(gating: str) -> None:
     rows, columns = 40, 320

@@ -49,7 +49,7 @@ def prompt_seconds(decoder: DecoderShape, tokens: int, device: Chip, values: Val
     """Seconds of a prompt from an empty cache to the first token."""
     shape = decoder.shape
     parts = [(part.columns, part.rows * (2 if part.gated else 1)) for part in shape.projections]
-    blocks = shape.weight_bytes // BLOCK_BYTES
+    blocks = shape.weight_bytes() // BLOCK_BYTES
     dequantised = blocks * (BLOCK_BYTES + BLOCK_ROWS * BLOCK_COLUMNS * _BF16_BYTES)
     heads = (shape.heads + shape.kv_heads) * shape.d
     # Elements that vector operators write per token: norms, QK-norm, RoPE; gate, up and their product.

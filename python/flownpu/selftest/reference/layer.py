@@ -17,6 +17,7 @@ from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
+from flownpu.ops.emulated import as_read
 from flownpu.selftest.reference.attention import random_sinks, sink_heads
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 
@@ -51,8 +52,8 @@ class LayerWeights:
 
     def blocks(self) -> np.ndarray:
         """All blocks in the order in which the array reads them."""
-        parts = self.qkv, self.output, interleave(self.gate_up), self.down
-        return np.concatenate([part.reshape(-1) for part in parts])
+        qkv, output, gate_up, down = (as_read(part) for part in (self.qkv, self.output, self.gate_up, self.down))
+        return np.concatenate([part.reshape(-1) for part in (qkv, output, interleave(gate_up), down)])
 
     def vectors(self, shape: LayerShape) -> np.ndarray:
         """The layer's norms as part of the host buffer `vectors`."""
@@ -63,9 +64,15 @@ class LayerWeights:
         return np.concatenate([lines.reshape(-1), *more])
 
 
-def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
+def random_projection(rng: Rng, rows: int, columns: int, *, eight_bits: bool = False) -> np.ndarray:
     """Blocks of a random weight of mean 0 and variance 1 / columns: products with normal numbers are about normal."""
     groups = -(-columns // q4nx.GROUP)
+    if eight_bits:
+        signed = rng.integers(-128, 128, (rows, columns), np.int8)
+        # Codes -128..127 have the variance (256^2 - 1) / 12.
+        scale = bf16(rng.uniform(0.5, 1.5, (rows, groups)) / np.sqrt(5461.25 * columns))
+        minimum = bf16(rng.normal(size=(rows, groups)) / 8 / np.sqrt(columns))
+        return q4nx.pack(signed, scale, minimum, q4nx.EIGHT_BITS_WITH_MINIMA)
     codes = rng.integers(0, 16, (rows, columns), np.uint8)
     # Codes 0..15 have the variance (16^2 - 1) / 12.
     scale = bf16(rng.uniform(0.5, 1.5, (rows, groups)) / np.sqrt(21.25 * columns))
@@ -73,20 +80,25 @@ def random_projection(rng: Rng, rows: int, columns: int) -> np.ndarray:
     return q4nx.pack(codes, scale, minimum)
 
 
-def random_layer(shape: LayerShape, rng: Rng) -> LayerWeights:
-    """Random weights with which the layer's outputs are about as large as its inputs."""
+def random_layer(shape: LayerShape, rng: Rng, eight_bits: int = 0) -> LayerWeights:
+    """Random weights with which the layer's outputs are about as large as its inputs.
+
+    `eight_bits`: which of them have 8 bits, see `LayerShape.of_bits`; with a bias of the output projection, not that.
+    """
     (m_qkv, k), (m_output, _), (m_gate, _), (m_down, k_down) = [(p.rows, p.columns) for p in shape.projections]
-    gate_up = np.concatenate([random_projection(rng, m_gate, k) for _ in range(2)])
+    of_qkv, of_output, of_gate, of_down = (part.eight_bits for part in shape.of_bits(eight_bits))
+    gate_up = np.concatenate([random_projection(rng, m_gate, k, eight_bits=of_gate) for _ in range(2)])
     norms = bf16(rng.uniform(0.5, 1.5, (2 * shape.entry_norms, shape.hidden)))
     qk_norm = None
     if shape.qk_norm:
         sizes = [sum(shape.qk_norm_sizes)] if shape.norm_of_all_heads else [2, shape.d]
         qk_norm = bf16(rng.uniform(0.5, 1.5, sizes))
-    output = random_projection(rng, m_output, shape.heads * shape.d)
+    output = random_projection(rng, m_output, shape.heads * shape.d, eight_bits=of_output)
     if shape.output_bias:
         output = with_bias(output, rng.normal(size=m_output).astype(np.float32), shape.heads * shape.d)
     return LayerWeights(
-        random_projection(rng, m_qkv, k), output, gate_up, random_projection(rng, m_down, k_down), norms, qk_norm,
+        random_projection(rng, m_qkv, k, eight_bits=of_qkv), output, gate_up,
+        random_projection(rng, m_down, k_down, eight_bits=of_down), norms, qk_norm,
         random_sinks(shape.heads, rng) if shape.has_sinks else None,
     )  # fmt: skip
 
@@ -125,9 +137,11 @@ class LayerInputs:
 
     def program(self) -> Program:
         """The design's program."""
+        of_head = self.head is not None and q4nx.layout_of(self.head).bits == 8
         return self.design.program(
-            self.position, self.cache.shape[1], layers=self.layers, vocabulary=self.vocabulary, epsilon=EPSILON,
-            scale=self.scale or None, positions=self.rotary.shape[1], tables=len(self.rotary),
+            self.position, self.cache.shape[1], layers=self.layers, vocabulary=self.vocabulary,
+            head_eight_bits=of_head, epsilon=EPSILON, scale=self.scale or None, positions=self.rotary.shape[1],
+            tables=len(self.rotary),
         )  # fmt: skip
 
     def buffers(self) -> dict[str, np.ndarray]:
@@ -140,7 +154,7 @@ class LayerInputs:
             state[regions[name].offset :][: shape.hidden] = values
         weights, vectors = [w.blocks() for w in self.weights], [w.vectors(shape) for w in self.weights]
         if self.head is not None and self.final_norms is not None:
-            weights.append(self.head.reshape(-1))
+            weights.append(as_read(self.head).reshape(-1))
             vectors += [padded(norm, shape.line) for norm in self.final_norms]
         return {
             "weights": np.concatenate(weights), "vectors": np.concatenate(vectors), "rotary": self.rotary,
@@ -187,7 +201,7 @@ def random_call(
     hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
     cache = bf16(rng.normal(size=(len(layers), capacity, shape.kv_heads, 2, shape.d)))
     rotary = np.stack([rotary_table(capacity, shape.d, 10000.0 * 10**table) for table in range(tables)])
-    weights = [random_layer(shape, rng) for _ in layers]
+    weights = [random_layer(shape, rng, layer.eight_bits) for layer in layers]
     return LayerInputs(DecodeLayer(shape, way), weights, list(layers), position, hidden, update, cache, rotary)
 
 

@@ -13,6 +13,7 @@ from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.aie.designs.one_tile import GEMM_TILE
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import fused_dqp, q4nx_matmul
+from flownpu.ops.emulated import as_read
 from flownpu.selftest.reference.case import Case
 from flownpu.selftest.reference.numbers import (
     BF16_ROUNDING,
@@ -51,20 +52,25 @@ def activation_tolerance(x: np.ndarray, act: np.ndarray) -> np.ndarray:
     return np.asarray((5 * exponent * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act) + np.abs(x) * 2.0**-52)
 
 
-def random_weight(rng: Rng, m: int, k: int) -> tuple[np.ndarray, q4nx.Quantized]:
+def random_weight(rng: Rng, m: int, k: int, bits: int = 4) -> tuple[np.ndarray, q4nx.Quantized]:
     """A weight [m, k] of random codes, scales and minima: its blocks, and these numbers."""
     groups = -(-k // q4nx.GROUP)
-    codes = rng.integers(0, 16, (m, k), np.uint8)
-    scale, minimum = bf16(rng.normal(size=(m, groups)) / 16), bf16(rng.normal(size=(m, groups)))
-    return q4nx.pack(codes, scale, minimum), q4nx.Quantized(codes, scale, minimum)
+    codes = rng.integers(0, 16, (m, k), np.uint8) if bits == 4 else rng.integers(-128, 128, (m, k), np.int8)
+    scale, minimum = bf16(rng.normal(size=(m, groups)) / 2**bits), bf16(rng.normal(size=(m, groups)))
+    layout = q4nx.WIDE if bits == 4 else q4nx.EIGHT_BITS_WITH_MINIMA
+    return q4nx.pack(codes, scale, minimum, layout), q4nx.Quantized(codes, scale, minimum)
 
 
 def projection_tolerance(weight: q4nx.Quantized, x: np.ndarray) -> np.ndarray:
-    """Bounds FusedDQP's error: a group's sums are split into two bf16 (2^-16), and have 32 products and 4 sums."""
-    k = weight.shape[1]
+    """Bounds FusedDQP's error: a group's sums are split into two bf16 (2^-16), and have 32 products and 4 sums.
+
+    Of 8 bits, planes have codes that add up to c + 128, of two groups, and a minimum of -128 scales more.
+    """
+    k, eight_bits = weight.shape[1], weight.codes.dtype == np.int8
     scale, minimum = (np.repeat(np.abs(wide(p)), q4nx.GROUP, 1)[:, :k] for p in (weight.scale, weight.minimum))
-    magnitude = (scale * weight.codes + minimum) @ np.abs(wide(x))
-    return np.asarray(1.01 * (2.0**-16 + (32 + 4 * k / 32) * F32_ROUNDING) * magnitude)
+    magnitude = (scale * (wide(weight.codes) + 256 * eight_bits) + minimum) @ np.abs(wide(x))
+    sums = 4 * k / 32 * (1 + eight_bits)
+    return np.asarray(1.01 * (2.0**-16 + (32 + sums) * F32_ROUNDING) * magnitude)
 
 
 def woven(gate: np.ndarray, up: np.ndarray, n: int) -> np.ndarray:
@@ -101,10 +107,10 @@ def gated(sums: list[np.ndarray], errors: list[np.ndarray], gating: str) -> tupl
     return expected, tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
 
 
-def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: bool = False) -> Case:
+def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: bool = False, bits: int = 4) -> Case:
     """One row times a random weight [m, k], or two of them under the design's gating."""
     gated = design.epilogue in {"geglu", "swiglu"}
-    weights = [random_weight(rng, m, k) for _ in range(2 if gated else 1)]
+    weights = [random_weight(rng, m, k, bits) for _ in range(2 if gated else 1)]
     blocks = np.concatenate([blocks for blocks, _ in weights])
     x = np.zeros(design.k_max, BFLOAT16)
     x[:k] = bf16(rng.normal(size=k) / (16 if gated else 1))
@@ -118,8 +124,9 @@ def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: b
         tolerance = (STEEPEST * sums[0] + activation_tolerance(gate, act)) * (np.abs(up) + sums[1])
         tolerance = tolerance + np.abs(act) * sums[1] + PRODUCT * np.abs(expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
-    weight = interleave(blocks) if interleaved else blocks
-    make = partial(design.program, m, k, interleaved=interleaved)
+    read = as_read(blocks)
+    weight = interleave(read) if interleaved else read
+    make = partial(design.program, m, k, interleaved=interleaved, planes=bits // 4)
     return Case(make, {"w": weight, "x": x}, "y", expected, tolerance)
 
 
@@ -139,12 +146,18 @@ def dequant_engine_case(
     engine: DequantEngine, m: int, k: int, rng: Rng, *, gated: bool = False, interleaved: bool = False
 ) -> Case:
     """Blocks of random weights; the result must be exact, for each step rounds once: to f32, to bf16, and to bfp16."""
-    blocks = np.concatenate([random_weight(rng, m, k)[0] for _ in range(2 if gated else 1)])
+    bits = 4 * engine.planes
+    blocks = np.concatenate([random_weight(rng, m, k, bits)[0] for _ in range(2 if gated else 1)])
     height, width = -(-m // 32) * 32, -(-k // 256) * 256
-    parts = [bf16(q4nx.dequantize(part, height, width)).T for part in np.split(blocks, 2 if gated else 1)]
+    groups = -(-k // q4nx.GROUP) * q4nx.GROUP
+    parts = [
+        np.pad(bf16(q4nx.dequantize(part, height, groups)).T, ((0, width - groups), (0, 0)))
+        for part in np.split(blocks, 2 if gated else 1)
+    ]
     b = operand(woven(parts[0], parts[1], 64) if gated else parts[0], engine.weights)
     make = partial(engine.program, m, k, gated=gated, interleaved=interleaved)
-    return Case(make, {"w": interleave(blocks) if interleaved else blocks}, "b", b.astype(np.float64), 0.0)
+    read = as_read(blocks)
+    return Case(make, {"w": interleave(read) if interleaved else read}, "b", b.astype(np.float64), 0.0)
 
 
 def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = False) -> Case:

@@ -46,7 +46,7 @@ def test_layer_with_experts_equals_reference(rng, name, way):
     expected, tolerance = expectation(call, rng)["attended"]
     design = DecodeLayer(shape, way)
     buffers = dataclasses.replace(call, design=design).buffers()
-    buffers["weights"] = buffers["weights"][: shape.weight_bytes]
+    buffers["weights"] = buffers["weights"][: shape.weight_bytes()]
     plan = plan_of(dataclasses.replace(call, design=design).program())
     array = emulator(plan.array)
     found = run(array, plan, **buffers)

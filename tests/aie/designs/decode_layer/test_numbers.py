@@ -50,6 +50,23 @@ def test_int8_cache_equals_attention_of_dequantised_keys(rng, name, position):
     case_of(random_call(shape, rng, position, [Layer(WINDOW), Layer()], way="split"), rng).check()
 
 
+# Which weights have 8 bits: 8/4/4, all, gate and up with down, and QKV with down (as GGUF's Q4_K_M in some layers).
+MIXED = [0b0011, 0b1111, 0b1100, 0b1001]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, three KV heads", "olmo2, four KV heads"])
+@pytest.mark.parametrize("of_head", [False, True])
+def test_layers_of_eight_bits_and_four_equal_reference(rng, name, way, of_head):
+    """A call has layers of both kinds, two equal ones among them."""
+    shape = SMALL[name]
+    which = [*MIXED[of_head:], 0, 0b0011, 0b0011] if of_head else MIXED[:2]
+    call = random_call(shape, rng, 130, [Layer(WINDOW, eight_bits=bits) for bits in which], way=way)
+    norms = bf16(rng.uniform(0.5, 1.5, (shape.entry_norms, shape.hidden)))
+    head = random_projection(rng, 1056, shape.hidden, eight_bits=of_head)
+    case_of(dataclasses.replace(call, final_norms=norms, head=head, vocabulary=1056), rng).check()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_consecutive_calls_equal_reference(rng, way):
     """One array without reset; a call may begin while cores are still at the end of the one before."""
@@ -66,7 +83,7 @@ def test_consecutive_calls_equal_reference(rng, way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["gemma3, four KV heads", "llama, three KV heads"])
 def test_schedules_give_same_bytes(rng, name, way):
-    call = random_call(SMALL[name], rng, 130, [Layer(WINDOW), Layer()], way=way)
+    call = random_call(SMALL[name], rng, 130, [Layer(WINDOW), Layer(eight_bits=0b0011), Layer()], way=way)
     plan, buffers = plan_of(call.program()), call.buffers()
     array = emulator(plan.array)
     first = run(array, plan, **buffers)

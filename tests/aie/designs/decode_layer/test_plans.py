@@ -8,7 +8,7 @@ import pytest
 
 from flownpu.aie.check import check
 from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer, LayerShape
-from flownpu.aie.designs.decode_layer.shape import interleave
+from flownpu.aie.designs.decode_layer.shape import Projection, interleave
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.data import Await, Transfer
 from tests.aie.designs.decode_layer.shapes import SHAPES
@@ -22,7 +22,8 @@ from tests.aie.mlir.test_module import called, needs_mlir_opt, opt
     ("position", "capacity", "window"), [(0, 1024, None), (16, 1024, 512), (1022, 1024, 512), (32767, 32768, None)]
 )
 def test_plan_passes_checker(name, position, capacity, window, way):
-    plan = DecodeLayer(SHAPES[name], way).program(position, capacity, layers=[Layer(window)]).resolve_program("layer")
+    layers = [Layer(window, eight_bits=0b1111 * (position == 16))]
+    plan = DecodeLayer(SHAPES[name], way).program(position, capacity, layers=layers).resolve_program("layer")
     assert [str(violation) for violation in check(plan)] == []
 
 
@@ -43,9 +44,10 @@ def test_all_calls_share_one_array(name, way):
             (0, 1024, {}),
             (700, 4096, {"layers": [Layer(512, 1), Layer()], "tables": 2}),
             (5, 1024, {"vocabulary": 4096, "epsilon": 1e-5, "scale": 1.0}),
+            (9, 1024, {"vocabulary": 4096, "head_eight_bits": True, "layers": [Layer(eight_bits=5), Layer()]}),
         ]
     ]
-    assert arrays[0] == arrays[1] == arrays[2]
+    assert all(array == arrays[0] for array in arrays)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -66,7 +68,7 @@ def test_all_calls_share_one_array(name, way):
 def test_token_has_expected_dispatches(name, layers, vocabulary, calls, way):
     """As docs/npu.md counts them; and the call with the LM head passes the checker."""
     design = DecodeLayer(SHAPES[name], way)
-    counts = design.calls(layers, vocabulary)
+    counts = design.calls([Layer()] * layers, Projection(vocabulary, SHAPES[name].hidden))
     assert (sum(counts), len(counts)) == (layers, calls)
     plan = design.program(1000, 1024, layers=[Layer()] * counts[-1], vocabulary=vocabulary).resolve_program("token")
     assert [str(violation) for violation in check(plan)] == []
@@ -157,7 +159,10 @@ def test_mlir_opt_parses_decode_layer(name, way):
         (lambda: DecodeLayer(SHAPES["gemma3-1b"], "all"), "a way of attention of pairs, split, got 'all'"),
         (lambda: DecodeLayer(LayerShape(288, 4, 2, 96, 544, "swiglu"), "split"), "a head size that divides 256 and"),
         (lambda: DecodeLayer(LayerShape(1280, 10, 1, 128, 544, "swiglu"), "split"), "8 query heads or fewer a KV head"),
-        (lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls(32, 1 << 20), "a layer and the LM head in 2147483648 bytes"),
+        (
+            lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls([Layer()] * 32, Projection(1 << 20, 4096)),
+            "a layer and the LM head in 2147483648 bytes",
+        ),
     ],
 )
 def test_layer_beyond_limits_is_refused(make, message):

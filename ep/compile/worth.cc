@@ -32,8 +32,6 @@ bool is_large(const Node& node) {
 }
 
 std::int64_t work_of(const Node& node, std::int64_t unknown_rows) {
-  // Convolutions are computed in f32, no faster than in ONNX Runtime.
-  if (node.op_type == "Conv") return 0;
   const Product product = product_of(node);
   const bool has_rows = product.rows > 1;
   return product.multiply_adds * (has_rows ? product.rows : unknown_rows);

@@ -27,18 +27,24 @@ bool is_by_channel(const Value& value, const Shape& x) {
          (*value.shape)[-1 - pixels] == x[1];
 }
 
-// The operand that is no constant for each channel, and the constant; null where it is another.
-struct ByChannel {
+// An operand, and a constant beside it; null where there is none.
+struct WithConstant {
   const Value* x = nullptr;
   const Value* numbers = nullptr;
 };
-ByChannel by_channel(const Node* node, const Shape& shape) {
+WithConstant with_constant(const Node* node) {
   if (node == nullptr) return {};
   for (const std::size_t side : {0, 1}) {
-    if (is_by_channel(node->inputs[1 - side], shape))
+    if (node->inputs[1 - side].constant != nullptr)
       return {&node->inputs[side], &node->inputs[1 - side]};
   }
   return {};
+}
+
+// Whether `sizes` is the shape of x.
+bool is_shape_of(const Node* sizes, const Value& x) {
+  return sizes != nullptr && sizes->op_type == "Shape" && sizes->integer("start", 0) == 0 &&
+         !sizes->attributes.contains("end") && sizes->inputs[0].name == x.name;
 }
 
 void become_group_norm(Node& node, std::vector<Value> inputs, std::int64_t groups, float epsilon) {
@@ -54,12 +60,9 @@ void become_group_norm(Node& node, std::vector<Value> inputs, std::int64_t group
 
 // `node` is the last Add.
 void by_instances(Graph& graph, Node& node) {
-  const Value& result = node.outputs[0];
-  if (!result.shape || result.shape->rank() < 3 || (*result.shape)[1] <= 0) return;
-  const Shape& shape = *result.shape;
-  const ByChannel beta = by_channel(&node, shape);
+  const WithConstant beta = with_constant(&node);
   if (beta.x == nullptr) return;
-  const ByChannel gamma = by_channel(graph.only_producer(beta.x->name, "Mul", ""), shape);
+  const WithConstant gamma = with_constant(graph.only_producer(beta.x->name, "Mul", ""));
   if (gamma.x == nullptr) return;
   const Node* back = graph.only_producer(gamma.x->name, "Reshape", "");
   if (back == nullptr) return;
@@ -68,21 +71,19 @@ void by_instances(Graph& graph, Node& node) {
   const Node* grouped = graph.only_producer(norm->inputs[0].name, "Reshape", "");
   if (grouped == nullptr) return;
   const Value& x = grouped->inputs[0];
+  if (!x.shape || x.shape->rank() < 3 || !is_by_channel(*gamma.numbers, *x.shape) ||
+      !is_by_channel(*beta.numbers, *x.shape)) {
+    return;
+  }
   const std::vector<std::int64_t> sizes = constant_integers(grouped->input(1));
   const bool in_groups = sizes.size() == 3 && sizes[1] > 0 && sizes[2] == -1 &&
-                         (sizes[0] == 0 || (x.shape && sizes[0] == (*x.shape)[0]));
-  // The Reshape back has x's shape.
-  const Node* sizes_of_x = graph.producer(back->inputs[1].name);
-  const bool is_taken = sizes_of_x != nullptr && sizes_of_x->op_type == "Shape" &&
-                        sizes_of_x->attributes.empty() && sizes_of_x->inputs[0].name == x.name;
-  const bool is_known = x.shape && *x.shape == shape && std::ranges::all_of(shape, [](auto size) {
-                          return size >= 0;
-                        });
-  const bool is_alike = x.shape && x.shape->rank() == shape.rank() && (*x.shape)[1] == shape[1] &&
-                        (is_taken || is_known);
-  if (!in_groups || !is_alike || shape[1] % sizes[1] != 0) {
+                         (sizes[0] == 0 || sizes[0] == (*x.shape)[0]) &&
+                         (*x.shape)[1] % sizes[1] == 0;
+  const bool is_known = std::ranges::all_of(*x.shape, [](auto size) { return size >= 0; }) &&
+                        back->outputs[0].shape == x.shape;
+  if (!in_groups || (!is_known && !is_shape_of(graph.producer(back->inputs[1].name), x))) {
     graph.missed("group_norm", node,
-                 "expected Reshape to [0, groups, -1] and back to images of as many channels, got " +
+                 "expected Reshape to [0, groups, -1] and back to the images' shape, got " +
                      text_of(sizes));
     return;
   }

@@ -84,7 +84,7 @@ std::int64_t known_integer(Graph& graph, const Value& value) {
   if (node->op_type != "Gather") return -1;
   const Node* shape = graph.producer(node->inputs[0].name);
   const std::vector<std::int64_t> axis = constant_integers(&node->inputs[1]);
-  if (shape == nullptr || shape->op_type != "Shape" || !shape->attributes.empty() ||
+  if (shape == nullptr || shape->op_type != "Shape" || shape->integer("start", 0) != 0 ||
       axis.size() != 1 || !shape->inputs[0].shape) {
     return -1;
   }

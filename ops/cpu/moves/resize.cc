@@ -41,9 +41,10 @@ class Resize final : public Step {
       fail("[", name_, "] expected a scale or a size for each of ", x.rank(), " axes");
     outputs[0] = x;
     for (int axis = 0; axis < x.rank(); ++axis) {
-      const double scale = by_sizes ? 1.0 : given.as<const float>()[axis];
+      const float scale = by_sizes ? 1.0F : given.as<const float>()[axis];
+      // In float, as ONNX Runtime: 5 pixels times 1.4 are 7.
       const double size = by_sizes ? static_cast<double>(integer_at(given, axis))
-                                   : std::floor(static_cast<double>(x[axis]) * scale);
+                                   : std::floor(static_cast<float>(x[axis]) * scale);
       if (!(scale > 0 && size >= 0 && size <= kMost))
         fail("[", name_, "] expected scales above 0 and sizes of 0 and more, got ", scale, " and ",
              size, " for axis ", axis);

@@ -11,7 +11,7 @@ RNG = np.random.default_rng(0)
 
 def normed(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, groups: int, epsilon: float) -> np.ndarray:
     wide = x.astype(np.float64)
-    rows = wide.reshape(x.shape[0], groups, -1)
+    rows = wide.reshape(x.shape[0], groups, int(np.prod(x.shape[1:])) // groups)
     rows = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + epsilon)
     by_channel = (-1, *[1] * (x.ndim - 2))
     return rows.reshape(x.shape) * weight.reshape(by_channel) + bias.reshape(by_channel)

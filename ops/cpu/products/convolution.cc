@@ -135,7 +135,7 @@ class Convolution final : public Step {
       windows.values = gathered;
     }
 
-    static constexpr std::int64_t kLeastRows = 64;
+    static constexpr std::int64_t kLeastRows = kTaskRows;
 
     SlidingWindows::Axes axes;
     std::int64_t pixels = 1;

@@ -45,8 +45,8 @@ Shape SlidingWindows::result(const Shape& images, std::int64_t channels) const {
   const Axes windows = fitted(images);
   Shape shape = images;
   shape[1] = channels;
-  for (int axis = -1; axis > 1 - rank(); --axis)
-    shape[axis] = windows[static_cast<std::size_t>(axis + static_cast<int>(kAxes))].count;
+  for (std::size_t i = 0; i < axes_; ++i)
+    shape[static_cast<int>(i) + 2] = windows[kAxes - axes_ + i].count;
   return shape;
 }
 

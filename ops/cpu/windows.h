@@ -89,8 +89,7 @@ class SlidingWindows {
 // Products of two such numbers fit in 64 bits.
 inline constexpr std::int64_t kMostPixels = std::int64_t{1} << 31;
 // The attributes that SlidingWindows reads and that pools and convolutions have.
-inline constexpr AttributeRule kAutoPad =
-    text("auto_pad", "NOTSET|VALID|SAME_UPPER|SAME_LOWER");
+inline constexpr AttributeRule kAutoPad = text("auto_pad", "NOTSET|VALID|SAME_UPPER|SAME_LOWER");
 inline constexpr AttributeRule kDilations = integers("dilations", 1, kMostPixels);
 inline constexpr AttributeRule kKernelShape = integers("kernel_shape", 1, kMostPixels);
 inline constexpr AttributeRule kPads = integers("pads", 0, kMostPixels);

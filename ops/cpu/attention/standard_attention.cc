@@ -10,7 +10,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <optional>
+#include <memory>
 #include <string>
 
 #include "ops/cpu/attention/step.h"
@@ -105,9 +105,10 @@ class StandardAttention final : public Step {
     multiply_adds_ = attention_multiply_adds(AttentionAttributes(kernel_node(node)));
     if (!is_cached) {
       const float scale = node.number("scale", 0);
-      whole_.emplace(context, scale != 0 ? scale : 1 / std::sqrt(static_cast<float>(head_size_)),
-                     node.number("softcap", 0), node.integer("is_causal", 0) != 0,
-                     node.integer("softmax_precision", 1) == kBFloat16Precision);
+      whole_ = std::make_unique<WholeAttention>(
+          context, scale != 0 ? scale : 1 / std::sqrt(static_cast<float>(head_size_)),
+          node.number("softcap", 0), node.integer("is_causal", 0) != 0,
+          node.integer("softmax_precision", 1) == kBFloat16Precision);
       return;
     }
     step_ = std::make_unique<FlowQKVAttention>(kernel_node(node), context);
@@ -243,7 +244,7 @@ class StandardAttention final : public Step {
   std::int64_t tokens_of(const Tensor& heads) const { return heads.shape[is_by_head_ ? 2 : 1]; }
 
   WholeAttentionSizes sizes_of(std::span<const Tensor> inputs) const {
-    return {inputs[kQ].shape[0],   heads_, groups_, head_size_, tokens_of(inputs[kQ]),
+    return {inputs[kQ].shape[0],  heads_, groups_, head_size_, tokens_of(inputs[kQ]),
             tokens_of(inputs[kK])};
   }
 
@@ -269,8 +270,8 @@ class StandardAttention final : public Step {
       if (bias != nullptr) fill_bias(inputs[kMask], rows, bias);
       const std::int64_t plane = rows.shape[2] * rows.shape[3];
       call.bias = {bias != nullptr ? bias : rows.as<const float>(),
-                   rows.shape[0] == 1 ? 0 : rows.shape[1] * plane,
-                   rows.shape[1] == 1 ? 0 : plane, rows.shape[3]};
+                   rows.shape[0] == 1 ? 0 : rows.shape[1] * plane, rows.shape[1] == 1 ? 0 : plane,
+                   rows.shape[3]};
     }
     whole_->run(sizes_of(inputs), call, memory + scratch.bytes());
   }
@@ -341,7 +342,7 @@ class StandardAttention final : public Step {
   // Whether present_key and present_value are outputs.
   std::array<bool, 2> has_present_{};
   // Without a cache `whole_` computes, else `step_`.
-  std::optional<WholeAttention> whole_;
+  std::unique_ptr<WholeAttention> whole_;
   std::unique_ptr<Step> step_;
 };
 

@@ -15,7 +15,7 @@ struct WholeAttention::Work {
   AttentionPlan plan{};
   std::byte* key = nullptr;
   std::byte* value = nullptr;
-  // Of each thread.
+  // Memory of each thread.
   std::byte* tiles = nullptr;
   std::int64_t tile_bytes = 0;
 };
@@ -47,11 +47,11 @@ WholeAttention::Work WholeAttention::take(Scratch& scratch,
     work.type = DataType::kBFloat16;
   work.row_bytes = cache_row_bytes(work.type, sizes.head_size);
   // All keys of a tile are one part.
-  work.plan = plan_attention(
-      {sizes.batch, sizes.kv_heads, sizes.heads / sizes.kv_heads, sizes.head_size, sizes.queries,
-       sizes.keys, 0, work.row_bytes},
-      {context_.pool->threads(), cache_bytes_, kernels.few_rows, kernels.block_rows,
-       kernels.attention_element(sizes.head_size, work.type)});
+  work.plan =
+      plan_attention({sizes.batch, sizes.kv_heads, sizes.heads / sizes.kv_heads, sizes.head_size,
+                      sizes.queries, sizes.keys, 0, work.row_bytes},
+                     {context_.pool->threads(), cache_bytes_, kernels.few_rows, kernels.block_rows,
+                      kernels.attention_element(sizes.head_size, work.type)});
   const std::int64_t bytes = sizes.batch * sizes.kv_heads * sizes.keys * work.row_bytes;
   work.key = scratch.take<std::byte>(bytes);
   work.value = scratch.take<std::byte>(bytes);
@@ -115,8 +115,7 @@ void WholeAttention::attend(const WholeAttentionSizes& sizes, const WholeAttenti
     const std::int64_t token = first + r / per_group;
     const std::int64_t head = group % sizes.kv_heads * per_group + r % per_group;
     const float* query = call.query.at(batch, head, token);
-    std::transform(query, query + d, memory.query + r * d,
-                   [this](float x) { return x * scale_; });
+    std::transform(query, query + d, memory.query + r * d, [this](float x) { return x * scale_; });
     memory.first_key[r] = 0;
     memory.last_key[r] = static_cast<std::int32_t>(last_key(token));
     memory.numerator[r] = call.output.at(batch, head, token);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
@@ -28,7 +29,8 @@ class Resize final : public Step {
         name_(to_string(node)),
         is_linear_(node.text("mode", "nearest") == "linear"),
         coordinates_(node.text("coordinate_transformation_mode", "half_pixel")),
-        rounding_(node.text("nearest_mode", "round_prefer_floor")) {
+        rounding_(node.text("nearest_mode", "round_prefer_floor")),
+        axes_(node.integers("axes")) {
     if (is_linear_ && node.outputs[0].type != DataType::kFloat32)
       fail("[", name_, "] expected floats for a linear Resize");
   }
@@ -37,13 +39,17 @@ class Resize final : public Step {
     const Shape& x = inputs[0].shape;
     const bool by_sizes = is_given(inputs, 3) && inputs[3].shape.elements() > 0;
     const Tensor& given = inputs[by_sizes ? 3 : 2];
-    if (inputs.size() < 3 || given.shape.elements() != x.rank())
-      fail("[", name_, "] expected a scale or a size for each of ", x.rank(), " axes");
+    const std::int64_t axes = axes_.empty() ? x.rank() : std::ssize(axes_);
+    if (inputs.size() < 3 || given.shape.elements() != axes)
+      fail("[", name_, "] expected a scale or a size for each of ", axes, " axes");
+    axes_in(name_, axes_, x.rank());  // each once
     outputs[0] = x;
     for (int axis = 0; axis < x.rank(); ++axis) {
-      const float scale = by_sizes ? 1.0F : given.as<const float>()[axis];
+      const std::int64_t place = place_of(axis, x.rank());
+      if (place < 0) continue;
+      const float scale = by_sizes ? 1.0F : given.as<const float>()[place];
       // In float, as ONNX Runtime: 5 pixels times 1.4 are 7.
-      const double size = by_sizes ? static_cast<double>(integer_at(given, axis))
+      const double size = by_sizes ? static_cast<double>(integer_at(given, place))
                                    : std::floor(static_cast<float>(x[axis]) * scale);
       if (!(scale > 0 && size >= 0 && size <= kMost))
         fail("[", name_, "] expected scales above 0 and sizes of 0 and more, got ", scale, " and ",
@@ -112,10 +118,20 @@ class Resize final : public Step {
     }
   }
 
+  // The place of an axis among those that have a scale or size; -1: it has none.
+  std::int64_t place_of(int axis, int rank) const {
+    if (axes_.empty()) return axis;
+    const auto found = std::ranges::find_if(
+        axes_, [&](std::int64_t one) { return (one < 0 ? one + rank : one) == axis; });
+    return found == axes_.end() ? -1 : found - axes_.begin();
+  }
+
   // Sizes that are given make the scale.
   double scale_of(std::span<const Tensor> inputs, int axis, const Shape& x, const Shape& y) const {
+    const std::int64_t place = place_of(axis, x.rank());
+    if (place < 0) return 1;
     if (!is_given(inputs, 3) || inputs[3].shape.elements() == 0)
-      return inputs[2].as<const float>()[axis];
+      return inputs[2].as<const float>()[place];
     return static_cast<double>(y[axis]) / static_cast<double>(x[axis]);
   }
 
@@ -164,15 +180,18 @@ class Resize final : public Step {
   bool is_linear_;
   std::string coordinates_;
   std::string rounding_;
+  std::vector<std::int64_t> axes_;
 };
 
-constexpr Port kInputs[] = {{.name = "X", .type_letter = 'T'},
-                            optional({.name = "roi", .types = kFloats}),
-                            optional({.name = "scales", .types = kFloat, .shape = "[R]"}),
-                            optional({.name = "sizes", .types = kInt64, .shape = "[R]"})};
+constexpr Port kInputs[] = {
+    {.name = "X", .type_letter = 'T'},
+    optional({.name = "roi", .types = {DataType::kFloat32, DataType::kFloat16}}),
+    optional({.name = "scales", .types = kFloat, .shape = "[R]"}),
+    optional({.name = "sizes", .types = kInt64, .shape = "[R]"})};
 constexpr Port kOutputs[] = {{.name = "Y", .type_letter = 'T'}};
 constexpr AttributeRule kAttributes[] = {
     only("antialias", 0),
+    integers("axes"),
     text("coordinate_transformation_mode",
          "half_pixel|asymmetric|pytorch_half_pixel|align_corners"),
     number("cubic_coeff_a"),

@@ -48,7 +48,7 @@ class Convolution final : public Step {
         groups_(node.integer("group", 1)),
         activation_(node.text("activation", "") == "Relu" ? Function::kRelu : Function::kNone) {
     const Value& weight = *node.input(kW);
-    const Shape& shape = *weight.shape;
+    const Shape shape = weight.shape.value_or(Shape());  // kernel_of() checked it
     m_ = shape[0];
     channels_ = shape[1];
     for (const Windows& axis : windows_.windows()) taps_ *= axis.kernel;
@@ -218,8 +218,8 @@ class Convolution final : public Step {
       const std::int64_t first = task % blocks * kTurned;
       const std::int64_t rows = std::min(kTurned, images.pixels - first);
       const float* from = x + task / blocks * channels_ * groups_ * images.pixels + first;
-      std::byte* to = images.turned +
-                      (task / blocks * images.pixels + first) * channels_ * images.element;
+      std::byte* to =
+          images.turned + (task / blocks * images.pixels + first) * channels_ * images.element;
       for (std::int64_t c = 0; c < channels_; c += kTurned) {
         const std::int64_t columns = std::min(kTurned, channels_ - c);
         transpose(from + c * images.pixels, images.pixels, tile, kTurned, rows, columns);
@@ -260,10 +260,9 @@ class Convolution final : public Step {
             continue;
           }
           clear(columns.first);
-          const std::byte* from =
-              image + ((plane * down.size + line) * across.size + across.begin(x) +
-                       columns.first * across.dilation) *
-                          tap;
+          const std::byte* from = image + ((plane * down.size + line) * across.size +
+                                           across.begin(x) + columns.first * across.dilation) *
+                                              tap;
           const std::int64_t together = across.dilation == 1 ? columns.size() : 1;
           for (std::int64_t at = 0; at < columns.size(); at += together) {
             std::memcpy(to, from + at * across.dilation * tap,
@@ -284,32 +283,28 @@ class Convolution final : public Step {
     const auto& [deep, down, across] = axes;
     const std::int64_t lines = deep.count * down.count;
     const std::int64_t pixels = deep.size * down.size * across.size;
-    context_.pool->run_rows(
-        inputs[kX].shape[0] * m_ * lines,
-        [&](std::int64_t row) {
-          const std::int64_t m = row / lines % m_;
-          const std::int64_t first_channel =
-              row / lines / m_ * channels_ * groups_ + m / group_m() * channels_;
-          const float* images = inputs[kX].as<const float>() + first_channel * pixels;
-          const float* weight = lines_.data() + m * k();
-          float* y = result.as<float>() + row * across.count;
-          std::fill_n(y, across.count, bias == nullptr ? 0.0F : bias[m]);
-          for (std::int64_t c = 0; c < channels_; ++c) {
-            for (std::int64_t i = 0; i < deep.kernel; ++i) {
-              for (std::int64_t j = 0; j < down.kernel; ++j, weight += across.kernel) {
-                const std::int64_t plane = deep.begin(row % lines / down.count) + i * deep.dilation;
-                const std::int64_t line = down.begin(row % down.count) + j * down.dilation;
-                if (plane < 0 || plane >= deep.size || line < 0 || line >= down.size) continue;
-                const std::int64_t at = (c * deep.size + plane) * down.size + line;
-                add_line(images + at * across.size, across, weight, y);
-              }
-            }
+    context_.pool->run_rows(inputs[kX].shape[0] * m_ * lines, [&](std::int64_t row) {
+      const std::int64_t m = row / lines % m_;
+      const std::int64_t first_channel =
+          row / lines / m_ * channels_ * groups_ + m / group_m() * channels_;
+      const float* images = inputs[kX].as<const float>() + first_channel * pixels;
+      const float* weight = lines_.data() + m * k();
+      float* y = result.as<float>() + row * across.count;
+      std::fill_n(y, across.count, bias == nullptr ? 0.0F : bias[m]);
+      for (std::int64_t c = 0; c < channels_; ++c) {
+        for (std::int64_t i = 0; i < deep.kernel; ++i) {
+          for (std::int64_t j = 0; j < down.kernel; ++j, weight += across.kernel) {
+            const std::int64_t plane = deep.begin(row % lines / down.count) + i * deep.dilation;
+            const std::int64_t line = down.begin(row % down.count) + j * down.dilation;
+            if (plane < 0 || plane >= deep.size || line < 0 || line >= down.size) continue;
+            const std::int64_t at = (c * deep.size + plane) * down.size + line;
+            add_line(images + at * across.size, across, weight, y);
           }
-          if (z != nullptr)
-            context_.kernels.add(y, z + row * across.count, y, across.count);
-          if (activation_ != Function::kNone)
-            context_.kernels.apply(activation_, y, y, across.count);
-        });
+        }
+      }
+      if (z != nullptr) context_.kernels.add(y, z + row * across.count, y, across.count);
+      if (activation_ != Function::kNone) context_.kernels.apply(activation_, y, y, across.count);
+    });
   }
 
   void add_line(const float* x, const Windows& across, const float* weight, float* y) const {
@@ -332,7 +327,7 @@ class Convolution final : public Step {
   std::int64_t groups_;
   Function activation_;
   std::int64_t m_ = 0;
-  // Of a group of the images.
+  // Channels of a group of the images.
   std::int64_t channels_ = 0;
   std::int64_t taps_ = 1;
   // One for each group; none where lines are summed up.
@@ -341,21 +336,25 @@ class Convolution final : public Step {
   std::vector<float> lines_;
 };
 
-constexpr Port kInputs[] = {
-    {.name = "X", .types = kFloats, .type_letter = 'T'},
-    {.name = "W", .types = kFloats, .type_letter = 'T', .constant = true},
-    optional({.name = "B", .types = kFloats, .type_letter = 'T'}),
-    optional({.name = "Z", .types = kFloats, .type_letter = 'T'})};
-constexpr std::span kConv = std::span(kInputs).first(kZ);
+constexpr Port kConv[] = {{.name = "X", .types = kFloats, .type_letter = 'T'},
+                          {.name = "W", .types = kFloats, .type_letter = 'T', .constant = true},
+                          optional({.name = "B", .types = kFloats, .type_letter = 'T'})};
+constexpr Types kFusedTypes{DataType::kFloat32, DataType::kFloat16};
+constexpr Port kFusedConv[] = {
+    {.name = "X", .types = kFusedTypes, .type_letter = 'T'},
+    {.name = "W", .types = kFusedTypes, .type_letter = 'T', .constant = true},
+    optional({.name = "B", .types = kFusedTypes, .type_letter = 'T'}),
+    optional({.name = "Z", .types = kFusedTypes, .type_letter = 'T'})};
 constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
+constexpr Port kFusedY[] = {{.name = "Y", .types = kFusedTypes, .type_letter = 'T'}};
 constexpr AttributeRule kFusedAttributes[] = {
-    kAutoPad, kDilations, count("group", 1), kKernelShape, kPads, kStrides,
-    text("activation", "Relu")};
+    kAutoPad, kDilations, count("group", 1),         kKernelShape,
+    kPads,    kStrides,   text("activation", "Relu")};
 constexpr std::span kAttributes =
     std::span(kFusedAttributes).first(std::size(kFusedAttributes) - 1);
 constexpr Operator kOperators[] = {
     {{"", "Conv", 1, 22, kConv, kY, kAttributes}, widened<make<Convolution>, kW>},
-    {{"com.microsoft", "FusedConv", 1, 1, kInputs, kY, kFusedAttributes},
+    {{"com.microsoft", "FusedConv", 1, 1, kFusedConv, kFusedY, kFusedAttributes},
      widened<make<Convolution>, kW>},
 };
 

@@ -22,8 +22,8 @@ constexpr std::int64_t kPanelBytes = 8 << 20;
 // A result larger than a common third-level cache is written past the caches, because a later
 // reader would not find it there.
 constexpr std::int64_t kStreamedDenseBytes = 32 << 20;
-// Rows of a task are cut in multiples of those that kernels multiply together: 12, or 6. Others take
-// as long as a whole tile: 89 rows as long as 96.
+// Rows of a task are cut in multiples of those that kernels multiply together: 12, or 6. Others
+// take as long as a whole tile: 89 rows as long as 96.
 constexpr std::int64_t kRowTile = 12;
 // The fewest rows of a task. A thread multiplies 32 columns by 48 rows in twice the time in which
 // it reads the columns from a third-level cache (at 20 GB/s, and 900 GOP/s in int8).
@@ -139,8 +139,7 @@ DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::
   work.activations = rows_of(k);
   RoundedActivations& a = work.activations;
   if (rounding_.type == DenseType::kFloat) return work;
-  a.values = work.values =
-      scratch.take<std::byte>(rows * a.padded_k * element_bytes());
+  a.values = work.values = scratch.take<std::byte>(rows * a.padded_k * element_bytes());
   const std::int64_t parts = a.padded_k / a.part_columns;
   a.sums = work.sums = scratch.take<float>(rows * parts);
   if (rounding_.type == DenseType::kInt8)
@@ -234,7 +233,8 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
   const MatMulPlan plan = plan_dense(rows, row_bytes, rows * padded_k * kDenseColumns, blocks,
                                      context_.pool->threads(), cache_bytes_);
   context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
-    const Part tiles = part(q4nx::ceil_div(rows, kRowTile), plan.row_parts, task / plan.block_parts);
+    const Part tiles =
+        part(q4nx::ceil_div(rows, kRowTile), plan.row_parts, task / plan.block_parts);
     const std::int64_t first = tiles.begin * kRowTile;
     const std::int64_t last = std::min(tiles.end * kRowTile, rows);
     const auto [begin, end] = part(blocks, plan.block_parts, task % plan.block_parts);

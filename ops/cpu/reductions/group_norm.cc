@@ -77,21 +77,24 @@ constexpr Port kInstanceInputs[] = {
     {.name = "input", .types = kFloats, .type_letter = 'T'},
     {.name = "scale", .types = kFloats, .shape = "[C]", .type_letter = 'T'},
     {.name = "B", .types = kFloats, .shape = "[C]", .type_letter = 'T'}};
-constexpr Port kGroupInputs[] = {{.name = "X", .types = kFloats, .type_letter = 'T'},
-                                 {.name = "gamma", .types = kFloats},
-                                 {.name = "beta", .types = kFloats}};
+constexpr Types kGroupTypes{DataType::kFloat32, DataType::kFloat16};
+constexpr Port kGroupInputs[] = {{.name = "X", .types = kGroupTypes, .type_letter = 'T'},
+                                 {.name = "gamma", .types = kGroupTypes},
+                                 {.name = "beta", .types = kGroupTypes}};
+constexpr Port kGroupY[] = {{.name = "Y", .types = kGroupTypes, .type_letter = 'T'}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 constexpr Port kInstanceOutput[] = {{.name = "output", .types = kFloats, .type_letter = 'T'}};
 constexpr AttributeRule kOnnxAttributes[] = {number("epsilon"), required(count("num_groups", 1)),
                                              only("stash_type", 1)};
 constexpr AttributeRule kInstanceAttributes[] = {number("epsilon")};
 constexpr AttributeRule kGroupAttributes[] = {required(flag("activation")),
-                                              required(only("channels_last", 0)),
-                                              number("epsilon"), required(count("groups", 1))};
+                                              required(only("channels_last", 0)), number("epsilon"),
+                                              required(count("groups", 1))};
 
 constexpr Operator kOperators[] = {
-    {{"", "GroupNormalization", 21, 21, kOnnxInputs, kY, kOnnxAttributes}, widened<make<GroupNorm>>},
-    {{"com.microsoft", "GroupNorm", 1, 1, kGroupInputs, kY, kGroupAttributes},
+    {{"", "GroupNormalization", 21, 21, kOnnxInputs, kY, kOnnxAttributes},
+     widened<make<GroupNorm>>},
+    {{"com.microsoft", "GroupNorm", 1, 1, kGroupInputs, kGroupY, kGroupAttributes},
      widened<make<GroupNorm>>},
     {{"", "InstanceNormalization", 6, 22, kInstanceInputs, kInstanceOutput, kInstanceAttributes},
      widened<make<GroupNorm>>},

@@ -112,11 +112,10 @@ constexpr Port kX[] = {{.name = "X", .types = kFloats, .type_letter = 'T'}};
 constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 constexpr Port kLargest[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'},
                              optional({.name = "Indices", .types = kNone})};
-constexpr AttributeRule kAverage[] = {kAutoPad,     flag("ceil_mode"), flag("count_include_pad"),
-                                      kDilations,   kKernelShape,      kPads,
+constexpr AttributeRule kAverage[] = {kAutoPad,   flag("ceil_mode"), flag("count_include_pad"),
+                                      kDilations, kKernelShape,      kPads,
                                       kStrides};
-constexpr AttributeRule kMaximum[] = {kAutoPad,     flag("ceil_mode"), kDilations, kKernelShape,
-                                      kPads,
+constexpr AttributeRule kMaximum[] = {kAutoPad, flag("ceil_mode"), kDilations, kKernelShape, kPads,
                                       // the order of Indices
                                       flag("storage_order"), kStrides};
 

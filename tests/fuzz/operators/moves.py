@@ -153,7 +153,10 @@ def pad(b: Builder) -> None:
 
 
 def resize(b: Builder) -> None:
-    x = b.source(TensorProto.FLOAT, (b.choices.pick((1, 2)), b.choices.pick((1, 3)), b.choices.pick((1, 4)), b.choices.pick((5, 3))))
+    x = b.source(
+        TensorProto.FLOAT,
+        (b.choices.pick((1, 2)), b.choices.pick((1, 3)), b.choices.pick((1, 4)), b.choices.pick((5, 3))),
+    )
     factors = [1, 1, b.choices.pick((2, 1, 3)), b.choices.pick((2, 1, 3))]
     shape = tuple(size * factor for size, factor in zip(x.shape, factors, strict=True))
     given = [ABSENT, b.source(TensorProto.FLOAT, (4,), constant=True, given=factors)]

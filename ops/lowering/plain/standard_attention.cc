@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ops/lowering/lowering.h"
 #include "ops/nodes/kv_cache.h"
@@ -85,10 +86,10 @@ std::int64_t known_integer(Graph& graph, const Value& value) {
   const Node* shape = graph.producer(node->inputs[0].name);
   const std::vector<std::int64_t> axis = constant_integers(&node->inputs[1]);
   if (shape == nullptr || shape->op_type != "Shape" || shape->integer("start", 0) != 0 ||
-      axis.size() != 1 || !shape->inputs[0].shape) {
+      axis.size() != 1) {
     return -1;
   }
-  const Shape& sizes = *shape->inputs[0].shape;
+  const Shape sizes = shape->inputs[0].shape.value_or(Shape());
   return std::abs(axis[0]) < sizes.rank() ? sizes[static_cast<int>(axis[0])] : -1;
 }
 
@@ -151,7 +152,8 @@ Value keys_of(Graph& graph, const Node& before, const Value& transposed) {
   }
   Value keys = transposed;
   keys.name = graph.unique_name(transposed.name + "_by_key");
-  std::swap((*keys.shape)[2], (*keys.shape)[3]);
+  const Shape sizes = transposed.shape.value_or(Shape{-1, -1, -1, -1});
+  keys.shape = Shape{sizes[0], sizes[1], sizes[3], sizes[2]};
   made.name = keys.name;
   made.attributes = {{"perm", order}};
   made.inputs = {source};

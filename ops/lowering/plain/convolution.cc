@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What follows a convolution -> ONNX Runtime's FusedConv:
+// A convolution and the nodes behind it -> ONNX Runtime's FusedConv:
 //
 //   Add(Conv(X, W, B), Z), with Z of the convolution's shape  -> FusedConv(X, W, B, Z)
 //   Relu(Conv(..)), Relu(FusedConv(.., Z))                    -> FusedConv(..; activation = Relu)
@@ -16,6 +16,8 @@ constexpr std::size_t kAdded = 3;
 
 // The convolution that makes `value`, and that nothing else reads.
 const Node* convolution_of(Graph& graph, const Value& value) {
+  // FusedConv does not take bfloat16.
+  if (value.type == DataType::kBFloat16) return nullptr;
   const Node* conv = graph.only_producer(value.name, "Conv", "");
   return conv != nullptr ? conv : graph.only_producer(value.name, "FusedConv", "com.microsoft");
 }
@@ -44,8 +46,8 @@ void convolution(Graph& graph) {
     for (const std::size_t side : {0, 1}) {
       const Node* conv = convolution_of(graph, node.inputs[side]);
       const Value z = node.inputs[1 - side];
-      if (conv == nullptr || conv->input(kAdded) != nullptr || !conv->text("activation", "").empty() ||
-          !is_same(conv->outputs[0].shape, z.shape)) {
+      if (conv == nullptr || conv->input(kAdded) != nullptr ||
+          !conv->text("activation", "").empty() || !is_same(conv->outputs[0].shape, z.shape)) {
         continue;
       }
       become_fused(graph, node, *conv);

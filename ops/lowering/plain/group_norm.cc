@@ -82,9 +82,9 @@ void by_instances(Graph& graph, Node& node) {
   const bool is_known = std::ranges::all_of(*x.shape, [](auto size) { return size >= 0; }) &&
                         back->outputs[0].shape == x.shape;
   if (!in_groups || (!is_known && !is_shape_of(graph.producer(back->inputs[1].name), x))) {
-    graph.missed("group_norm", node,
-                 "expected Reshape to [0, groups, -1] and back to the images' shape, got " +
-                     text_of(sizes));
+    graph.missed(
+        "group_norm", node,
+        "expected Reshape to [0, groups, -1] and back to the images' shape, got " + text_of(sizes));
     return;
   }
   if (!is_constant_of(norm->inputs[1], 1) || !is_constant_of(norm->inputs[2], 0)) {
@@ -98,7 +98,8 @@ void by_instances(Graph& graph, Node& node) {
 }
 
 void activate(Graph& graph, Node& node) {
-  if (node.number("alpha", 1) != 1) return;
+  // GroupNorm does not take bfloat16.
+  if (node.number("alpha", 1) != 1 || node.inputs[0].type == DataType::kBFloat16) return;
   const std::string source = node.inputs[0].name;
   const Node* norm = graph.only_producer(source, "GroupNormalization", "");
   if (norm != nullptr) {

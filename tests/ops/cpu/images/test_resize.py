@@ -30,6 +30,12 @@ def test_nearest_pixels_equal_those_of_onnxruntime(coordinates: str, rounding: s
     np.testing.assert_array_equal(one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes))
 
 
+def test_resize_of_some_axes_leaves_the_others() -> None:
+    inputs = [X, None, np.array([3, 2], np.float32)]
+    attributes = {"axes": [-1, 2], "mode": "nearest"}
+    np.testing.assert_array_equal(one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes))
+
+
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("sizes", [(2, 3, 10, 14), (2, 3, 1, 9), (2, 3, 5, 3)])
 def test_linear_resize_to_sizes_equals_that_of_onnxruntime(coordinates: str, sizes: tuple[int, ...]) -> None:

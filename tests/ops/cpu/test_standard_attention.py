@@ -64,7 +64,7 @@ def test_attention_of_bfloat16_precision_rounds_its_operands_only(head_size: int
     wide = [x.astype(np.float64) for x in inputs]
     (expected,) = by_reference("Attention", wide, 1, opset=23)
     (found,) = run("Attention", inputs, domain="", softmax_precision=16)
-    # bf16 is off by up to 2^-8, and by less than 2^-9 in the root mean square. Scores are sums of d products of two such
+    # bf16 is off by up to 2^-8, by less than 2^-9 in the root mean square. Scores are sums of d products of two such
     # numbers, over sqrt(d): off by 2^-9 sqrt(2), 6 times which are 0.017. Weights are off by as much, and weights and
     # values by their own roundings, which many keys average.
     tolerance = (0.017 + 2 * 2.0**-9) * float(np.abs(inputs[2]).max())

@@ -17,8 +17,8 @@ CONTRACTS = _native.contracts()
 NAMES = [f"{contract.domain}::{contract.op_type}" for contract in CONTRACTS]
 OURS = [contract for contract in CONTRACTS if contract.domain == "ai.flownpu"]
 OTHERS = [contract for contract in CONTRACTS if contract.domain != "ai.flownpu"]
-# Before version 6 an attribute listed the inputs that an operator overwrites; no model uses it. FusedConv has parameters
-# for functions that no contract takes.
+# Before version 6 an attribute listed the inputs that an operator overwrites; no model uses it. FusedConv has
+# parameters for functions that no contract takes.
 HISTORICAL = {"consumed_inputs", "activation_params"}
 
 

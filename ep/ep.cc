@@ -172,7 +172,7 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
                          options_.on_unsupported != OnUnsupported::kError;
   Partitions partitions = partition(
       *device_, nodes, is_priced ? left_patterns(*device_, nodes) : std::vector<std::string>());
-  if (is_priced) leave_small(nodes, partitions, is_body);
+  if (is_priced) leave_small(nodes, partitions, is_body, options_.device_options.cpu_isa);
   if (!is_body && context_.enable) setup_error_ = lost_constant(nodes, partitions);
   if (!setup_error_.empty()) {
     claim_to_fail(nodes, support);

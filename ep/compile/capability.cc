@@ -123,7 +123,7 @@ std::int64_t known_elements(const Value& value, int first, int last) {
 // For each image [N, C, ..] the weight [M, C / group, ..] multiplies the pixels of one channel of
 // the output, or, where it is transposed, of the input.
 Product convolution(const Node& node) {
-  const Value& images = node.op_type == "Conv" ? node.outputs[0] : node.inputs[0];
+  const Value& images = node.op_type == "ConvTranspose" ? node.inputs[0] : node.outputs[0];
   const Value* weight = node.input(1);
   if (!images.shape || weight == nullptr || !weight->shape) return {.is_known = false};
   const Shape& shape = *images.shape;
@@ -147,7 +147,8 @@ Product product_of(const Node& node) {
   const bool has_rows = has_shape && std::all_of(x->shape->begin(), x->shape->end() - 1,
                                                  [](auto size) { return size > 0; });
   try {
-    if (node.op_type == "Conv" || node.op_type == "ConvTranspose") return convolution(node);
+    if (node.op_type == "Conv" || node.op_type == "FusedConv" || node.op_type == "ConvTranspose")
+      return convolution(node);
     if (node.op_type == "MatMulNBits") return {sizes("K", "N"), rows, has_rows};
     if (node.op_type == "Q4NXMatMul" || node.op_type == "FusedDQP")
       return {sizes("K", "M") * (node.text("gating", "none") == "none" ? 1 : 2), rows, has_rows};

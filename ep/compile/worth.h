@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ep/compile/capability.h"
@@ -16,8 +17,10 @@ namespace flownpu {
 // has both: a product alone would get a weight that is dequantised in each run.
 std::vector<std::string> left_patterns(const Device& device, const std::vector<GraphNode>& nodes);
 
-// Moves to `rejected` the partitions that have too little work to pay for the hand-over, but not a
-// whole model without products, which takes as long there. `is_body`: of an If, Loop or Scan.
-void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body);
+// Moves to `rejected` the partitions that have too little work to pay for the hand-over, or whose
+// convolutions would cost more than other work saves; but not a whole model without products, which
+// takes as long there. `is_body`: of an If, Loop or Scan. `cpu_isa`: the device's option.
+void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body,
+                 std::string_view cpu_isa);
 
 }  // namespace flownpu

@@ -200,13 +200,18 @@ enum class Function : std::uint8_t {
 // The output of a product x W: y[rows, m] = activation(product + bias) + residual. Null: none.
 struct ProductEpilogue {
   const float* bias = nullptr;
-  // kNone, kGelu or kGeluTanh.
+  // kNone, kGelu or kGeluTanh; of images kNone or kRelu.
   Function activation = Function::kNone;
   const float* residual = nullptr;
   float* y = nullptr;
   std::int64_t m = 0;
   // Whether y is written past the caches. That pays if y would have left them before it is read.
   bool streamed = false;
+  // Images, if it is above 0: rows are pixels, `plane` of each image, from `first_pixel` on, and y
+  // is [images][image_channels >= m][plane] = activation(product + bias + residual).
+  std::int64_t plane = 0;
+  std::int64_t image_channels = 0;
+  std::int64_t first_pixel = 0;
 };
 
 // Columns of a state that a kernel holds in the first cache.
@@ -307,6 +312,11 @@ struct Kernels {
   // y = (x - mean) / sqrt(variance + epsilon) * weight + bias, over n elements; bias may be null.
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
                      float* y, std::int64_t n);
+  // The norm of a group of channels x[channels][pixels]: y = (x - mean) / sqrt(variance +
+  // epsilon) * weight[channel] + bias[channel], over all elements, and of that, with `is_silu`, y
+  // sigmoid(y). In place is allowed.
+  void (*group_norm)(const float* x, const float* weight, const float* bias, float epsilon,
+                     bool is_silu, float* y, std::int64_t channels, std::int64_t pixels);
   // y = x / scale rounded to the nearest (halves to even) + zero, saturated to int8 or uint8; and y
   // = (x - zero) * scale for such x. n elements.
   void (*quantize)(const float* x, std::int64_t n, float scale, int zero, bool is_signed, void* y);

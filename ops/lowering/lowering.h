@@ -19,6 +19,10 @@
 //   q4nx_dequantized    DequantizeLinear of 4 bits before MatMul, Gemm, Gather -> Q4NXMatMul,
 //                       Q4NXGather
 //   gelu                GELU in simple operators, by Erf or Tanh -> Gelu
+//   swish               Mul of x and its Sigmoid -> Swish, QuickGelu
+//   group_norm          InstanceNormalization between Reshapes -> GroupNorm; Swish -> inside it
+//   convolution         Relu behind a Conv, and a sum before it -> FusedConv
+//   standard_attention  MatMul, Softmax, MatMul of activations -> Attention
 //   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
 //   dequantized         DequantizeLinear of constants -> constants, or behind the Gather
@@ -100,6 +104,10 @@ void split_qkv(Graph& graph);
 void packed_qkv(Graph& graph, RepackedWeights& weights);
 void gated_projection(Graph& graph, RepackedWeights& weights);
 void gelu(Graph& graph);
+void swish(Graph& graph);
+void group_norm(Graph& graph);
+void convolution(Graph& graph);
+void standard_attention(Graph& graph);
 // A constant scale, or one for all, as a vector of `columns`; without a name if it is neither.
 Value columns_of(Graph& graph, const Value& scale, std::int64_t columns);
 // Whether zero points are absent, or constants that are 0.

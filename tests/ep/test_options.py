@@ -116,10 +116,10 @@ def test_placement_is_written_to_file(make_session: MakeSession, tmp_path: Path)
 def test_placement_counts_pixels_of_convolutions_that_are_left(
     make_session: MakeSession, tmp_path: Path, size: str, share: str
 ) -> None:
-    """Left: 3 x 3 for each of 16 pixels; taken: 3 rows of 8. Without the image's size there is no share."""
+    """Left, as its weight is fed: 3 x 3 for each of 16 pixels; taken: 3 rows of 8. Without a size there is no share."""
     model = parse(
-        f"g (float[1, 1, {size}] x, float[3, 1] v) => (float[1, 1, {size}] y, float[3, 8] z)"
-        "<float[1, 1, 3, 3] w = {1, 1, 1, 1, 1, 1, 1, 1, 1}, float[1, 8] m = {1, 1, 1, 1, 1, 1, 1, 1}>"
+        f"g (float[1, 1, {size}] x, float[1, 1, 3, 3] w, float[3, 1] v) => (float[1, 1, {size}] y, float[3, 8] z)"
+        "<float[1, 8] m = {1, 1, 1, 1, 1, 1, 1, 1}>"
         "{ y = Conv<pads = [1, 1, 1, 1]>(x, w)  z = MatMul(v, m) }"
     )
     path = tmp_path / "placement.json"

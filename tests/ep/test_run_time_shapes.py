@@ -158,7 +158,7 @@ def test_tensor_beyond_memory_is_refused(make_session: MakeSession, body: str, o
             """g (float[1,2,4,4] x, float[3] b) => (float[1,3,2,2] y) <float[3,2,2,2] w = {
                 1,1,1,1,1,1,1,1, 1,1,1,1,1,1,1,1, 1,1,1,1,1,1,1,1}> { y = Conv <strides = [2, 2]> (x, w, b) }""",
             {"x": np.ones((1, 2, 4, 4), np.float32), "b": np.ones(1, np.float32)},
-            r"input 2 \(B\) of shape \[3\], got \[1\]",
+            r"expected a bias of shape \[3\], got \[1\]",
             id="a short bias",
         ),
         pytest.param(

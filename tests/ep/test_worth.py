@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.ep.conftest import MakeSession, Placed, parse, reference
+from tests.ops.device import ISAS
 
 RNG = np.random.default_rng(0)
 PRICED = {"on_unsupported": "cpu", "claim": "worthwhile"}
@@ -54,6 +55,27 @@ def test_all_is_taken_with_claim_all(placed: Placed) -> None:
 def test_whole_model_without_products_is_taken_however_small(placed: Placed) -> None:
     _, placement = placed("g (float[2] x) => (float[2] y) { y = Add(x, x) }", PRICED)
     assert (placement["claimed"], placement["left"]) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("channels", "isa", "taken"),
+    [(64, "avx512", True), (64, "generic", False), (16, "avx512", False), (16, "generic", False)],
+)
+def test_convolutions_are_taken_where_they_are_faster(placed: Placed, channels: int, isa: str, taken: bool) -> None:
+    """Those of many channels, if the instruction set multiplies bf16; whole models of others are left, too."""
+    if isa not in ISAS:
+        pytest.skip(f"expected a processor with {isa}")
+    model = parse(f"g (float[1, {channels}, 8, 8] x) => (float[1, {channels}, 6, 6] y) {{ y = Neg(x) }}")
+    weight = RNG.standard_normal((channels, channels, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    model.graph.node[0].CopyFrom(helper.make_node("Conv", ["x", "w"], ["y"]))
+    _, placement = placed(model, PRICED | {"cpu_isa": isa})
+    assert placement["claimed"] == int(taken)
+    assert [item["reason"] for item in placement["left"]] == (
+        [] if taken else ["ONNX Runtime's convolutions are faster (claim=all takes it)"]
+    )
+    _, placement = placed(model, PRICED | {"cpu_isa": isa, "claim": "all"})
+    assert placement["claimed"] == 1
 
 
 def quantized(weight_type: int, static: int) -> onnx.ModelProto:

@@ -17,8 +17,9 @@ CONTRACTS = _native.contracts()
 NAMES = [f"{contract.domain}::{contract.op_type}" for contract in CONTRACTS]
 OURS = [contract for contract in CONTRACTS if contract.domain == "ai.flownpu"]
 OTHERS = [contract for contract in CONTRACTS if contract.domain != "ai.flownpu"]
-# Before version 6 an attribute listed the inputs that an operator overwrites; no model uses it.
-HISTORICAL = {"consumed_inputs"}
+# Before version 6 an attribute listed the inputs that an operator overwrites; no model uses it. FusedConv has
+# parameters for functions that no contract takes.
+HISTORICAL = {"consumed_inputs", "activation_params"}
 
 
 def schemas() -> dict[tuple[str, str], list[Any]]:

@@ -20,14 +20,7 @@
 namespace flownpu::cpu {
 namespace {
 
-constexpr std::size_t kQuery = 0;
-constexpr std::size_t kKey = 1;
-constexpr std::size_t kValue = 2;
-constexpr std::size_t kPast = 3;
-constexpr std::size_t kDecay = 4;
-constexpr std::size_t kBeta = 5;
-
-struct Sizes {
+struct RecurrenceSizes {
   std::int64_t batches;
   std::int64_t tokens;
   std::int64_t key_heads;
@@ -38,6 +31,13 @@ struct Sizes {
 };
 
 class LinearAttention final : public Step {
+  static constexpr std::size_t kQuery = 0;
+  static constexpr std::size_t kKey = 1;
+  static constexpr std::size_t kValue = 2;
+  static constexpr std::size_t kPast = 3;
+  static constexpr std::size_t kDecay = 4;
+  static constexpr std::size_t kBeta = 5;
+
  public:
   LinearAttention(const Node& node, const Context& context)
       : pool_(context.pool),
@@ -55,7 +55,7 @@ class LinearAttention final : public Step {
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Sizes sizes = checked(inputs);
+    const RecurrenceSizes sizes = checked(inputs);
     const Shape state{sizes.batches, value_heads_, sizes.key_size, sizes.value_size};
     if (is_given(inputs, kPast) && !(inputs[kPast].shape == state))
       fail("[", name_, "] expected past_state of shape ", to_string(state), ", got ",
@@ -71,7 +71,7 @@ class LinearAttention final : public Step {
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override {
-    const Sizes sizes = sizes_of(inputs);
+    const RecurrenceSizes sizes = sizes_of(inputs);
     pool_->run(sizes.batches * value_heads_, [&](std::int64_t task, std::size_t thread) {
       Scratch parts(scratch.data() + thread * bytes(sizes));
       attend(inputs, sizes, task, outputs, parts);
@@ -79,7 +79,7 @@ class LinearAttention final : public Step {
   }
 
  private:
-  Sizes sizes_of(std::span<const Tensor> inputs) const {
+  RecurrenceSizes sizes_of(std::span<const Tensor> inputs) const {
     const Shape& query = inputs[kQuery].shape;
     const std::int64_t key_size = query[2] / query_heads_;
     return {.batches = query[0],
@@ -92,8 +92,8 @@ class LinearAttention final : public Step {
                           : 1};
   }
 
-  Sizes checked(std::span<const Tensor> inputs) const {
-    const Sizes sizes = sizes_of(inputs);
+  RecurrenceSizes checked(std::span<const Tensor> inputs) const {
+    const RecurrenceSizes sizes = sizes_of(inputs);
     const auto expect = [&](bool fits, const char* expected, std::size_t input) {
       if (!fits)
         fail("[", name_, "] expected ", expected, ", got ", to_string(inputs[input].shape));
@@ -120,7 +120,7 @@ class LinearAttention final : public Step {
     return sizes;
   }
 
-  std::size_t bytes(const Sizes& sizes) const {
+  std::size_t bytes(const RecurrenceSizes& sizes) const {
     Scratch parts;
     parts.take<float>(sizes.key_size * sizes.value_size);
     parts.take<float>(sizes.key_size * kRecurrenceColumns);
@@ -129,7 +129,7 @@ class LinearAttention final : public Step {
   }
 
   // All tokens of one sequence's head of values.
-  void attend(std::span<const Tensor> inputs, const Sizes& sizes, std::int64_t task,
+  void attend(std::span<const Tensor> inputs, const RecurrenceSizes& sizes, std::int64_t task,
               std::span<const Tensor> outputs, Scratch& parts) const {
     const std::int64_t head = task % value_heads_;
     const std::int64_t first_token = task / value_heads_ * sizes.tokens;

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// ONNX's Attention by the kernels of FlowQKVAttention, in float32: what is in another layout, or is
-// a mask of another shape or type, is copied first.
+// ONNX's Attention by the kernels of FlowQKVAttention, in float32, or in bfloat16 where the model
+// allows that precision. A mask of another shape or type is copied first; with a cache, so is what
+// is in another layout.
 //
-//   Q, Y float32 [B, S, H d] or [B, H, S, d];  K, V likewise with G heads and as many tokens
-//   attn_mask bool or float32 that broadcasts to [B, H, S, T];  past and present [B, G, T, d]
+//   Q, Y float32 [B, S, H d] or [B, H, S, d];  K, V likewise with G heads and, where there is a
+//   cache, as many tokens;  attn_mask bool or float32 that broadcasts to [B, H, S, T];  past and
+//   present [B, G, T, d]
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 
 #include "ops/cpu/attention/step.h"
+#include "ops/cpu/attention/whole_attention.h"
 #include "ops/cpu/integers.h"
 #include "ops/cpu/widened.h"
 #include "ops/error.h"
@@ -32,14 +37,16 @@ constexpr Port kOutputs[] = {
     optional({.name = "present_key", .types = kFloats, .type_letter = 'T'}),
     optional({.name = "present_value", .types = kFloats, .type_letter = 'T'}),
     optional({.name = "qk_matmul_output", .types = kNone})};
-// softmax_precision: float32 is at least as precise as float32, float16 and bfloat16.
+// softmax_precision: a TensorProto's type, of which float32 is at least as precise as float16 and
+// bfloat16.
+constexpr std::int64_t kBFloat16Precision = 16;
 constexpr AttributeRule kAttributes[] = {flag("is_causal"),
                                          count("kv_num_heads", 1),
                                          count("q_num_heads", 1),
                                          integer("qk_matmul_output_mode", 0, 3),
                                          number("scale"),
                                          number("softcap"),
-                                         integer("softmax_precision", 1, 10)};
+                                         integer("softmax_precision", 1, kBFloat16Precision)};
 enum Input : std::uint8_t {
   kQ = position(kInputs, "Q"),
   kK = position(kInputs, "K"),
@@ -79,6 +86,8 @@ class StandardAttention final : public Step {
       fail("[", name_, "] expected heads whose number and size are known, got Q of ",
            to_string(query));
     head_size_ = width / heads_;
+    has_present_ = {node.has_output(1), node.has_output(2)};
+    const bool is_cached = has_present_[0] || has_present_[1] || node.input(kPast) != nullptr;
     for (const Input input : {kK, kV}) {
       const Shape shape = shape_of(input);
       const std::int64_t expected = is_by_head_ ? head_size_ : groups_ * head_size_;
@@ -86,31 +95,51 @@ class StandardAttention final : public Step {
       if (shape.rank() != query.rank() || shape[-1] != expected)
         fail("[", name_, "] expected heads of ", head_size_, " elements in Q, K and V, got ",
              to_string(query), " and ", to_string(shape));
-      if (shape[tokens] >= 0 && query[tokens] >= 0 && shape[tokens] != query[tokens])
+      const bool is_known = shape[tokens] >= 0 && query[tokens] >= 0;
+      if (is_cached && is_known && shape[tokens] != query[tokens])
         fail("[", name_, "] expected as many tokens in K and V as in Q, got ", to_string(shape),
              " and ", to_string(query));
     }
     if (node.attributes.contains("scale") && node.number("scale", 1) == 0)
       fail("[", name_, "] expected a scale other than 0");
-    has_present_ = {node.has_output(1), node.has_output(2)};
+    multiply_adds_ = attention_multiply_adds(AttentionAttributes(kernel_node(node)));
+    if (!is_cached) {
+      const float scale = node.number("scale", 0);
+      whole_ = std::make_unique<WholeAttention>(
+          context, scale != 0 ? scale : 1 / std::sqrt(static_cast<float>(head_size_)),
+          node.number("softcap", 0), node.integer("is_causal", 0) != 0,
+          node.integer("softmax_precision", 1) == kBFloat16Precision);
+      return;
+    }
     step_ = std::make_unique<FlowQKVAttention>(kernel_node(node), context);
   }
 
-  std::int64_t multiply_adds() const override { return step_->multiply_adds(); }
+  std::int64_t multiply_adds() const override { return multiply_adds_; }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     check(inputs);
+    if (whole_) {
+      outputs[0] = inputs[kQ].shape;
+      if (is_given(inputs, kMask)) bias_shape(inputs);
+      return;
+    }
     step_->infer(Call(*this, inputs, nullptr).inputs, outputs);
     outputs[0] = inputs[kQ].shape;
   }
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
+    if (whole_) {
+      Scratch scratch;
+      take_bias(inputs, scratch);
+      return scratch.bytes() + whole_->scratch_bytes(sizes_of(inputs));
+    }
     const Call call(*this, inputs, nullptr);
     return call.bytes + step_->scratch_bytes(call.inputs);
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override {
+    if (whole_) return run_whole(inputs, outputs[0], scratch.data());
     const Call call(*this, inputs, scratch.data());
     if (is_by_head_) {
       for (const Input input : {kQ, kK, kV})
@@ -157,11 +186,8 @@ class StandardAttention final : public Step {
         inputs[kAttentionBias] = given[kMask];
         inputs[kAttentionBias].type = DataType::kFloat32;
         inputs[kAttentionBias].shape = step.bias_shape(given);
-        if (given[kMask].type == DataType::kBool ||
-            !(given[kMask].shape == inputs[kAttentionBias].shape)) {
-          bias = scratch.take<float>(inputs[kAttentionBias].shape.elements());
-          if (memory != nullptr) inputs[kAttentionBias].data = bias;
-        }
+        bias = step.take_bias(given, scratch);
+        if (bias != nullptr) inputs[kAttentionBias].data = bias;
       }
       const Shape& query = inputs[kQuery].shape;
       const std::int64_t past = is_here(kPast) ? given[kPast].shape[2] : 0;
@@ -207,6 +233,49 @@ class StandardAttention final : public Step {
     return made;
   }
 
+  // Memory for the mask as a bias of the kernels; null if it is one, or absent.
+  float* take_bias(std::span<const Tensor> inputs, Scratch& scratch) const {
+    if (!is_given(inputs, kMask)) return nullptr;
+    const Shape shape = bias_shape(inputs);
+    if (inputs[kMask].type != DataType::kBool && inputs[kMask].shape == shape) return nullptr;
+    return scratch.take<float>(shape.elements());
+  }
+
+  std::int64_t tokens_of(const Tensor& heads) const { return heads.shape[is_by_head_ ? 2 : 1]; }
+
+  WholeAttentionSizes sizes_of(std::span<const Tensor> inputs) const {
+    return {inputs[kQ].shape[0],  heads_, groups_, head_size_, tokens_of(inputs[kQ]),
+            tokens_of(inputs[kK])};
+  }
+
+  // The heads of Q, K, V or Y, of which there are `heads`.
+  template <typename T>
+  HeadRows<T> rows_of(const Tensor& tensor, std::int64_t heads) const {
+    const std::int64_t tokens = tokens_of(tensor);
+    const std::int64_t batch = tokens * heads * head_size_;
+    if (is_by_head_) return {tensor.as<T>(), batch, tokens * head_size_, head_size_};
+    return {tensor.as<T>(), batch, head_size_, heads * head_size_};
+  }
+
+  void run_whole(std::span<const Tensor> inputs, const Tensor& y, std::byte* memory) const {
+    Scratch scratch(memory);
+    WholeAttentionCall call{rows_of<const float>(inputs[kQ], heads_),
+                            rows_of<const float>(inputs[kK], groups_),
+                            rows_of<const float>(inputs[kV], groups_),
+                            {},
+                            rows_of<float>(y, heads_)};
+    if (float* bias = take_bias(inputs, scratch); is_given(inputs, kMask)) {
+      Tensor rows = inputs[kMask];
+      rows.shape = bias_shape(inputs);
+      if (bias != nullptr) fill_bias(inputs[kMask], rows, bias);
+      const std::int64_t plane = rows.shape[2] * rows.shape[3];
+      call.bias = {bias != nullptr ? bias : rows.as<const float>(),
+                   rows.shape[0] == 1 ? 0 : rows.shape[1] * plane, rows.shape[1] == 1 ? 0 : plane,
+                   rows.shape[3]};
+    }
+    whole_->run(sizes_of(inputs), call, memory + scratch.bytes());
+  }
+
   void check(std::span<const Tensor> inputs) const {
     const int rank = is_by_head_ ? 4 : 3;
     for (const Input input : {kQ, kK, kV}) {
@@ -215,7 +284,10 @@ class StandardAttention final : public Step {
       if (shape.rank() != rank || (is_by_head_ && (shape[1] != heads || shape[3] != head_size_)))
         fail("[", name_, "] expected ", heads, " heads of ", head_size_, " elements, got ",
              to_string(shape));
-      if (shape[rank - 2] != inputs[kQ].shape[rank - 2])
+      if (whole_ && input == kV && tokens_of(inputs[kV]) != tokens_of(inputs[kK]))
+        fail("[", name_, "] expected as many tokens in V as in K, got ", to_string(shape), " and ",
+             to_string(inputs[kK].shape));
+      if (!whole_ && tokens_of(inputs[input]) != tokens_of(inputs[kQ]))
         unsupported("[", name_, "] expected as many tokens in K and V as in Q, got ",
                     to_string(shape), " and ", to_string(inputs[kQ].shape),
                     ": set the provider option on_unsupported to cpu");
@@ -226,9 +298,9 @@ class StandardAttention final : public Step {
   Shape bias_shape(std::span<const Tensor> inputs) const {
     const Shape& mask = inputs[kMask].shape;
     const Shape& query = inputs[kQ].shape;
-    const std::int64_t tokens = query[is_by_head_ ? 2 : 1];
+    const std::int64_t tokens = tokens_of(inputs[kQ]);
     const std::int64_t past = is_given(inputs, kPast) ? inputs[kPast].shape[2] : 0;
-    Shape shape{1, 1, tokens, past + tokens};
+    Shape shape{1, 1, tokens, past + tokens_of(inputs[kK])};
     bool fits = mask.rank() >= 2 && mask.rank() <= 4;
     for (int axis = 1; fits && axis <= mask.rank(); ++axis) {
       const std::int64_t whole = axis == 4 ? query[0] : axis == 3 ? heads_ : shape[-axis];
@@ -238,7 +310,7 @@ class StandardAttention final : public Step {
     // ONNX also takes a mask of fewer keys, beyond which none is seen.
     if (!fits)
       unsupported("[", name_, "] expected a mask that broadcasts to [", query[0], ",", heads_, ",",
-                  tokens, ",", past + tokens, "], got ", to_string(mask),
+                  tokens, ",", shape[3], "], got ", to_string(mask),
                   ": set the provider option on_unsupported to cpu");
     return shape;
   }
@@ -266,8 +338,11 @@ class StandardAttention final : public Step {
   std::int64_t heads_ = 0;
   std::int64_t groups_ = 0;
   std::int64_t head_size_ = 0;
+  std::int64_t multiply_adds_ = 0;
   // Whether present_key and present_value are outputs.
   std::array<bool, 2> has_present_{};
+  // Without a cache `whole_` computes, else `step_`.
+  std::unique_ptr<WholeAttention> whole_;
   std::unique_ptr<Step> step_;
 };
 

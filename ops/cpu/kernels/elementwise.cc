@@ -214,6 +214,28 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   if (bias != nullptr) add(y, bias, y, n);
 }
 
+void group_norm(const float* x, const float* weight, const float* bias, float epsilon, bool is_silu,
+                float* y, std::int64_t channels, std::int64_t pixels) {
+  const std::int64_t n = channels * pixels;
+  const auto count = static_cast<float>(n);
+  const float mean = sum_of(x, n, [](auto v) { return v; }) / count;
+  const float squares = sum_of(x, n, [mean](auto v) { return (v - mean) * (v - mean); });
+  const float scale = 1.0F / std::sqrt(squares / count + epsilon);
+  for (std::int64_t c = 0; c < channels; ++c, x += pixels, y += pixels) {
+    const float factor = scale * weight[c];
+    const float shift = bias[c];
+    const auto norm = [=](Vector v) { return (v - mean) * factor + shift; };
+    if (is_silu) {
+      map(x, x, y, pixels, [=](Vector v, Vector /*same*/) {
+        const Vector normed = norm(v);
+        return normed * apply<Function::kSigmoid>(normed);
+      });
+    } else {
+      map(x, x, y, pixels, [=](Vector v, Vector /*same*/) { return norm(v); });
+    }
+  }
+}
+
 // NaN needs no test here: e^x and the sum become NaN. A row of minus infinity alone becomes NaN
 // too, because -inf - -inf is NaN.
 float largest_of(const float* x, std::int64_t n) {
@@ -309,6 +331,7 @@ void fill_elementwise(Kernels& kernels) {
   kernels.swiglu = swiglu;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
+  kernels.group_norm = group_norm;
   kernels.quantize = quantize;
   kernels.dequantize = dequantize;
   kernels.apply = apply;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with dense weights on the CPU: DenseMatMul, and other operators that are such products
-// (MatMul and Gemm with a constant weight, MatMul of two activations, a convolution of patches).
+// (MatMul and Gemm with a constant weight, MatMul of two activations, convolutions).
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,8 @@ class DenseProduct {
   // `activations` says, if the instruction set has dot products for a weight of this type; products
   // of a few rows round nothing.
   void round_as_chosen(DataType weight, std::int64_t m);
+  // From now on both are rounded to bf16 if the instruction set has dot products of bf16.
+  void round_to_bf16() { rounding_ = context_.kernels.dense_rounding(false, DataType::kFloat32); }
 
   // Packs the constant that all runs will have as `weight`.
   void keep(const DenseWeight& weight);
@@ -35,6 +37,14 @@ class DenseProduct {
   // x is f32 [rows][weight.k]; epilogue.m must be weight.m.
   void run(const float* x, std::int64_t rows, const DenseWeight& weight, ProductEpilogue epilogue,
            std::byte* scratch) const;
+
+  // For callers that round activations themselves, to bf16 or not at all: the bytes of an element,
+  // and rows of `k` elements, whose values are still to be set. Elements from k to padded_k are 0.
+  std::int64_t element_bytes() const;
+  RoundedActivations rows_of(std::int64_t k) const;
+  // The product of such rows with the weight that is kept; needs no scratch.
+  void run_rounded(const RoundedActivations& activations, std::int64_t rows,
+                   const ProductEpilogue& epilogue) const;
 
  private:
   struct Work;

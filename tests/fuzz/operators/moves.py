@@ -152,6 +152,22 @@ def pad(b: Builder) -> None:
     b.node("Pad", [x, *given], [(x.type, tuple(sizes))], mode=mode)
 
 
+def resize(b: Builder) -> None:
+    x = b.source(
+        TensorProto.FLOAT,
+        (b.choices.pick((1, 2)), b.choices.pick((1, 3)), b.choices.pick((1, 4)), b.choices.pick((5, 3))),
+    )
+    factors = [1, 1, b.choices.pick((2, 1, 3)), b.choices.pick((2, 1, 3))]
+    shape = tuple(size * factor for size, factor in zip(x.shape, factors, strict=True))
+    given = [ABSENT, b.source(TensorProto.FLOAT, (4,), constant=True, given=factors)]
+    if b.choices.chance(40):
+        given = [ABSENT, ABSENT, b.integers(list(shape))]
+    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if b.choices.chance(30):
+        modes = {"mode": "linear", "coordinate_transformation_mode": b.choices.pick(("half_pixel", "align_corners"))}
+    b.node("Resize", [x, *given], [(TensorProto.FLOAT, shape)], **modes)
+
+
 def trilu(b: Builder) -> None:
     x = b.operand("Trilu", least=2)
     diagonal = b.integers([b.choices.between(-9, 9)], shape=()) if b.choices.chance(70) else ABSENT
@@ -347,6 +363,7 @@ def constant_of_shape(b: Builder) -> None:
 OPERATORS: Operators = [
     (5, "Tile", 7, tile),
     (6, "Pad", 13, pad),
+    (4, "Resize", 13, resize),
     (5, "Trilu", 14, trilu),
     (5, "GatherElements", 11, gather_elements),
     (5, "ScatterND", 11, scatter_nd),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products: MatMul and Gemm, nodes that are folded into them, convolutions of patches, weights in 8 bits."""
+"""Products: MatMul and Gemm, nodes that are folded into them, convolutions, weights in 8 bits."""
 
 import math
+from functools import partial
 from typing import Any
 
 from onnx import TensorProto
@@ -9,6 +10,7 @@ from onnx import TensorProto
 from tests.fuzz.graphs.builder import ABSENT, Builder, Value, broadcast
 from tests.fuzz.operators import Operators
 from tests.fuzz.operators.elementwise import MICROSOFT
+from tests.fuzz.reference.pools import windows_of
 
 FLOAT = TensorProto.FLOAT
 COLUMNS = (8, 1, 16, 33, 48, 64, 7, 100)
@@ -194,25 +196,47 @@ def dynamic_product(b: Builder) -> None:
     b.node("Mul", [numbers, factors], [(FLOAT, (rows, m))])
 
 
-def convolution(b: Builder) -> None:
-    """A convolution, mostly of patches, where the strides equal the kernel."""
-    images, channels = b.choices.pick((1, 2, 0, 3)), b.choices.pick((3, 1, 2, 4))
-    kernel = b.choices.pick((2, 1, 3, 4)), b.choices.pick((2, 1, 3, 5))
+def _windows(b: Builder) -> tuple[tuple[int, ...], list[int], dict[str, Any]]:
+    """Windows of a convolution: their kernel, the images' sizes and the attributes."""
+    axes = b.choices.pick((2, 2, 2, 1, 3))
+    kernel = tuple(b.choices.pick((3, 1, 2, 4)) for _ in range(axes))
     sizes = [k * b.choices.pick((1, 2, 3, 5)) + b.choices.pick((0, 0, 1)) for k in kernel]
-    m = b.choices.pick((4, 1, 16, 17, 33))
-    x = b.source(FLOAT, (images, channels, *sizes), constant=False if b.choices.chance(80) else None)
-    rare = b.choices.chance(12)
-    strides = kernel if not rare else (1, 2)
-    pads = [0, 0, 0, 0] if not rare else [1, 0, 0, 1]
-    weight = b.source(FLOAT, (m, channels, *kernel), constant=True if b.choices.chance(90) else None)
-    inputs = [x, weight]
+    given: dict[str, Any] = {"kernel_shape": kernel}
     if b.choices.chance(60):
-        inputs.append(b.source(FLOAT, (m if not b.mistake(30) else 1,)))
-    padded = [sizes[i] + pads[i] + pads[i + 2] for i in range(2)]
-    space = [max(0, (padded[i] - kernel[i]) // strides[i] + 1) for i in range(2)]
-    attributes: dict[str, Any] = {"strides": strides, "pads": b.choices.pick((pads, None)) if not rare else pads}
-    attributes["kernel_shape"] = b.choices.pick((kernel, None))
-    b.node("Conv", inputs, [(FLOAT, (images, m, *space))], **attributes)
+        given["strides"] = kernel if b.choices.chance(40) else [b.choices.pick((1, 2, 3)) for _ in kernel]
+    if b.choices.chance(15):
+        given["auto_pad"] = b.choices.pick(("VALID", "SAME_UPPER", "SAME_LOWER"))
+    elif b.choices.chance(60):
+        given["pads"] = [b.choices.below(size + 1) for size in kernel * 2]
+    if b.choices.chance(20):
+        given["dilations"] = [b.choices.pick((1, 2)) for _ in kernel]
+    return kernel, sizes, given
+
+
+def convolution(b: Builder, op_type: str) -> None:
+    kernel, sizes, attributes = _windows(b)
+    space = [max(0, window.count) for window in windows_of(sizes, attributes)]
+    group = b.choices.pick((1, 1, 1, 2, 3))
+    channels, m = b.choices.pick((3, 1, 4, 8, 20)), b.choices.pick((4, 1, 16, 17, 33))
+    images = b.choices.pick((1, 2, 0, 3))
+    if b.choices.chance(50):
+        del attributes["kernel_shape"]
+    if group > 1 or b.choices.chance(10):
+        attributes["group"] = group
+    x = b.source(FLOAT, (images, channels * group, *sizes), constant=False if b.choices.chance(80) else None)
+    weight = b.source(FLOAT, (m * group, channels, *kernel), constant=True if b.choices.chance(90) else None)
+    inputs = [x, weight]
+    shape = (images, m * group, *space)
+    biased = b.choices.chance(60)
+    if biased:
+        inputs.append(b.source(FLOAT, (m * group if not b.mistake(30) else 1,)))
+    if op_type == "FusedConv":
+        if b.choices.chance(50):
+            inputs += [*([] if biased else [ABSENT]), b.source(FLOAT, shape)]
+        attributes["activation"] = "Relu"
+        b.node(op_type, inputs, [(FLOAT, shape)], MICROSOFT, **attributes)
+        return
+    b.node(op_type, inputs, [(FLOAT, shape)], **attributes)
 
 
 OPERATORS: Operators = [
@@ -223,5 +247,6 @@ OPERATORS: Operators = [
     (14, "DequantizeLinear", 10, dequantize),
     (9, "QuantizeLinear", 10, quantize),
     (7, "DynamicQuantizeLinear, MatMulInteger", 11, dynamic_product),
-    (9, "Conv", 7, convolution),
+    (9, "Conv", 7, partial(convolution, op_type="Conv")),
+    (3, "FusedConv", 7, partial(convolution, op_type="FusedConv")),
 ]

@@ -175,6 +175,18 @@ def global_pool(b: Builder, op_type: str) -> None:
     b.node(op_type, [x], [(FLOAT, (*x.shape[:2], *(1 for _ in x.shape[2:])))])
 
 
+def group_norm(b: Builder, op_type: str) -> None:
+    x = b.source(FLOAT, (b.choices.pick((1, 2, 0)), b.choices.pick((4, 6, 12)), *b.shape(1, 3)))
+    weights = [b.source(FLOAT, (x.shape[1] if not b.mistake(5) else 1,)) for _ in range(2)]
+    groups = {"GroupNormalization": "num_groups", "GroupNorm": "groups"}.get(op_type)
+    attributes: dict[str, Any] = _epsilon(b)
+    if groups:
+        attributes[groups] = b.choices.pick((2, 1, 3)) if x.shape[1] % 3 == 0 else 2
+    if op_type == "GroupNorm":
+        attributes |= {"channels_last": 0, "activation": b.choices.pick((0, 1))}
+    b.node(op_type, [x, *weights], [(FLOAT, x.shape)], MICROSOFT if op_type == "GroupNorm" else "", **attributes)
+
+
 def embed_layer_norm(b: Builder) -> None:
     batch, tokens, width = b.choices.pick((1, 2)), b.choices.pick((3, 1, 6)), b.choices.pick((8, 4, 33))
     shape, int32 = (batch, tokens), TensorProto.INT32
@@ -204,6 +216,9 @@ OPERATORS: Operators = [
     (10, "SimplifiedLayerNormalization", 7, partial(rms_norm, op_type="SimplifiedLayerNormalization")),
     (10, "RMSNormalization", 23, partial(rms_norm, op_type="RMSNormalization")),
     *((8, op_type, 7, partial(skip_norm, op_type=op_type)) for op_type in SKIP_NORMS),
+    (4, "InstanceNormalization", 7, partial(group_norm, op_type="InstanceNormalization")),
+    (4, "GroupNormalization", 21, partial(group_norm, op_type="GroupNormalization")),
+    (4, "GroupNorm", 7, partial(group_norm, op_type="GroupNorm")),
     (5, "EmbedLayerNormalization", 7, embed_layer_norm),
     (3, "ReduceSum, Div", 7, average),
 ]

@@ -2,6 +2,7 @@
 """Samples of products, with the roundings that the provider's options permit; weights in 4 and 8 bits; patches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from flownpu.ops import q4nx
 from flownpu.ops.definitions.q4nx_moe import route
 from tests.fuzz.arrays import Array, is_float, limits, numpy_type
 from tests.fuzz.reference.evaluate import Node, Table
+from tests.fuzz.reference.pools import windows_of
 from tests.fuzz.reference.samples import Samples, Unknown, each, of, unit
 from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, summed
 
@@ -376,19 +378,33 @@ def dynamic_quantize(_node: Node) -> Samples:
 
 
 def convolution(node: Node) -> Samples:
+    """Conv and FusedConv; more than 4 channels are rounded to bf16 where there are more than 8 results of them."""
     x, w = node.float(0), node.float(1)
-    attributes = node.attributes
-    if len(x.shape) != 4 or attributes.get("group", 1) != 1 or any(d != 1 for d in attributes.get("dilations", [])):
+    if len(x.shape) != len(w.shape) or len(x.shape) < 3 or 0 in (*x.shape[1:], *w.shape):
         raise Unknown
-    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
-        raise Unknown
-    return summed(node, [x, w, *([node.float(2)] if node.has(2) else [])], int(np.prod(w.shape[1:])) + 1)
+    group = int(node.attributes.get("group", 1))
+    kernel = {"kernel_shape": list(w.shape[2:])}
+    if any(axis.count < 1 for axis in windows_of(x.shape[2:], node.attributes | kernel)):
+        raise Unknown  # ONNX Runtime cuts such windows
+    if node.provider.get("cpu_isa") in ("avx512", "auto") and w.shape[0] // group > 8 and w.shape[1] > 4:
+        largest = max(float(np.abs(np.nan_to_num(s.numbers)).max(initial=0)) for s in (x, w))
+        if largest > ENORMOUS:
+            raise Unknown
+        x, w = x.shaken(BFLOAT16), w.shaken(BFLOAT16)
+    attributes = {name: value for name, value in node.attributes.items() if name != "activation"}
+    conv = replace(node, op_type="Conv", attributes=attributes, opset=max(node.opset, 11), outputs=1)
+    bias = [node.float(2)] if node.has(2) else []
+    made = summed(conv, [x, w, *bias], int(np.prod(w.shape[1:])) + 1)
+    if node.has(3):
+        made = sum_of(made, node.float(3))
+    return made if "activation" not in node.attributes else made.map(lambda a: np.maximum(a, 0))
 
 
 TABLE: Table = {
     ("", "MatMul"): matmul,
     ("", "Gemm"): gemm,
     ("", "Conv"): convolution,
+    ("com.microsoft", "FusedConv"): convolution,
     ("", "DequantizeLinear"): dequantize,
     ("", "QuantizeLinear"): quantize,
     ("", "DynamicQuantizeLinear"): dynamic_quantize,

@@ -373,6 +373,24 @@ def layer_norm(node: Node) -> list[Samples | None]:
     return [elementwise(np.add, made, node.float(2)) if node.has(2) else made, None, None]
 
 
+def group_norm(node: Node) -> Samples:
+    """GroupNormalization, GroupNorm and InstanceNormalization."""
+    x, scale, bias = (node.float(i) for i in range(3))
+    groups = node.attributes.get("num_groups", node.attributes.get("groups", x.shape[1]))
+    if len(x.shape) < 3 or 0 in x.shape or x.shape[1] % groups or scale.shape != x.shape[1:2] != bias.shape:
+        raise Unknown
+    by_channel = (x.shape[1], *[1] * (len(x.shape) - 2))
+    rows = Node("", {**node.attributes, "axis": -1}, node.names, node.values, 1, node.opset)
+    of_rows = x.map(lambda a: a.reshape(x.shape[0], groups, -1))
+    ones = scale.map(lambda a: np.ones((*a.shape[:0], of_rows.shape[-1])))
+    made = norm(rows, of_rows, ones, centred=True).map(lambda a: a.reshape(x.shape))
+    made = elementwise(np.multiply, made, scale.map(lambda a: a.reshape(by_channel)))
+    made = elementwise(np.add, made, bias.map(lambda a: a.reshape(by_channel)))
+    if not node.attributes.get("activation"):
+        return made
+    return elementwise(lambda a: a / (1 + np.exp(-a)), made, units=FUNCTION_UNITS)
+
+
 def skip_norm(node: Node) -> list[Samples | None]:
     is_of_layer = node.op_type == "SkipLayerNormalization"
     added, bias = elementwise(np.add, node.float(0), node.float(1)), 4 if is_of_layer else 3
@@ -425,4 +443,8 @@ TABLE: Table = {
     },
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): skip_norm,
     ("com.microsoft", "SkipLayerNormalization"): skip_norm,
+    ("", "GroupNormalization"): group_norm,
+    ("", "InstanceNormalization"): group_norm,
+    ("com.microsoft", "GroupNorm"): group_norm,
+    ("", "Resize"): by_onnx,
 }

@@ -31,17 +31,6 @@ def test_softmax_equals_reference(isa: str, width: int) -> None:
     check("Softmax", [x], options={"cpu_isa": isa}, axis=-1)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("window", [(4, 4), (3, 5)])
-def test_patch_embedding_equals_reference(isa: str, biased: bool, window: tuple[int, int]) -> None:
-    """Pixels on the right and below that fill no patch are left out."""
-    weights = [RNG.standard_normal((40, 3, *window), dtype=np.float32)]
-    weights += [RNG.standard_normal(40, dtype=np.float32)] * biased
-    constants = (1, 2)[: len(weights)]
-    check("Conv", [IMAGES, *weights], constants=constants, options={"cpu_isa": isa}, strides=list(window))
-
-
 @pytest.mark.parametrize("axis", [0, 1, -2])
 @pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax"])
 def test_softmax_over_other_axes_equals_reference(op_type: str, axis: int) -> None:
@@ -101,40 +90,11 @@ def test_pad_of_negative_sizes_cuts() -> None:
 
 
 KERNEL = np.zeros((8, 3, 4, 4), np.float32)
-WINDOWS = "expected windows of two axes side by side"
 
 
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "message"),
     [
-        ("Conv", [IMAGES, KERNEL], {"strides": [2, 2]}, WINDOWS),
-        ("Conv", [IMAGES, KERNEL], {}, WINDOWS),
-        ("Conv", [IMAGES, KERNEL], {"strides": [4, 4], "pads": [0, 0, 0, 1]}, "attribute 'pads': expected 0, got 1"),
-        (
-            "Conv",
-            [IMAGES, KERNEL],
-            {"strides": [4, 4], "dilations": [1, 2]},
-            "attribute 'dilations': expected 1, got 2",
-        ),
-        (
-            "Conv",
-            [IMAGES, KERNEL],
-            {"strides": [4, 4], "auto_pad": "SAME_UPPER"},
-            "expected one of NOTSET.VALID, got 'SAME_UPPER'",
-        ),
-        ("Conv", [IMAGES, KERNEL], {"strides": [4, 4], "group": 3}, "attribute 'group': expected 1, got 3"),
-        (
-            "Conv",
-            [IMAGES, KERNEL[..., 0].copy()],
-            {"strides": [4]},
-            r"input 1 \(W\): expected shape \[M,3,\?,\?\], got \[8,3,4\]",
-        ),
-        (
-            "Conv",
-            [IMAGES[:, :2].copy(), KERNEL],
-            {"strides": [4, 4]},
-            r"input 1 \(W\): expected shape \[8,2,\?,\?\], got \[8,3,4,4\]",
-        ),
         (
             "AveragePool",
             [IMAGES],

@@ -34,6 +34,12 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], int]] = {
     "mask that sees nothing": ([*BY_HEAD, NOTHING], {}, 1),
     "mask of a head": ([*BY_HEAD, normal(H, S, S)], {}, 1),
     "mask of a row, for all queries": ([*BY_TOKEN, normal(B, 1, 1, S)], HEADS, 1),
+    "other keys": ([normal(B, H, 70, D), normal(B, G, 9, D), normal(B, G, 9, D)], {}, 1),
+    "other keys by token, masked": (
+        [normal(B, S, H * D), normal(B, 9, G * D), normal(B, 9, G * D), normal(B, 1, S, 9)],
+        HEADS,
+        1,
+    ),
     "past": ([*BY_HEAD, None, *PAST], {"is_causal": 1}, 3),
     "past and mask": ([*BY_TOKEN, normal(B, H, S, P + S), *PAST], HEADS, 3),
 }
@@ -51,12 +57,31 @@ def test_attention_equals_reference(case: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("head_size", [40, 64, 160, 512])
+@pytest.mark.parametrize("keys", [77, 300])
+def test_attention_of_bfloat16_precision_rounds_its_operands_only(head_size: int, keys: int) -> None:
+    inputs = [normal(1, 2, 150, head_size), normal(1, 2, keys, head_size), normal(1, 2, keys, head_size)]
+    wide = [x.astype(np.float64) for x in inputs]
+    (expected,) = by_reference("Attention", wide, 1, opset=23)
+    (found,) = run("Attention", inputs, domain="", softmax_precision=16)
+    # bf16 is off by up to 2^-8, by less than 2^-9 in the root mean square. Scores are sums of d products of two such
+    # numbers, over sqrt(d): off by 2^-9 sqrt(2), 6 times which are 0.017. Weights are off by as much, and weights and
+    # values by their own roundings, which many keys average.
+    tolerance = (0.017 + 2 * 2.0**-9) * float(np.abs(inputs[2]).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize(
     ("inputs", "attributes", "message"),
     [
         (BY_TOKEN, {}, "expected the attribute 'q_num_heads'|q_num_heads"),
         ([*BY_HEAD[:2], normal(B, G, S, 2 * D)], {}, "expected heads of 8 elements in Q, K and V"),
-        ([BY_HEAD[0], *(x[:, :, :3].copy() for x in BY_HEAD[1:])], {}, "expected as many tokens in K and V as in Q"),
+        ([*BY_HEAD[:2], BY_HEAD[2][:, :, :3].copy()], {}, "expected as many tokens in V as in K"),
+        (
+            [BY_HEAD[0], *(x[:, :, :3].copy() for x in BY_HEAD[1:]), None, *PAST],
+            {},
+            "expected as many tokens in K and V as in Q",
+        ),
         ([*BY_HEAD, normal(S, S - 1)], {}, r"expected a mask that broadcasts to \[2,4,5,5\], got \[5,4\]"),
     ],
 )

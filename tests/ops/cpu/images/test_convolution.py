@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conv and FusedConv on the CPU, for every instruction set of this machine, against onnx's reference in float64."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.one_node import by_reference
+from tests.ops.device import ISAS, one
+
+RNG = np.random.default_rng(0)
+# Name: sizes of the images, of the weight, and attributes. Up to 8 channels of the result in a group are sums of lines;
+# up to 4 channels of the images in a group are not rounded.
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "3 x 3 with pads": ((2, 20, 9, 11), (40, 20, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "pixels": ((2, 64, 5, 7), (33, 64, 1, 1), {}),
+    "pixels of odd channels": ((3, 13, 5, 7), (33, 13, 1, 1), {}),
+    "strides": ((1, 12, 10, 9), (16, 12, 3, 3), {"strides": [2, 2], "pads": [1, 0, 0, 1]}),
+    "strided pixels": ((2, 16, 6, 7), (9, 16, 1, 1), {"strides": [2, 3]}),
+    "dilations": ((1, 10, 12, 13), (12, 10, 3, 2), {"dilations": [2, 3], "pads": [2, 1, 0, 3]}),
+    "pads wider than the window": ((1, 8, 3, 2), (16, 8, 2, 2), {"pads": [3, 4, 3, 4]}),
+    "same, upper": ((1, 8, 7, 6), (10, 8, 4, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    "same, lower": ((1, 8, 7, 6), (10, 8, 4, 3), {"auto_pad": "SAME_LOWER", "strides": [3, 1]}),
+    "groups": ((2, 24, 6, 5), (36, 8, 3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
+    "depthwise": ((2, 24, 9, 17), (24, 1, 3, 3), {"group": 24, "pads": [1, 1, 1, 1]}),
+    "depthwise with strides": ((1, 6, 9, 17), (12, 1, 3, 5), {"group": 6, "strides": [2, 2], "dilations": [1, 2]}),
+    "few channels of the result": ((2, 40, 8, 8), (4, 40, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "few channels of the images": ((2, 3, 13, 12), (40, 3, 4, 4), {"strides": [4, 4]}),
+    "one axis": ((2, 12, 50), (24, 12, 5), {"pads": [2, 2], "strides": [2]}),
+    "three axes": ((1, 9, 4, 5, 6), (16, 9, 2, 3, 2), {"pads": [1, 1, 0, 0, 1, 1]}),
+    "no images": ((0, 8, 5, 5), (16, 8, 3, 3), {}),
+}
+
+
+def normal(shape: tuple[int, ...]) -> np.ndarray:
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+def bound(x: np.ndarray, weight: np.ndarray, isa: str, attributes: dict[str, Any]) -> np.ndarray:
+    """The largest error of each number: sums of K terms in f32 and, in bf16, two roundings of 2^-8 each (and f32's)."""
+    rounds = isa == "avx512" and weight.shape[0] // attributes.get("group", 1) > 8 and weight.shape[1] > 4
+    (size,) = by_reference("Conv", [np.abs(x), np.abs(weight)], 1, opset=22, **attributes)
+    terms = np.prod(weight.shape[1:]) + 2
+    return np.asarray(size) * (terms * 2.0**-24 + (2.01 * 2.0**-8 if rounds else 0)) + 1e-6
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", CASES)
+def test_convolution_equals_reference(case: str, isa: str) -> None:
+    of_images, of_weight, attributes = CASES[case]
+    x, weight, bias = normal(of_images), normal(of_weight), normal(of_weight[:1])
+    wide = [array.astype(np.float64) for array in (x, weight, bias)]
+    (expected,) = by_reference("Conv", wide, 1, opset=22, **attributes)
+    found = one("Conv", [x, weight, bias], domain="", constants=(1, 2), options={"cpu_isa": isa}, **attributes)
+    assert found.shape == expected.shape
+    assert np.all(np.abs(found - expected) <= bound(wide[0], wide[1], isa, attributes))
+
+
+@pytest.mark.parametrize("channels", [40, 4])
+@pytest.mark.parametrize("activation", [None, "Relu"])
+def test_fused_convolution_adds_z_before_its_activation(activation: str | None, channels: int) -> None:
+    x, weight, z = normal((2, 8, 6, 7)), normal((channels, 8, 3, 3)), normal((2, channels, 6, 7))
+    wide = [array.astype(np.float64) for array in (x, weight)]
+    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]}
+    expected = by_reference("Conv", wide, 1, opset=22, **pads)[0] + z
+    given = {"activation": activation} if activation else {}
+    found = one("FusedConv", [x, weight, None, z], domain="com.microsoft", constants=(1,), **pads, **given)
+    if activation:
+        expected = np.maximum(expected, 0)
+    assert np.all(np.abs(found - expected) <= bound(wide[0], wide[1], "avx512", pads))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("channels", [16, 4])
+def test_convolution_of_narrow_floats_rounds_the_result_only(dtype: Any, channels: int) -> None:
+    x, weight = normal((1, 8, 5, 5)).astype(dtype), normal((channels, 8, 3, 3)).astype(dtype)
+    wide = [array.astype(np.float64) for array in (x, weight)]
+    (expected,) = by_reference("Conv", wide, 1, opset=22)
+    name = "float16" if dtype == np.float16 else "bfloat16"
+    found = one("Conv", [x, weight], domain="", constants=(1,), outputs=(name,)).astype(np.float64)
+    rounding = np.abs(expected) * float(ml_dtypes.finfo(dtype).eps) / 2
+    assert np.all(np.abs(found - expected) <= bound(wide[0], wide[1], "avx512", {}) + rounding * 1.01)
+
+
+@pytest.mark.parametrize(
+    ("images", "weight", "attributes", "message"),
+    [
+        ((1, 4, 5, 5), (8, 3, 3, 3), {}, "expected images of 3 channels and 2 axes after two others"),
+        ((1, 3, 5), (8, 3, 3, 3), {}, "expected images of 3 channels and 2 axes after two others"),
+        ((1, 3, 5, 5), (8, 3, 3, 3), {"kernel_shape": [3, 2]}, "expected kernel_shape to be that of the weight"),
+        ((1, 4, 5, 5), (9, 2, 3, 3), {"group": 2}, "expected a weight for each of 2 groups"),
+        ((1, 3, 5, 5), (8, 3, 3, 3), {"pads": [1, 1]}, "expected 4 numbers in pads, got 2"),
+        ((1, 3, 5, 5), (8, 3, 7, 3), {}, "expected images of at least one window of 7, got 5"),
+        ((1, 3, 5), (8, 3), {}, r"expected a weight \[M, C / group, ..\] of known shape"),
+    ],
+)
+def test_unfit_convolution_is_refused(
+    images: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        one("Conv", [normal(images), normal(weight)], domain="", constants=(1,), **attributes)

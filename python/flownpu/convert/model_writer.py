@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from flownpu.convert.average_bits import AverageBits
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
@@ -79,7 +80,7 @@ class ModelOptions:
             )
 
     @property
-    def weight_bits(self) -> WeightBits | None:
+    def weight_bits(self) -> WeightBits | AverageBits | None:
         """Bits of the weights' codes; None: as many as the source has."""
         return parse_weight_bits(self.weights)
 

@@ -10,21 +10,19 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-inline void unpack_int8(const GroupRange& range, std::byte* unpacked) {
+template <q4nx::Layout LAYOUT>
+void unpack_int8(const GroupRange& range, std::byte* unpacked) {
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < range.groups; ++g) {
-      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
-      for (int quad = 0; quad < kGroup / 4; ++quad) {
-        store_codes(byte_codes(codes + quad * 4 * q4nx::kColumnBytes), unpacked);
-        unpacked += 64;
-      }
+    for (std::int64_t g = range.first_group; g < range.first_group + range.groups; ++g) {
+      for (int quad = 0; quad < kGroup / 4; ++quad, unpacked += 64)
+        store_codes(byte_codes<LAYOUT>(range.weight, g, strip, quad), unpacked);
     }
   }
 }
 
 // COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
 // rows.
-template <int COUNT>
+template <int COUNT, typename Dots>
 void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
   const std::int64_t first = range.first_group;
@@ -38,7 +36,7 @@ void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
   for (std::int64_t g = 0; g < range.groups; ++g, ++scales, ++sums) {
     // If the loop is fully unrolled, GCC orders its additions so that the operands do not fit 16
     // registers: a quarter of the speed.
-    IntegerRows dot[COUNT];
+    Dots dot[COUNT];
 #pragma GCC unroll 4
     for (int quad = 0; quad < kGroup / 4; ++quad, unpacked += 64, x += 4) {
       const ByteCodes codes = load_codes(unpacked);

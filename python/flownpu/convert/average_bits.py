@@ -8,12 +8,15 @@ output is
 
 and to first order the divergence of the model's predictions is a sum of a t^2 over the projections, with a constant a
 for each ("Pushing the Limits of Large Language Model Quantization via the Linearity Theorem", arXiv 2411.17525). The
-constants depend on texts, which a conversion does not have: all count as equal here. So the sum falls most, for a
-number of bytes, if 8 bits go to the projections with the largest
+constants depend on texts, which a conversion does not have. Here a is the share of the logits' energy that a
+projection's output has: 1 for the LM head; 1 / (2 L + 1) for a projection of one of L layers, and for embeddings that
+are not the LM head, because the residual stream is a sum of the embedding and of what attention and feed-forward of L
+layers add, taken to be alike. So the sum falls most, for a number of bytes, if 8 bits go to the projections with the
+largest
 
-    (t^2 of 4 bits - t^2 of 8 bits) / (number of weights)
+    a (t^2 of 4 bits - t^2 of 8 bits) / (number of weights)
 
-one after the other, until the average is reached.
+one after the other, until the average is reached; one that is too large for what is left is passed over.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class AverageBits(NamedTuple):
             and all(tensors.stored(source.tensor).layout is None for source in weight.sources)
         ]
         with ThreadPoolExecutor(usable_cores()) as pool:
-            gains = list(pool.map(lambda weight: _gain(weight, tensors), floats))
+            gains = list(pool.map(lambda weight: _share(weight.name, plan) * _gain(weight, tensors), floats))
         left = sum(_size(weight) for weight in floats) * (self.average - 4) / 4
         bits = {}
         for gain, weight in sorted(zip(gains, floats, strict=True), key=lambda pair: -pair[0] / _size(pair[1])):
@@ -75,6 +78,15 @@ class AverageBits(NamedTuple):
 
 def _size(weight: ProjectionWeight) -> int:
     return sum(source.rows for source in weight.sources) * weight.columns
+
+
+def _share(name: str, plan: Sequence[Weight]) -> float:
+    """The share of the logits' energy that a projection's output has."""
+    names = {weight.name for weight in plan}
+    if name == ("lm_head" if "lm_head" in names else "embed_tokens"):
+        return 1
+    layers = {other.split(".")[1] for other in names if other.startswith("layers.")}
+    return 1 / (2 * len(layers) + 1)
 
 
 def _gain(weight: ProjectionWeight, tensors: Tensors) -> float:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from flownpu.convert.average_bits import AverageBits
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from flownpu.convert.average_bits import AverageBits
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource

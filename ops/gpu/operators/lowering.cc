@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "ops/gpu/operators/step.h"
-#include "ops/nodes/q4nx_matmul.h"
 #include "ops/transformer/graph/operators.h"
 
 namespace flownpu::gpu {

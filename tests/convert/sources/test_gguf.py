@@ -211,9 +211,7 @@ def test_mxfp4_equals_transformers(tmp_path: Path, ep_devices: list[onnxruntime.
 
 def test_table_and_other_codes_share_8_bits(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
     kinds = {"q_proj": Type.MXFP4, "k_proj": Type.IQ4_NL, "v_proj": Type.Q4_0}
-    tiny = write_model(
-        tmp_path, changes=WIDE, type_of=lambda name: kinds.get(name.split(".")[-2], Type.MXFP4), bits_of=lambda _: 8
-    )
+    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda name: kinds.get(name.split(".")[-2], Type.Q4_0))
     convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
     assert q4nx.layout_of(blocks_of(tmp_path / "model")["layers.0.self_attn.qkv_proj"]) == q4nx.EIGHT_BITS
     check_logits(tmp_path / "model", tiny, ep_devices)

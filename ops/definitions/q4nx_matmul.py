@@ -46,8 +46,9 @@ ACTIVATION = {
 
 
 def features(node: ir.Node) -> list[str]:
-    """The variant of a node: which of "geglu" or "swiglu", "bias", "residual" it has, and "bytes" with a weight of 8 bits, or
-    "table" with one that has tables.
+    """The variant of a node: which of "geglu" or "swiglu", "bias", "residual", "bytes" and "table" it has.
+
+    "bytes" stands for a weight of 8 bits, "table" for one with tables.
 
     Raises:
         ValueError: The node does not fit the schema, or gating comes with a bias.

@@ -281,7 +281,7 @@ def suffix_of(weight: ir.Value | None) -> str:
     known = None if weight is None else weight.const_value if weight.const_value is not None else weight
     shape = [] if known is None or known.shape is None else list(known.shape)
     suffixes = {layout.block_bytes: suffix for layout, suffix in _SUFFIXES.items()}
-    return suffixes.get(shape[-1], "") if len(shape) == 3 else ""
+    return suffixes.get(int(shape[-1]), "") if len(shape) == 3 and isinstance(shape[-1], int) else ""
 
 
 def suffix_in(features: list[str]) -> str:

@@ -194,7 +194,7 @@ class Generator {
   std::string code(const TensorDescription& weight, const WeightPlaces& places,
                    const std::string& row) const {
     if (weight.layout.code_bits == 8) return dialect_.signed_byte(weight, places.byte_code());
-    const std::string place = dialect_.code(weight, places.codes(), row);
+    std::string place = dialect_.code(weight, places.codes(), row);
     if (!weight.layout.has_table) return place;
     return dialect_.signed_byte(weight, text_of(places.table(), " + ", place));
   }
@@ -209,9 +209,8 @@ class Generator {
                      dialect_.four_words(weight, first + " + 16"), ")");
     }
     const WeightPlaces right(weight, given[0], text_of("(", given[1], " + 2)"));
-    const std::string codes =
-        text_of("nibbles(", dialect_.four_words(weight, places.codes()), ", ",
-                dialect_.four_words(weight, right.codes()), ", ", 4 * odd, "u)");
+    std::string codes = text_of("nibbles(", dialect_.four_words(weight, places.codes()), ", ",
+                                dialect_.four_words(weight, right.codes()), ", ", 4 * odd, "u)");
     if (!weight.layout.has_table) return codes;
     return text_of("looked_up(", dialect_.four_words(weight, places.table()), ", ", codes, ")");
   }

@@ -64,13 +64,17 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
        ++group, x += kGroup, ++scales, ++sums) {
     fetch_ahead<LAYOUT>(weight, group).rest();
     for (int strip = 0; strip < kStrips; ++strip) {
-      // If the loop is fully unrolled, GCC orders its additions so that the operands do not fit 16
-      // registers: a quarter of the speed.
       DotsOf<LAYOUT> dot[COUNT];
-#pragma GCC unroll 2
-      for (int quad = 0; quad < kGroup / 4; ++quad) {
+      const auto multiply = [&](int quad) {
         const ByteCodes codes = byte_codes<LAYOUT>(weight, group, strip, quad);
         for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
+      };
+      // Two steps at once. If the loop is fully unrolled, GCC orders its additions so that the
+      // operands do not fit 16 registers: a quarter of the speed.
+#pragma GCC unroll 1
+      for (int quad = 0; quad < kGroup / 4; quad += 2) {
+        multiply(quad);
+        multiply(quad + 1);
       }
       const auto [scale, minimum] = load_parameters(weight, group, strip);
       for (int r = 0; r < COUNT; ++r) {

@@ -64,7 +64,8 @@ struct Parameters {
   Rows minimum;
 };
 
-inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group, int strip) {
+[[gnu::always_inline]] inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group,
+                                                         int strip) {
   const std::int64_t offset = strip * q4nx::kStripRows * 2;
   const Rows scale = load_group_rows(weight.scales(group) + offset);
   if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group) + offset)};
@@ -155,17 +156,27 @@ inline void dot_int8(SignedRows& dot, ByteCodes codes, const std::int8_t* x) {
   std::int32_t four;
   std::memcpy(&four, x, sizeof(four));
   const __m256i columns = _mm256_set1_epi32(four);
-  const auto add = [&](__m256i& sum, __m256i values) {
-    const __m256i pairs =
-        _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(columns, values));
-    sum = _mm256_add_epi32(sum, pairs_added(pairs));
+  const auto dots = [&](__m256i values) {
+    return pairs_added(
+        _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(columns, values)));
   };
-  add(dot.even, codes.even);
-  add(dot.odd, codes.odd);
+  dot.even = _mm256_add_epi32(dot.even, dots(codes.even));
+  dot.odd = _mm256_add_epi32(dot.odd, dots(codes.odd));
 }
 
 template <q4nx::Layout LAYOUT>
 using DotsOf = std::conditional_t<LAYOUT.is_signed(), SignedRows, IntegerRows>;
+
+inline __m256 scaled(__m256i dot, __m256 scale) {
+  const __m256i both = _mm256_madd_epi16(dot, _mm256_set1_epi16(1));
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale);
+}
+
+inline void add_group(Rows& total, IntegerRows dot, float activation_scale, Rows scale,
+                      Rows minimum, float sum) {
+  const __m256 s = _mm256_set1_ps(activation_scale);
+  add_group(total, Rows{scaled(dot.even, s), scaled(dot.odd, s)}, scale, minimum, sum);
+}
 
 inline void add_group(Rows& total, SignedRows dot, float activation_scale, Rows scale, Rows minimum,
                       float sum) {
@@ -174,12 +185,6 @@ inline void add_group(Rows& total, SignedRows dot, float activation_scale, Rows 
             Rows{_mm256_mul_ps(_mm256_cvtepi32_ps(dot.even), s),
                  _mm256_mul_ps(_mm256_cvtepi32_ps(dot.odd), s)},
             scale, minimum, sum);
-}
-
-inline void add_group(Rows& total, IntegerRows dot, float activation_scale, Rows scale,
-                      Rows minimum, float sum) {
-  add_group(total, SignedRows{pairs_added(dot.even), pairs_added(dot.odd)}, activation_scale, scale,
-            minimum, sum);
 }
 
 // Values of four columns of a strip, one by one in f32.

@@ -29,9 +29,10 @@ constexpr std::int64_t kBFloat16Groups = kInt8Groups / static_cast<int>(sizeof(f
 
 template <q4nx::Layout LAYOUT>
 void unpack_float(const GroupRange& range, float* unpacked) {
+  const Q4NXRows weight = range.rows<LAYOUT>();
   for (int strip = 0; strip < kStrips; ++strip) {
     for (std::int64_t g = range.first_group; g < range.first_group + range.groups; ++g) {
-      for_each_column<LAYOUT>(range.weight, g, strip, [&](Rows codes, int) {
+      for_each_column<LAYOUT>(weight, g, strip, [&](Rows codes, int) {
         store_codes(codes, unpacked);
         unpacked += kStripRows;
       });
@@ -65,14 +66,15 @@ void tile_float(const GroupRange& range, const float* unpacked, int strip,
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-template <typename Dots>
+template <q4nx::Layout LAYOUT>
 void multiply_range(const GroupRange& range, const RoundedActivations& a, std::int64_t first,
                     std::int64_t count, const std::byte* unpacked, float* out) {
   for (std::int64_t row = 0; row < count; row += kTileInt8) {
     with_count<kTileInt8>(std::min<std::int64_t>(kTileInt8, count - row), [&]<int COUNT>() {
       for (int strip = 0; strip < kStrips; ++strip) {
-        tile_int8<COUNT, Dots>(range, unpacked + strip * range.groups * kGroup * kStripRows, strip,
-                               a, first + row, out + row * q4nx::kBlockRows + strip * kStripRows);
+        tile_int8<COUNT, LAYOUT>(range, unpacked + strip * range.groups * kGroup * kStripRows,
+                                 strip, a, first + row,
+                                 out + row * q4nx::kBlockRows + strip * kStripRows);
       }
     });
   }
@@ -89,12 +91,10 @@ inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std
   }
   for (std::int64_t group = 0; group < a.filled_groups; group += kInt8Groups) {
     const GroupRange range{weight, group, std::min(kInt8Groups, a.filled_groups - group)};
-    with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() { unpack_int8<LAYOUT>(range, scratch); });
-    if (weight.layout.is_signed()) {
-      multiply_range<DotsOf<q4nx::kEightBits>>(range, a, first, count, scratch, out);
-    } else {
-      multiply_range<DotsOf<q4nx::kNarrow>>(range, a, first, count, scratch, out);
-    }
+    with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      unpack_int8<LAYOUT>(range, scratch);
+      multiply_range<LAYOUT>(range, a, first, count, scratch, out);
+    });
   }
 }
 

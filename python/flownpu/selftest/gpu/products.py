@@ -68,11 +68,12 @@ def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]
 def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4nx.Bytes, np.ndarray, np.ndarray]:
     """A random weight: its blocks, its values, and the sums of its terms' magnitudes; float64 [rows, columns]."""
     groups = -(-columns // _GROUP)
-    codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+    codes: np.ndarray = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
     scale = rng.uniform(0.01, 0.05, (rows, groups)).astype(q4nx.BFLOAT16)
     minimum = (-8 * scale.astype(np.float32)) if not layout.minima else rng.uniform(-0.4, 0.1, (rows, groups))
     if layout.unpacked_bits == 8:
-        codes = rng.choice(np.arange(-128, 128, 16 if layout.table else 1, np.int8), (rows, columns))
+        step = 16 if layout.table else 1
+        codes = (rng.integers(-128 // step, 128 // step, (rows, columns)) * step).astype(np.int8)
         minimum *= layout.minima
     blocks = q4nx.pack(codes, scale, minimum.astype(q4nx.BFLOAT16), layout)
     weight = q4nx.dequantize(blocks, rows, columns).astype(np.float64)

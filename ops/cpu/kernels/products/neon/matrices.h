@@ -30,12 +30,13 @@ inline void join_columns(int8x16_t left, int8x16_t right, std::int8_t* out) {
 
 template <q4nx::Layout LAYOUT>
 void unpack_int8(const GroupRange& range, std::byte* unpacked) {
+  const Q4NXRows weight = range.rows<LAYOUT>();
   auto* out = reinterpret_cast<std::int8_t*>(unpacked);
   for (int strip = 0; strip < kStrips; ++strip) {
     for (std::int64_t g = range.first_group; g < range.first_group + range.groups; ++g) {
       for (int quad = 0; quad < kGroup / 4; quad += 2) {
-        const ByteCodes left = byte_codes<LAYOUT>(range.weight, g, strip, quad);
-        const ByteCodes right = byte_codes<LAYOUT>(range.weight, g, strip, quad + 1);
+        const ByteCodes left = byte_codes<LAYOUT>(weight, g, strip, quad);
+        const ByteCodes right = byte_codes<LAYOUT>(weight, g, strip, quad + 1);
         for (int half = 0; half < 2; ++half, out += kMatrices * kMatrixColumns) {
           join_columns(left.part[2 * half], right.part[2 * half], out);
           join_columns(left.part[2 * half + 1], right.part[2 * half + 1], out + 2 * kMatrixColumns);
@@ -53,16 +54,17 @@ inline float32x4_t load_four(const std::uint8_t* bf16) {
 
 // COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
 // rows. If COUNT is odd, the last row is computed twice.
-template <int COUNT, typename Dots>
+template <int COUNT, q4nx::Layout LAYOUT>
 void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
   constexpr int kPairs = (COUNT + 1) / 2;
+  const Q4NXRows weight = range.rows<LAYOUT>();
   const std::int64_t first = range.first_group;
   const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + first * kGroup;
   const auto* codes = reinterpret_cast<const std::int8_t*>(unpacked);
   const float* scales = a.scales + row * a.groups + first;
   const float* sums = a.sums + row * a.groups + first;
-  const float minimum_in_scales = range.weight.layout.minimum_of_symmetric();
+  const float minimum_in_scales = LAYOUT.minimum_of_symmetric();
   float32x4_t total[COUNT][kFours] = {};
   if (first > 0) {
     for (int r = 0; r < COUNT; ++r) {
@@ -83,8 +85,8 @@ void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
       }
     }
     const std::int64_t offset = strip * q4nx::kStripRows * 2;
-    const std::uint8_t* row_scales = range.weight.scales(first + g) + offset;
-    const std::uint8_t* minima = range.weight.minima(first + g);
+    const std::uint8_t* row_scales = weight.scales(first + g) + offset;
+    const std::uint8_t* minima = weight.minima(first + g);
     for (int f = 0; f < kFours; ++f) {
       const float32x4_t scale = load_four(row_scales + f * 8);
       const float32x4_t minimum = minima == nullptr ? vmulq_n_f32(scale, minimum_in_scales)

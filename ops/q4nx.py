@@ -19,6 +19,11 @@ A block of 8 bits has one group: 64 bytes of scales, 64 of minima or none (minim
     EIGHT_BITS              [.., ceil(columns/32), 1088]   without minima, as GGUF's Q8_0
     EIGHT_BITS_WITH_MINIMA  [.., ceil(columns/32), 1152]
 
+Weights of 8 bits without minima of which at most 16 values occur, as MXFP4's and NF4's, take 4 bits: a block is a
+symmetric one of 4 bits, whose codes are places in the int8 table that its last 16 bytes are:
+
+    TABLE                   [.., ceil(columns/32), 592]
+
 The last dimension tells the layout. Padding beyond `rows` or `columns` is zero: codes, scales and minima. (Padding
 columns in the last group of 32 have that group's scale and minimum and code 0, which does not stand for 0: readers of
 blocks skip them.)
@@ -66,6 +71,7 @@ __all__ = [
     "NARROW",
     "PARAMETER_BYTES",
     "SYMMETRIC",
+    "TABLE",
     "WIDE",
     "Bytes",
     "Floats",
@@ -99,11 +105,18 @@ class Layout(NamedTuple):
         groups: Number of groups of 32 columns in a block.
         minima: Whether blocks store minima; without them, each is -8 times its scale, or of 8 bits 0.
         bits: Bits of a code, 4 or 8.
+        table: Whether a code is a place in the block's table of 16 codes of 8 bits.
     """
 
     groups: int
     minima: bool
     bits: int = 4
+    table: bool = False
+
+    @property
+    def unpacked_bits(self) -> int:
+        """Bits of a code when it is unpacked: 8 for those of a table."""
+        return 8 if self.table else self.bits
 
     @property
     def block_columns(self) -> int:
@@ -129,7 +142,8 @@ class Layout(NamedTuple):
             if self.bits == 4
             else ("codes", "i1", (self.block_columns // 4, 2, BLOCK_ROWS // 2, 4))
         )
-        return np.dtype([*((name, "<u2", (self.groups, BLOCK_ROWS)) for name in parameters), codes])
+        table = [("table", "i1", (LARGEST_CODE + 1,))] if self.table else []
+        return np.dtype([*((name, "<u2", (self.groups, BLOCK_ROWS)) for name in parameters), codes, *table])
 
 
 WIDE = Layout(8, minima=True)
@@ -137,7 +151,8 @@ NARROW = Layout(1, minima=True)
 SYMMETRIC = Layout(1, minima=False)
 EIGHT_BITS = Layout(1, minima=False, bits=8)
 EIGHT_BITS_WITH_MINIMA = Layout(1, minima=True, bits=8)
-_LAYOUTS = (WIDE, NARROW, SYMMETRIC, EIGHT_BITS, EIGHT_BITS_WITH_MINIMA)
+TABLE = Layout(1, minima=False, table=True)
+_LAYOUTS = (WIDE, NARROW, SYMMETRIC, EIGHT_BITS, EIGHT_BITS_WITH_MINIMA, TABLE)
 
 # Sizes in bytes of a wide block, and of its scales (or its minima).
 BLOCK_BYTES = WIDE.block_bytes
@@ -175,7 +190,7 @@ def pack(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any], layout
     """Lays a quantised weight out in blocks, as in `pack(*quantize(weight))`.
 
     Args:
-        codes: uint8 [rows, columns], 0..15, for a layout of 4 bits; int8 for one of 8.
+        codes: uint8 [rows, columns], 0..15, for a layout of 4 bits; int8 for one of 8, or with a table.
         scale: bfloat16 [rows, ceil(columns/32)].
         minimum: bfloat16 [rows, ceil(columns/32)].
         layout: The layout of the blocks.
@@ -184,14 +199,14 @@ def pack(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any], layout
         uint8 `blocks_shape(rows, columns, layout)`.
 
     Raises:
-        ValueError: Types or shapes do not fit, a uint8 code is above 15, the codes are not of the layout's bits, or the
-            layout has no minima and the weight is not symmetric.
+        ValueError: Types or shapes do not fit, a uint8 code is above 15, the codes are not of the layout's bits, the
+            layout has no minima and the weight is not symmetric, or it has a table and there are more than 16 codes.
     """
     check_quantized("pack", codes, scale, minimum)
     bits = Quantized(codes, scale, minimum).bits
-    if bits != layout.bits:
+    if bits != layout.unpacked_bits:
         raise ValueError(
-            f"[pack] expected codes of {layout.bits} bits for this layout, got {codes.dtype} ({bits} bits)"
+            f"[pack] expected codes of {layout.unpacked_bits} bits for this layout, got {codes.dtype} ({bits} bits)"
         )
     if bits == 4 and codes.max() > LARGEST_CODE:
         raise ValueError(f"[pack] expected codes in 0..15, got {int(codes.max())}")
@@ -207,8 +222,10 @@ def pack(codes: NDArray[Any], scale: NDArray[Any], minimum: NDArray[Any], layout
         padded = _pad(parameter.view(np.uint16), block_rows * BLOCK_ROWS, block_columns * layout.groups)
         by_block = padded.reshape(block_rows, BLOCK_ROWS, block_columns, layout.groups)
         blocks[name] = by_block.transpose(0, 2, 3, 1)
+    if layout.table:
+        codes, blocks["table"] = _places(codes)
     padded = _pad(codes, block_rows * BLOCK_ROWS, block_columns * layout.block_columns)
-    if bits == 8:
+    if layout.bits == 8:
         quads = padded.reshape(block_rows, BLOCK_ROWS // 2, 2, block_columns, GROUP // 4, 4)
         blocks["codes"] = quads.transpose(0, 3, 4, 2, 1, 5)
     else:
@@ -248,8 +265,10 @@ def unpack(blocks: Bytes, rows: int, columns: int) -> Quantized:
         minimum = by_row("minimum") if layout.minima else np.zeros_like(scale)
         codes = packed.transpose(0, 4, 3, 1, 2, 5).reshape(padded_rows, -1)[:rows, :columns]
         return Quantized(np.ascontiguousarray(codes), scale, minimum)
-    minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(MINIMUM_OF_SYMMETRIC)
+    minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(0 if layout.table else MINIMUM_OF_SYMMETRIC)
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)  # [block row, block column, strip, column, j, nibble]
+    if layout.table:  # [.., 16] by places [.., the block's codes]
+        pairs = np.take_along_axis(fields["table"], pairs.reshape(*pairs.shape[:2], -1), axis=-1).reshape(pairs.shape)
     codes = pairs.transpose(0, 2, 4, 5, 1, 3).reshape(padded_rows, -1)[:rows, :columns]
     return Quantized(np.ascontiguousarray(codes), scale, minimum)
 
@@ -311,6 +330,19 @@ def _check_blocks(name: str, blocks: Bytes, rows: int, columns: int) -> Layout:
             f"got {blocks.dtype} {list(blocks.shape)}"
         )
     return layout
+
+
+def _places(codes: NDArray[np.int8]) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
+    """The place of each code in the table of those that occur, uint8; and the table, int8 [16], padded with 0."""
+    occurrences = np.bincount(codes.ravel().view(np.uint8) ^ 128, minlength=256)
+    values = (np.flatnonzero(occurrences) - 128).astype(np.int8)
+    if len(values) > LARGEST_CODE + 1:
+        raise ValueError(
+            f"[pack] expected at most {LARGEST_CODE + 1} codes for a layout with a table, got {len(values)}"
+        )
+    place = np.zeros(256, np.uint8)
+    place[values.view(np.uint8)] = np.arange(len(values))
+    return place[codes.view(np.uint8)], _pad(values[None], 1, LARGEST_CODE + 1)[0]
 
 
 def _pad(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:

@@ -40,6 +40,8 @@ struct Q4NXRows {
   const std::uint8_t* codes(std::int64_t group, int strip) const {
     return bytes + layout.codes_at(group) + strip * layout.strip_bytes();
   }
+  // The 16 values of a group's codes, int8, in a layout that has a table.
+  const std::uint8_t* table(std::int64_t group) const { return bytes + layout.table_at(group); }
 };
 
 }  // namespace flownpu::cpu

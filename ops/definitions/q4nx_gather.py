@@ -102,24 +102,24 @@ _CODES_OF_BYTES = """
 
 
 def features(node: ir.Node) -> list[str]:
-    """The variant of a node: "bytes", with a table of 8 bits, or none.
+    """The variant of a node: "bytes" with a weight of 8 bits, "table" with one that has tables, or none.
 
     Raises:
         ValueError: The node does not fit the schema.
     """
     inputs, _ = read(node)
-    return ["bytes"] if q4nx_unpack.suffix_of(inputs["W"]) else []
+    return [suffix.lower() for suffix in [q4nx_unpack.suffix_of(inputs["W"])] if suffix]
 
 
 def function(overload: str) -> ir.Function:
-    """The definition of one variant; `overload` is "bytes" or empty."""
-    suffix, codes = ("Bytes", _CODES_OF_BYTES) if overload else ("", _CODES)
-    return build(NAME, overload, _BODY.replace("{suffix}", suffix).replace("{codes}", codes))
+    """The definition of one variant; `overload` is "bytes", "table" or empty."""
+    codes = _CODES_OF_BYTES if overload else _CODES
+    return build(NAME, overload, _BODY.replace("{suffix}", q4nx_unpack.suffix_in([overload])).replace("{codes}", codes))
 
 
 def helpers(overload: str) -> list[ir.Function]:
     """Functions that the variant's body calls."""
-    suffix = "Bytes" if overload else ""
+    suffix = q4nx_unpack.suffix_in([overload])
     return [q4nx_unpack.fields(suffix), q4nx_unpack.parameters(suffix)]
 
 

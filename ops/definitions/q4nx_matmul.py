@@ -46,7 +46,9 @@ ACTIVATION = {
 
 
 def features(node: ir.Node) -> list[str]:
-    """The variant of a node: which of "geglu" or "swiglu", "bias", "residual" and "bytes" (a weight of 8 bits) it has.
+    """The variant of a node: which of "geglu" or "swiglu", "bias", "residual", "bytes" and "table" it has.
+
+    "bytes" stands for a weight of 8 bits, "table" for one with tables.
 
     Raises:
         ValueError: The node does not fit the schema, or gating comes with a bias.
@@ -57,7 +59,7 @@ def features(node: ir.Node) -> list[str]:
         raise ValueError(f"[{node.op_type}] expected no bias with gating {gating!r}, got one at node {node.name!r}")
     found = [] if gating == "none" else [gating]
     found += [name for name in ("bias", "residual") if inputs[name] is not None]
-    return found + (["bytes"] if q4nx_unpack.suffix_of(inputs["W"]) else [])
+    return found + [suffix.lower() for suffix in [q4nx_unpack.suffix_of(inputs["W"])] if suffix]
 
 
 def function(overload: str) -> ir.Function:
@@ -68,7 +70,7 @@ def function(overload: str) -> ir.Function:
 def body(overload: str, x: str, y: str) -> str:
     """The statements that compute the value `y` from the value `x` [rows, K] and the function's other inputs."""
     found = overload.split("_")
-    suffix = "Bytes" if "bytes" in found else ""
+    suffix = q4nx_unpack.suffix_in(found)
     activation = next((ACTIVATION[name] for name in found if name in ACTIVATION), None)
     statements = [(_GATED if activation else _PLAIN).format(x=x, activation=activation, suffix=suffix)]
     result = "product"
@@ -81,7 +83,7 @@ def body(overload: str, x: str, y: str) -> str:
 
 def helpers(overload: str) -> list[ir.Function]:
     """Functions that the variant's body calls."""
-    return q4nx_unpack.all_functions("Bytes" if "bytes" in overload.split("_") else "")
+    return q4nx_unpack.all_functions(q4nx_unpack.suffix_in(overload.split("_")))
 
 
 def reference(

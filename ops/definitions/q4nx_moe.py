@@ -111,7 +111,8 @@ _BODY = """
 def features(node: ir.Node) -> list[str]:
     """The variant of a node: which of "all" (a softmax over all experts), "geglu" and "logits" it has.
 
-    "inwards" and "outwards" stand for weights of 8 bits, gate_up and down.
+    "inbytes" and "outbytes" stand for weights of 8 bits, gate_up and down, "intable" and "outtable" for such as have
+    tables.
 
     Raises:
         ValueError: The node does not fit the schema, or has not one of router and router_logits.
@@ -130,10 +131,10 @@ def features(node: ir.Node) -> list[str]:
         "all": not attributes["normalize_routing_weights"],
         "geglu": attributes["gating"] == "geglu",
         "logits": inputs["router_logits"] is not None,
-        "inwards": bool(q4nx_unpack.suffix_of(inputs["gate_up"])),
-        "outwards": bool(q4nx_unpack.suffix_of(inputs["down"])),
     }
-    return [feature for feature, there in found.items() if there]
+    ways = (("in", "gate_up"), ("out", "down"))
+    suffixes = [(way, q4nx_unpack.suffix_of(inputs[weight]).lower()) for way, weight in ways]
+    return [feature for feature, there in found.items() if there] + [way + name for way, name in suffixes if name]
 
 
 def function(overload: str) -> ir.Function:
@@ -144,20 +145,20 @@ def function(overload: str) -> ir.Function:
         logits=_LOGITS["logits" if "logits" in found else ""],
         weights=_WEIGHTS["all" if "all" in found else ""],
         activation=q4nx_matmul.ACTIVATION[gating],
-        inwards=_suffix(found, "inwards"),
-        outwards=_suffix(found, "outwards"),
+        inwards=_suffix(found, "in"),
+        outwards=_suffix(found, "out"),
     )
     return build(NAME, overload, body)
 
 
-def _suffix(found: list[str], weight: str) -> str:
-    return "Bytes" if weight in found else ""
+def _suffix(found: list[str], way: str) -> str:
+    return q4nx_unpack.suffix_in([feature.removeprefix(way) for feature in found])
 
 
 def helpers(overload: str) -> list[ir.Function]:
     """Functions that the variant's body calls."""
     found = overload.split("_")
-    return q4nx_unpack.all_functions(_suffix(found, "inwards"), _suffix(found, "outwards"))
+    return q4nx_unpack.all_functions(_suffix(found, "in"), _suffix(found, "out"))
 
 
 def route(

@@ -21,7 +21,8 @@ Q4NXParameters: bytes uint8 [..., 2 or 1, 2] -> scale, minimum float32 [..., 1];
 
 Each has a second form for weights of 8 bits, whose name ends with Bytes: codes are then uint8 [32 R, C, 32], 128 above
 those of `q4nx`, as MatMulNBits has them, Q4NXFieldsBytes has them as they are stored, [R, C, 8, 2, 16, 4], and a
-minimum that is not there is 0.
+minimum that is not there is 0. A third form, Table, differs in Q4NXFieldsTable, which looks up 8-bit codes in the
+blocks' tables.
 
 ONNX Runtime folds all of this when it loads a model, and keeps every intermediate result until it is done. The steps
 are therefore chosen to have few results (about 8 bytes a weight in all), and to permute bytes before they are widened.
@@ -37,7 +38,9 @@ from flownpu.ops.definitions.onnx_function import build_helper
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_BLOCKS_OF_BYTES = (q4nx.EIGHT_BITS.block_bytes, q4nx.EIGHT_BITS_WITH_MINIMA.block_bytes)
+_SUFFIXES = {q4nx.EIGHT_BITS: "Bytes", q4nx.EIGHT_BITS_WITH_MINIMA: "Bytes", q4nx.TABLE: "Table"}
+SUFFIXES = ("Bytes", "Table")
+"""Endings of the functions' names that weights of some layouts need."""
 
 # A block has 640 bytes for each of its groups (512 of codes, 64 of scales and 64 of minima), or 576 if it has one group
 # and no minima; of 8 bits 1152 or 1088. The sizes are computed from the shape of W, a constant, so that they can be
@@ -49,7 +52,7 @@ _FIELDS = """
     group_parameter_bytes = Constant <value_ints = [64]> ()
     group_bytes = Constant <value_ints = [{group_bytes}]> ()
     group_columns = Constant <value_ints = [32]> ()
-    block_bytes = Shape <start = 2> (W)
+    {block_bytes}
     bytes_with_minima = Add (block_bytes, missing_minima)
     groups_a_block = Div (bytes_with_minima, group_bytes)
     code_bytes = Mul (groups_a_block, group_code_bytes)
@@ -57,7 +60,7 @@ _FIELDS = """
     one_parameter_bytes = Mul (groups_a_block, group_parameter_bytes)
     kinds = Div (parameter_bytes, one_parameter_bytes)
     sizes = Concat <axis = 0> (parameter_bytes, code_bytes)
-    parameter_part, code_part = Split <axis = -1> (blocks, sizes)
+    parameter_part, code_part = Split <axis = -1> ({blocks}, sizes)
 
     rows_and_blocks = Constant <value_ints = [0, 0]> ()
     row_and_bytes = Constant <value_ints = [32, 2]> ()
@@ -81,6 +84,32 @@ _FIELDS_BYTES = """
     code_shape = Constant <value_ints = [8, 2, 16, 4]> ()
     all_code_shape = Concat <axis = 0> (rows_and_blocks, code_shape)
     codes = Reshape (code_part, all_code_shape)
+"""
+
+_BLOCK_BYTES = "block_bytes = Shape <start = 2> (W)"
+_BLOCK_BYTES_TABLE = """
+    table_bytes = Constant <value_ints = [16]> ()
+    all_block_bytes = Shape <start = 2> (W)
+    block_bytes = Sub (all_block_bytes, table_bytes)
+    block_sizes = Concat <axis = 0> (block_bytes, table_bytes)
+    without_table, tables = Split <axis = -1> (blocks, block_sizes)
+"""
+# Nibbles in the order of codes of 8 bits: first [R, C, strip, column / 4, column % 4, byte, nibble].
+_FIELDS_TABLE = """
+    quad_shape = Constant <value_ints = [0, 0, 2, 8, 4, 8, 1]> ()
+    quads = Reshape (code_part, quad_shape)
+    four = Constant <value = uint8 {4}> ()
+    low_nibble = Constant <value = uint8 {15}> ()
+    even_rows = BitwiseAnd (quads, low_nibble)
+    odd_rows = BitShift <direction = "RIGHT"> (quads, four)
+    row_pairs = Concat <axis = -1> (even_rows, odd_rows)
+    ordered = Transpose <perm = [0, 1, 3, 6, 2, 5, 4]> (row_pairs)
+    flat_shape = Constant <value_ints = [0, 0, 1024]> ()
+    flat = Reshape (ordered, flat_shape)
+    places = Cast <to = 6> (flat)
+    looked_up = GatherElements <axis = -1> (tables, places)
+    code_shape = Constant <value_ints = [0, 0, 8, 2, 16, 4]> ()
+    codes = Reshape (looked_up, code_shape)
 """
 
 # Converts bf16 with a table of all 65536 values. ONNX's BitCast is too new (opset 26) for the models that contain this
@@ -161,8 +190,8 @@ _UNPACK = """
 """
 
 _UNPACK_BYTES = """
-    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFieldsBytes (W, W)
-    scales, minima = ai.flownpu.Q4NXParametersBytes (parameter_bytes)
+    parameter_bytes, code_bytes, groups = ai.flownpu.Q4NXFields{suffix} (W, W)
+    scales, minima = ai.flownpu.Q4NXParameters{suffix} (parameter_bytes)
     minus_one = Constant <value_ints = [-1]> ()
     rows_and_groups = Concat <axis = 0> (minus_one, groups)
     scale = Reshape (scales, rows_and_groups)
@@ -216,37 +245,48 @@ _PROJECT = """
 
 
 def fields(suffix: str = "") -> ir.Function:
-    """The function Q4NXFields, or of 8 bits, with the suffix "Bytes"."""
-    code_bytes = 1024 if suffix else 512
-    body = _FIELDS.replace("{group_code_bytes}", str(code_bytes)).replace("{group_bytes}", str(code_bytes + 128))
-    body += _FIELDS_BYTES if suffix else _FIELDS_STRIPS
+    """The function Q4NXFields with one of the suffixes."""
+    code_bytes = 1024 if suffix == "Bytes" else 512
+    body = _FIELDS.format(
+        group_code_bytes=code_bytes,
+        group_bytes=code_bytes + 128,
+        block_bytes=_BLOCK_BYTES_TABLE if suffix == "Table" else _BLOCK_BYTES,
+        blocks="without_table" if suffix == "Table" else "blocks",
+    )
+    body += {"": _FIELDS_STRIPS, "Bytes": _FIELDS_BYTES, "Table": _FIELDS_TABLE}[suffix]
     return build_helper(f"Q4NXFields{suffix}", [], ["blocks", "W"], ["parameters", "codes", "groups"], body)
 
 
 def parameters(suffix: str = "") -> ir.Function:
-    """The function Q4NXParameters, or of 8 bits, with the suffix "Bytes"."""
+    """The function Q4NXParameters with one of the suffixes."""
     body = _PARAMETERS.replace("{minimum_of_symmetric}", "0.0" if suffix else "-8.0")
     return build_helper(f"Q4NXParameters{suffix}", [], ["bytes"], ["scale", "minimum"], body)
 
 
 def unpack(suffix: str = "") -> ir.Function:
-    """The function Q4NXUnpack, or of 8 bits, with the suffix "Bytes"."""
-    body = _UNPACK_BYTES if suffix else _UNPACK
+    """The function Q4NXUnpack with one of the suffixes."""
+    body = _UNPACK_BYTES.replace("{suffix}", suffix) if suffix else _UNPACK
     return build_helper(f"Q4NXUnpack{suffix}", [], ["W"], ["codes", "scale", "minimum"], body)
 
 
 def project(suffix: str = "") -> ir.Function:
-    """The function Q4NXProject, or of 8 bits, with the suffix "Bytes"."""
+    """The function Q4NXProject with one of the suffixes."""
     body = _PROJECT.replace("{bits}", "8" if suffix else "4").replace("{middle_code}", "0.0" if suffix else "8.0")
     inputs = ["X", "codes", "scale", "minimum", "first"]
     return build_helper(f"Q4NXProject{suffix}", ["M", "K"], inputs, ["Y"], body)
 
 
 def suffix_of(weight: ir.Value | None) -> str:
-    """The suffix of the functions that read a weight: "Bytes" if its shape is that of blocks of 8 bits, else ""."""
+    """The suffix of the functions that read a weight, told by the shape of its blocks; "" if it is not known."""
     known = None if weight is None else weight.const_value if weight.const_value is not None else weight
     shape = [] if known is None or known.shape is None else list(known.shape)
-    return "Bytes" if len(shape) == 3 and shape[-1] in _BLOCKS_OF_BYTES else ""
+    suffixes = {layout.block_bytes: suffix for layout, suffix in _SUFFIXES.items()}
+    return suffixes.get(int(shape[-1]), "") if len(shape) == 3 and isinstance(shape[-1], int) else ""
+
+
+def suffix_in(features: list[str]) -> str:
+    """The suffix that an operator's features name in small letters, or ""."""
+    return next((suffix for suffix in SUFFIXES if suffix.lower() in features), "")
 
 
 def all_functions(*suffixes: str) -> list[ir.Function]:

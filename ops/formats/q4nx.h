@@ -22,7 +22,13 @@
 // 16 rows, the operand of dot products of bytes and of a matrix unit's tile. The "minimum" is the
 // weight whose code is 0, in the middle of the codes, because its rounding to bf16 is then at most
 // 2^-8 of how far the middle of a group is from 0; at an end of 256 codes it would be up to half a
-// step. The size of a block tells its layout, so that no reader takes one for another.
+// step.
+//
+// Blocks of codes with a table are symmetric blocks with 16 bytes behind their codes, the table:
+// int8 values. w = scale * table[code], as in MXFP4, NF4 and GGUF's IQ4_NL. They are weights of 8
+// bits of which at most 16 values occur, and their minima are 0.
+//
+// The size of a block tells its layout, so that no reader takes one for another.
 #pragma once
 
 #include <cstddef>
@@ -46,6 +52,8 @@ inline constexpr std::int64_t kColumnBytes = kStripRows / 2;
 // Sizes in bytes of one group: the scales (or minima) of 32 rows; the codes of one strip.
 inline constexpr std::int64_t kParameterBytes = kBlockRows * 2;
 inline constexpr std::int64_t kGroupStripBytes = kGroup * kColumnBytes;
+// Values of the codes from 0 to 15, int8.
+inline constexpr std::int64_t kTableBytes = kLargestCode + 1;
 // 8-bit codes of four columns of 32 rows.
 inline constexpr std::int64_t kByteQuadBytes = kBlockRows * 4;
 
@@ -63,9 +71,13 @@ struct Layout {
   bool has_minima = true;
   // 4 or 8; strips and columns of bytes are those of 4.
   int code_bits = 4;
+  // Whether codes of 4 bits are places in a table, in blocks of one group.
+  bool has_table = false;
 
+  // Whether the values of codes are int8, with 0 in their middle.
+  constexpr bool is_signed() const { return code_bits == 8 || has_table; }
   // The minimum of a weight without minima, in units of its scale.
-  constexpr float minimum_of_symmetric() const { return code_bits == 8 ? 0 : kMinimumOfSymmetric; }
+  constexpr float minimum_of_symmetric() const { return is_signed() ? 0 : kMinimumOfSymmetric; }
 
   constexpr std::int64_t groups_per_block() const { return std::int64_t{1} << group_bits; }
   constexpr std::int64_t block_columns() const { return kGroup << group_bits; }
@@ -75,7 +87,8 @@ struct Layout {
   }
   constexpr std::int64_t strip_bytes() const { return kGroupStripBytes << group_bits; }
   constexpr std::int64_t block_bytes() const {
-    return code_offset() + (kBlockRows * kGroup * code_bits / 8 << group_bits);
+    return code_offset() + (kBlockRows * kGroup * code_bits / 8 << group_bits) +
+           (has_table ? kTableBytes : 0);
   }
   // The byte of an 8-bit code among those of its group.
   static constexpr std::int64_t byte_code_at(std::int64_t row, std::int64_t column) {
@@ -101,6 +114,10 @@ struct Layout {
     return block_at(group) + code_offset() + within(group) * kGroupStripBytes;
   }
 
+  constexpr std::int64_t table_at(std::int64_t group) const {
+    return block_at(group) + block_bytes() - kTableBytes;
+  }
+
   bool operator==(const Layout&) const = default;
 
  private:
@@ -117,13 +134,16 @@ inline constexpr Layout kNarrow{0, true};
 inline constexpr Layout kSymmetric{0, false};
 inline constexpr Layout kEightBits{0, false, 8};
 inline constexpr Layout kEightBitsWithMinima{0, true, 8};
+inline constexpr Layout kTable{0, false, 4, true};
 static_assert(kWide.block_bytes() == 5120, "32 x 256 weights at 5 bits");
 static_assert(kNarrow.block_bytes() == 640, "32 x 32 weights at 5 bits");
 static_assert(kSymmetric.block_bytes() == 576, "32 x 32 weights at 4.5 bits");
 static_assert(kEightBits.block_bytes() == 1088, "32 x 32 weights at 8.5 bits");
 static_assert(kEightBitsWithMinima.block_bytes() == 1152, "32 x 32 weights at 9 bits");
+static_assert(kTable.block_bytes() == 592, "32 x 32 weights at 4.5 bits, and a table");
 // All layouts; no two have blocks of one size.
-inline constexpr Layout kLayouts[] = {kWide, kNarrow, kSymmetric, kEightBits, kEightBitsWithMinima};
+inline constexpr Layout kLayouts[] = {kWide, kNarrow, kSymmetric, kEightBits, kEightBitsWithMinima,
+                                      kTable};
 
 // The shape of the uint8 tensor that holds W[m,k].
 inline Shape blocks_shape(std::int64_t m, std::int64_t k, const Layout& layout) {

@@ -34,6 +34,9 @@ void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to
     } else if (to_layout.has_minima) {
       write_minima(scales, to_layout, rows, made + to_layout.minimum_offset());
     }
+    if (to_layout.has_table) {
+      std::memcpy(to + to_layout.table_at(group), from + from_layout.table_at(group), kTableBytes);
+    }
     if (to_layout.code_bits == 8) {
       std::memcpy(to + to_layout.codes_at(group), from + from_layout.codes_at(group),
                   kBlockRows * kGroup);

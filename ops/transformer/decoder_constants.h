@@ -35,15 +35,15 @@ struct Q4NXWeight {
 
 // Reads the weights of the first expert of a Q4NXMoE, of gate and up projections and of the down
 // projection; the other experts' follow each. Throws Error as below.
-std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool eight_bits);
+std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool tables = false);
 
-// Why neither a GPU nor the array takes the Q4NX weight that is this input; empty unless it has a
-// layout that only the CPU reads.
+// Why a device that takes no tables of values does not take the Q4NX weight that is this input;
+// empty unless it has one.
 std::string refused_weight(const Node& product, std::size_t input);
 
 // Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape
-// fits M, K and gating, and has codes of 4 bits or, if `eight_bits` says so, of 8.
-Q4NXWeight read_q4nx_weight(const Node& product, bool eight_bits = false);
+// fits M, K and gating, and refused_weight() has no reason, unless `tables`.
+Q4NXWeight read_q4nx_weight(const Node& product, bool tables = false);
 
 // A node's input, such as a norm's weight. Throws Error that names the node unless it is an
 // initializer, float [size].

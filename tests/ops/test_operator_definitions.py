@@ -24,8 +24,10 @@ HEADS = {"num_heads": 4, "kv_num_heads": 2, "head_size": 16}
 def random_blocks(seed: int, layout: q4nx.Layout = q4nx.WIDE, *, gated: bool = False) -> np.ndarray:
     """A random weight in blocks, the same one in all layouts that have minima."""
     rng = np.random.default_rng(seed)
-    if layout.bits == 8:
+    if layout.unpacked_bits == 8:
         parts = [q4nx.quantize_bytes(rng.standard_normal((M, K)).astype(np.float32)) for _ in range(1 + gated)]
+        if layout.table:
+            parts = [part._replace(codes=part.codes // 16 * np.int8(15)) for part in parts]
         if layout.minima:  # other numbers than those of scales
             parts = [part._replace(minimum=3 * part.scale[::-1]) for part in parts]
         return q4nx.pack_gated(parts[0], parts[1], layout) if gated else q4nx.pack(*parts[0], layout)
@@ -132,13 +134,13 @@ def test_gated_projection_function_equals_reference(
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("operator", "rows"), [(q4nx_matmul, 4), (fused_dqp, 1)])
-@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS], ids=str)
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.TABLE], ids=str)
 def test_projection_has_same_bits_in_every_layout(
     layout: q4nx.Layout, operator: Any, rows: int, *, gated: bool
 ) -> None:
     x = activations((rows,), is_sparse=False)
     parts = [q4nx.unpack(blocks, M, K) for blocks in np.split(random_blocks(0, layout, gated=gated), 1 + gated)]
-    other = q4nx.WIDE if layout.bits == 4 else q4nx.EIGHT_BITS_WITH_MINIMA
+    other = q4nx.WIDE if layout.unpacked_bits == 4 else q4nx.EIGHT_BITS_WITH_MINIMA
     wide = np.concatenate([q4nx.pack(*part, other) for part in parts])
     attributes = {"M": M, "K": K, **({"gating": "geglu"} if gated else {})}
     expected = project(operator, x, wide, {}, **attributes)
@@ -162,7 +164,9 @@ def gather(blocks: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "layout", [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA], ids=str
+    "layout",
+    [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("shape", [(), (5,), (2, 0), (2, 4)])

@@ -35,8 +35,7 @@ class Reader {
     const std::int64_t rows = sizes.parts * q4nx::row_blocks(sizes.rows) * q4nx::kBlockRows;
     const std::optional<q4nx::Layout> layout =
         value.shape ? q4nx::layout_of(*value.shape) : std::nullopt;
-    if (!layout || layout->code_bits != 4 || value.type != DataType::kUInt8 ||
-        value.constant == nullptr ||
+    if (!layout || value.type != DataType::kUInt8 || value.constant == nullptr ||
         !(*value.shape == q4nx::blocks_shape(rows, sizes.columns, *layout)))
       refuse(value,
              "Q4NX blocks of " + std::to_string(rows) + " x " + std::to_string(sizes.columns));

@@ -6,13 +6,17 @@
 // serve 16. Unpacking and multiplying a code takes some 3 operations, the parameters some 7 for
 // each row.
 //     of_row = x0 code0 + .. + x3 code3;    sum += scale of_row + minimum (x0 + .. + x3)
-// Two neighbouring rows share bytes, so even and odd rows are summed in vectors of their own. The
+// Two neighbouring rows share bytes, or of 8 bits lie apart, so even and odd rows are summed in
+// vectors of their own. The
 // lanes' sums go through the work-group's memory, [row][lane]. A row there is one float longer than
 // there are lanes, so that writing and reading both use all banks. The order in which sums are
 // added depends on the sizes only.
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "ops/gpu/kernels/product.h"
+#include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -45,13 +49,7 @@ constexpr const char* kBody = R"(
       const int row = (strip / 2 + part * args.row_blocks) * 32 + strip % 2 * 16;
       float8 of_even = (float8)(0.0f);
       float8 of_odd = (float8)(0.0f);
-      unrolled for (int pair = 0; pair < 2; ++pair) {
-        const uchar16 codes = as_uchar16(args.w.CodePairs(row, k + pair * 2));
-        const uchar16 low = codes & (uchar16)(15);
-        const uchar16 high = codes >> (uchar16)(4);
-        of_even += x[pair * 2] * convert_float8(low.lo) + x[pair * 2 + 1] * convert_float8(low.hi);
-        of_odd += x[pair * 2] * convert_float8(high.lo) + x[pair * 2 + 1] * convert_float8(high.hi);
-      }
+      DOTS
       const float8 scales = args.w.Scales(row, g);
       const float8 more_scales = args.w.Scales(row + 8, g);
       const float8 minima = args.w.Minima(row, g);
@@ -87,6 +85,32 @@ constexpr const char* kBody = R"(
   }
 )";
 
+constexpr const char* kDotsOfNibbles = R"(
+      unrolled for (int pair = 0; pair < 2; ++pair) {
+        const uchar16 codes = as_uchar16(args.w.CodePairs(row, k + pair * 2));
+        const uchar16 low = codes & (uchar16)(15);
+        const uchar16 high = codes >> (uchar16)(4);
+        of_even += x[pair * 2] * convert_float8(low.lo) + x[pair * 2 + 1] * convert_float8(low.hi);
+        of_odd += x[pair * 2] * convert_float8(high.lo) + x[pair * 2 + 1] * convert_float8(high.hi);
+      })";
+
+// The same for int8 values, which come four columns at a time.
+std::string dots_of_bytes() {
+  std::string text;
+  for (const auto& [sum, codes] : {std::pair("of_even", "EvenCodes"), {"of_odd", "OddCodes"}}) {
+    text += text_of("{ const uint8 words = args.w.", codes, "(row, k); ",
+                    "const char16 front = as_char16(words.lo); ",
+                    "const char16 back = as_char16(words.hi); ");
+    int column = 0;
+    for (const char* bytes : {".s048c", ".s159d", ".s26ae", ".s37bf"}) {
+      text += text_of(sum, " += x[", column++, "] * (float8)(convert_float4(front", bytes,
+                      "), convert_float4(back", bytes, ")); ");
+    }
+    text += "} ";
+  }
+  return text;
+}
+
 std::int64_t strips_of(const ProductShape& shape) {
   return q4nx::ceil_div(shape.rows, q4nx::kStripRows);
 }
@@ -95,8 +119,10 @@ std::int64_t strips_of(const ProductShape& shape) {
 
 KernelDescription fused_dqp(const ProductShape& shape) {
   std::string body = kBody;
-  const std::string result = "RESULT";
-  body.replace(body.find(result), result.size(), gated(shape, "product[0]", "product[1]"));
+  for (const auto& [word, by] :
+       {std::pair<std::string, std::string>("RESULT", gated(shape, "product[0]", "product[1]")),
+        {"DOTS", shape.layout.is_signed() ? dots_of_bytes() : kDotsOfNibbles}})
+    body.replace(body.find(word), word.size(), by);
   KernelDescription kernel{.name = "fused_dqp",
                            .body = body,
                            .tensors = {{.name = "x",

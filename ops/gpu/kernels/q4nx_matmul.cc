@@ -47,13 +47,12 @@ constexpr const char* kBody = R"(
       unrolled for (int t = 0; t < 4; ++t) product[part][r][t] = 0.0f;
     for (int step = 0; step < args.groups; step += 4) {
       const int g = min(step + of_step, args.groups - 1);
-      const uint4 left = args.w.CodePairs(row, g * 32 + quad * 4);
-      const uint4 right = args.w.CodePairs(row, g * 32 + quad * 4 + 2);
+      const uint8 evens = args.w.EvenCodes(row, g * 32 + quad * 4);
+      const uint8 odds = args.w.OddCodes(row, g * 32 + quad * 4);
       shared uint* unpacked = (shared uint*)codes + strip * 16 * 36 + of_step * 8 + quad;
       unrolled for (int side = 0; side < 2; ++side) {
-        const uint4 columns = side == 0 ? (uint4)(left.xz, right.xz) : (uint4)(left.yw, right.yw);
-        const uint4 even = transposed(columns & (uint4)(0x0f0f0f0fu));
-        const uint4 odd = transposed((columns >> (uint4)(4u)) & (uint4)(0x0f0f0f0fu));
+        const uint4 even = side == 0 ? evens.lo : evens.hi;
+        const uint4 odd = side == 0 ? odds.lo : odds.hi;
         shared uint* of_side = unpacked + side * 8 * 36;
         of_side[0] = even.x;
         of_side[36] = odd.x;

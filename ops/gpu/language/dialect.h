@@ -44,15 +44,18 @@ class Dialect {
 
   // Reads of a Q4NX weight, in either storage; bfloat16() also reads the scale of int8 rows.
   // `offset` counts bytes and is a multiple of the bytes that are read: one bf16; 8 of them; 16
-  // bytes; the code of `row`, where `offset` is that of the column in the row's strip of 16 rows.
+  // bytes; an int8; the 4-bit code of `row`, where `offset` is that of the column in the row's
+  // strip of 16 rows. What four_words() reads can be given to the words nibbles() and looked_up().
   // No vector has more than 8 floats, which is what AVX has registers for: LLVM 14 (PoCL 3.0) takes
   // a Zen 4 for a Zen 3, and then ends the process on vectors of 16.
   virtual std::string bfloat16(const TensorDescription& weight,
                                const std::string& offset) const = 0;
   virtual std::string bfloat16s(const TensorDescription& weight,
                                 const std::string& offset) const = 0;
-  virtual std::string code_pairs(const TensorDescription& weight,
+  virtual std::string four_words(const TensorDescription& weight,
                                  const std::string& offset) const = 0;
+  virtual std::string signed_byte(const TensorDescription& weight,
+                                  const std::string& offset) const = 0;
   virtual std::string code(const TensorDescription& weight, const std::string& offset,
                            const std::string& row) const = 0;
 };

@@ -168,7 +168,8 @@ class Generator {
     const WeightPlaces places(weight, given[0], given[1]);
     const bool symmetric = !weight.layout.has_minima;
     const auto minimum = [&](const std::string& of_scale) {
-      return text_of("(", dialect_.number(q4nx::kMinimumOfSymmetric), " * ", of_scale, ")");
+      return text_of("(", dialect_.number(weight.layout.minimum_of_symmetric()), " * ", of_scale,
+                     ")");
     };
     if (word == "Scale") return dialect_.bfloat16(weight, places.scale());
     if (word == "Scales") return dialect_.bfloat16s(weight, places.scale());
@@ -178,13 +179,40 @@ class Generator {
     if (word == "Minima")
       return symmetric ? minimum(dialect_.bfloat16s(weight, places.scale()))
                        : dialect_.bfloat16s(weight, places.minimum());
-    if (word == "CodePairs") return dialect_.code_pairs(weight, places.codes());
+    if (word == "CodePairs") return dialect_.four_words(weight, places.codes());
+    if (word == "EvenCodes") return code_words(weight, given, 0);
+    if (word == "OddCodes") return code_words(weight, given, 1);
     if (word != "Read") refuse("no ", word, " of '", weight.name, "', a Q4NX weight");
     const std::vector<std::string> group{given[0],
                                          text_of("(", given[1], " / ", q4nx::kGroup, ")")};
     return text_of("(", read_weight(weight, "Minimum", group), " + ",
-                   read_weight(weight, "Scale", group), " * ",
-                   dialect_.code(weight, places.codes(), given[0]), ")");
+                   read_weight(weight, "Scale", group), " * ", "(float)",
+                   code(weight, places, given[0]), ")");
+  }
+
+  // The value of one code.
+  std::string code(const TensorDescription& weight, const WeightPlaces& places,
+                   const std::string& row) const {
+    if (weight.layout.code_bits == 8) return dialect_.signed_byte(weight, places.byte_code());
+    std::string place = dialect_.code(weight, places.codes(), row);
+    if (!weight.layout.has_table) return place;
+    return dialect_.signed_byte(weight, text_of(places.table(), " + ", place));
+  }
+
+  // EvenCodes, and with `odd` = 1 OddCodes.
+  std::string code_words(const TensorDescription& weight, const std::vector<std::string>& given,
+                         int odd) const {
+    const WeightPlaces places(weight, given[0], given[1]);
+    if (weight.layout.code_bits == 8) {
+      const std::string first = text_of(places.byte_code(), " + ", odd * q4nx::kByteQuadBytes / 2);
+      return text_of("(uint8)(", dialect_.four_words(weight, first), ", ",
+                     dialect_.four_words(weight, first + " + 16"), ")");
+    }
+    const WeightPlaces right(weight, given[0], text_of("(", given[1], " + 2)"));
+    std::string codes = text_of("nibbles(", dialect_.four_words(weight, places.codes()), ", ",
+                                dialect_.four_words(weight, right.codes()), ", ", 4 * odd, "u)");
+    if (!weight.layout.has_table) return codes;
+    return text_of("looked_up(", dialect_.four_words(weight, places.table()), ", ", codes, ")");
   }
 
   // An element of int8 rows: a scale of 8 bits times a code of 7 bits, a product that float holds

@@ -21,6 +21,11 @@
 //                                 two columns: `column`, which is even, in .x and .y, and the next
 //                                 one in .z and .w. As in memory, a byte has two rows, the even one
 //                                 in its low nibble
+//   args.w.EvenCodes(row, column), args.w.OddCodes(row, column)
+//                                 uint8: the values of codes of the even, or odd, ones of the 16
+//                                 rows from `row` on, a multiple of 16; a word has four columns
+//                                 from `column` on, a multiple of 4, in bytes: of 0 to 15, or of 8
+//                                 bits and of tables int8
 //   args.n                        a constant, written as a number; or a parameter of the launch
 //   group(axis), lane()           the work-group, and the work-item in it
 //   shared float a[args.n];       memory of a work-group; synchronise(): its lanes wait for one

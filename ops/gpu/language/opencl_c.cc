@@ -37,6 +37,17 @@ uint4 transposed(uint4 four) {
                                ((four.z >> 8) & mask) | (four.w & ~mask));
   return (uint4)((first & 0xffffu) | (second << 16), (first >> 16) | (second & 0xffff0000u));
 }
+// Two pairs of columns of codes to one byte for each of the even rows, or with shift = 4 the odd.
+uint8 nibbles(uint4 left, uint4 right, uint shift) {
+  const uint mask = 0x0f0f0f0fu;
+  return (uint8)(transposed(((uint4)(left.xz, right.xz) >> shift) & mask),
+                 transposed(((uint4)(left.yw, right.yw) >> shift) & mask));
+}
+uint8 looked_up(uint4 table, uint8 places) {
+  const uchar16 values = as_uchar16(table);
+  return (uint8)(as_uint4(shuffle(values, as_uchar16(places.lo))),
+                 as_uint4(shuffle(values, as_uchar16(places.hi))));
+}
 #ifdef __opencl_c_integer_dot_product_input_4x8bit_packed
 int dot4(char4 a, char4 b, int c) { return c + dot_4x8packed_ss_int(as_uint(a), as_uint(b)); }
 #elif defined(__NV_CL_C_VERSION)
@@ -162,14 +173,18 @@ class OpenClC final : public Dialect {
   std::string bfloat16s(const TensorDescription& weight, const std::string& offset) const override {
     return text_of("from_bfloat16s(", bytes_of(weight, "ushort8", offset), ")");
   }
-  std::string code_pairs(const TensorDescription& weight,
+  std::string four_words(const TensorDescription& weight,
                          const std::string& offset) const override {
     return bytes_of(weight, "uint4", offset);
+  }
+  std::string signed_byte(const TensorDescription& weight,
+                          const std::string& offset) const override {
+    return text_of("as_char(", bytes_of(weight, "uchar", offset), ")");
   }
   std::string code(const TensorDescription& weight, const std::string& offset,
                    const std::string& row) const override {
     const std::string two = text_of(offset, " + ", row, " % 16 / 2");
-    return text_of("(float)((", bytes_of(weight, "uchar", two), " >> (4 * (", row, " % 2))) & 15)");
+    return text_of("((", bytes_of(weight, "uchar", two), " >> (4 * (", row, " % 2))) & 15)");
   }
 
  private:

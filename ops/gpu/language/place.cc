@@ -64,4 +64,17 @@ std::string WeightPlaces::codes() const {
                  q4nx::kColumnBytes, ")");
 }
 
+std::string WeightPlaces::byte_code() const {
+  const std::string group = text_of("(", second_, " / ", q4nx::kGroup, ")");
+  return text_of("(", at_group(group, 0), " + ", layout_.code_offset(), " + ", second_, " % ",
+                 q4nx::kGroup, " / 4 * ", q4nx::kByteQuadBytes, " + ", row_, " % 2 * ",
+                 q4nx::kByteQuadBytes / 2, " + ", row_, " % ", q4nx::kBlockRows, " / 2 * 4 + ",
+                 second_, " % 4)");
+}
+
+std::string WeightPlaces::table() const {
+  const std::string group = text_of("(", second_, " / ", q4nx::kGroup, ")");
+  return text_of("(", at_group(group, 0), " + ", layout_.block_bytes() - q4nx::kTableBytes, ")");
+}
+
 }  // namespace flownpu::gpu

@@ -20,13 +20,15 @@ std::string scale_of_row(const TensorDescription& tensor, std::vector<std::strin
 
 // Offsets in bytes within a Q4NX weight. The second coordinate is a group for scale() and
 // minimum(), and a column for codes(), which is where the codes of the column in the row's strip of
-// 16 rows begin.
+// 16 rows begin, for byte_code(), of 8 bits, and for table().
 class WeightPlaces {
  public:
   WeightPlaces(const TensorDescription& weight, std::string row, std::string second);
   std::string scale() const;
   std::string minimum() const;
   std::string codes() const;
+  std::string byte_code() const;
+  std::string table() const;
 
  private:
   // Offset of the group's block, plus the group's number within its block times `each` bytes.

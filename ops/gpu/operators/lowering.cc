@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "ops/gpu/operators/step.h"
-#include "ops/nodes/q4nx_matmul.h"
-#include "ops/transformer/decoder_constants.h"
 #include "ops/transformer/graph/operators.h"
 
 namespace flownpu::gpu {
@@ -50,8 +48,7 @@ Lowered lower_operators(std::vector<Node> nodes) {
   for (Node& node : nodes) {
     const bool attends = transformer::is_attention(node);
     if (!attends && !is_product(node)) continue;
-    const std::string reason =
-        attends ? refused_attention(node) : transformer::refused_weight(node, kProductWeight);
+    const std::string reason = attends ? refused_attention(node) : "";
     if (!reason.empty()) {
       lowered.on_host.push_back({node.name, node.op_type, reason});
     } else {

@@ -11,7 +11,6 @@
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
 #include "ops/nodes/q4nx_matmul.h"
-#include "ops/transformer/decoder_constants.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -19,10 +18,7 @@ namespace {
 // The shape of a weight, which the host has checked; without elements if it is unknown.
 Shape shape_of(const Value& weight) { return weight.shape.value_or(Shape{0}); }
 
-// Throws Error for a weight that the kernels do not read.
 q4nx::Layout layout_of(const Node& node, std::size_t weight) {
-  if (const std::string reason = transformer::refused_weight(node, weight); !reason.empty())
-    fail("[", to_string(node), "] ", reason);
   return q4nx::layout_of(shape_of(*node.input(weight))).value_or(q4nx::kNarrow);
 }
 

@@ -80,7 +80,7 @@ ArrayOperator describe_product(const Node& node) {
     product.columns = shape_of(weight)[transposed ? 0 : 1];
   } else {
     const std::string reason = transformer::refused_weight(node, 1);
-    if (!reason.empty() && !has_eight_bits(node)) fail(to_string(node), ": ", reason);
+    if (!reason.empty()) fail(to_string(node), ": ", reason);
     const bool gated = node.text("gating", "none") != "none";
     product.inner = node.required_integer("K");
     product.columns =

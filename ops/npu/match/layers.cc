@@ -153,7 +153,6 @@ const transformer::DecoderLimits& array_limits() {
                                                  .softcap = true,
                                                  .sinks = true,
                                                  .int8_caches = true,
-                                                 .eight_bits = true,
                                                  .without_rope = true,
                                                  .norms_after = true,
                                                  .biases = true,

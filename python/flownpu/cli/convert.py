@@ -52,8 +52,9 @@ def convert(
         str,
         typer.Option(
             "--weights",
-            metavar="auto|q4|q8|8/4/4",
-            help="Bits: 4, 8, or those of attention, embedding and feed-forward; auto: the source's, for floats 4.",
+            metavar="auto|q4|q8|8/4/4|4.75",
+            help="Bits: 4, 8, those of attention, embedding and feed-forward, or an average for a source's floats, of "
+            "which those get 8 that gain most; auto: the source's, for floats 4.",
         ),
     ] = "auto",
     context_length: ContextLength = None,

@@ -50,7 +50,8 @@ def convert(
         paged: write the graph for GenAI's engine, which `flownpu serve` runs: a KV cache in blocks, and many sequences
             in one run; only from checkpoints and GGUF files.
         weights: bits of the codes of a decoder's weights, 4 or 8: "q4", "q8", or those of attention, embedding with LM
-            head, and feed-forward, such as "8/4/4"; "auto": as many as the source has, 4 if it has floats of 16 or 32
+            head, and feed-forward, such as "8/4/4"; an average such as "4.75", for which weights that are floats are
+            measured, and those get 8 that gain most; "auto": as many as the source has, 4 if it has floats of 16 or 32
             bits. Only from checkpoints and GGUF files.
         context_length: how many positions the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from flownpu.convert.average_bits import AverageBits
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.progress import ProgressCallback
     from flownpu.convert.weights import WeightSource
@@ -79,7 +80,7 @@ class ModelOptions:
             )
 
     @property
-    def weight_bits(self) -> WeightBits | None:
+    def weight_bits(self) -> WeightBits | AverageBits | None:
         """Bits of the weights' codes; None: as many as the source has."""
         return parse_weight_bits(self.weights)
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from flownpu.convert.average_bits import AverageBits, ChosenBits
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.weight_bits import WeightBits
 from flownpu.convert.weights import BiasWeight, BlockPart, FloatWeight, NormWeight, ProjectionWeight, RouterWeight
 from flownpu.machine import usable_cores
 from flownpu.ops import q4nx
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.weight_bits import WeightBits
     from flownpu.convert.weights import HeadOrder, TensorSource, Weight
 
 # How many weights one task quantises: 2^20 take 4 MB in float32 and some tens of milliseconds, so that there are tasks
@@ -52,22 +53,29 @@ class Stored(NamedTuple):
     again: str = "dequantised, and quantised again"
     reason: str = ""
 
-    def keeps_codes_in(self, bits: int) -> bool:
-        """Whether a weight of that many bits has the source's codes."""
-        return self.keeps_codes and self.layout is not None and self.layout.bits <= bits
+    @property
+    def table(self) -> str:
+        """The name of the table that codes are places in, or ""."""
+        return self.kind if self.layout is not None and self.layout.table else ""
+
+    def keeps_codes_in(self, layout: q4nx.Layout) -> bool:
+        """Whether a weight in that layout has the source's codes."""
+        if not self.keeps_codes or self.layout is None:
+            return False
+        return layout.bits == 8 or (self.layout.bits == 4 and self.layout.table == layout.table)
 
     def needs_minima(self, bits: int) -> bool:
-        """Whether a weight of that many bits has minima; what is rounded to 8 bits has none."""
-        if self.layout is not None and self.keeps_codes_in(bits):
+        """Whether a weight of that many bits, without a table, has minima; what is rounded to 8 bits has none."""
+        if self.layout is not None and self.keeps_codes_in(layout_of_bits(bits, minima=True)):
             return self.layout.minima
         return bits == 4
 
-    def treatment(self, bits: int) -> str:
-        """The fate of the weight in words."""
-        if self.keeps_codes_in(bits):
+    def treatment(self, layout: q4nx.Layout) -> str:
+        """The fate of the weight in that layout in words."""
+        if self.keeps_codes_in(layout):
             parts = "scales and minima" if self.layout is not None and self.layout.minima else "scales"
             return f"codes unchanged, {parts} rounded to bf16"
-        return f"{self.again} to Q4NX{' of 8 bits' if bits == 8 else ''}{self.reason}"
+        return f"{self.again} to Q4NX{' of 8 bits' if layout.bits == 8 else ''}{self.reason}"
 
 
 class Carried(NamedTuple):
@@ -105,19 +113,26 @@ class Tensors(Protocol):
 class QuantizedWeights:
     """The weights of a decoder, made of its tensors: a `WeightSource`. Codes of a quantised source stay as they are."""
 
-    def __init__(self, tensors: Tensors, norm_offset: float = 0.0, bits: WeightBits | None = None) -> None:
+    def __init__(
+        self, tensors: Tensors, norm_offset: float = 0.0, bits: WeightBits | AverageBits | None = None
+    ) -> None:
         """Takes the tensors, a number that is added to norms' weights, and bits; None: as many as the source has."""
         self._tensors = tensors
-        self._bits = bits
+        self._bits: WeightBits | AverageBits | ChosenBits | None = bits
         self._offset = np.float32(norm_offset)
 
     def check(self, plan: Sequence[Weight]) -> None:
-        """Raises ConversionError unless every tensor that the plan needs exists and has its shape."""
+        """Raises ConversionError unless every tensor that the plan needs exists and has its shape.
+
+        If an average of bits is asked for, weights are measured and bits chosen.
+        """
         for weight in plan:
             has_columns = isinstance(weight, ProjectionWeight | RouterWeight | FloatWeight)
             columns = (weight.columns,) if has_columns else ()
             for source in weight.sources:
                 self._tensors.check(source.tensor, (source.stored_rows, *columns))
+        if isinstance(self._bits, AverageBits):
+            self._bits = self._bits.choose(plan, self._tensors)
 
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
         """A norm's weight with offset and scale applied, or a bias, float32 [size].
@@ -150,12 +165,17 @@ class QuantizedWeights:
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
         """The layout of the bits that were chosen, or else of the most bits that a source has; floats have 4.
 
-        One source that needs minima gives all of them minima.
+        One source that needs minima gives all of them minima. If only some have codes with a table, or not all the same
+        one, 8 bits hold what all of them have.
         """
         stored = [self._tensors.stored(source.tensor) for source in projection.sources]
-        bits = max(4 if one.layout is None else one.layout.bits for one in stored)
-        if self._bits is not None:
-            bits = self._bits.of(projection.name)
+        chosen = self._bits.of(projection.name) if isinstance(self._bits, WeightBits | ChosenBits) else None
+        bits = chosen or max(4 if one.layout is None else one.layout.bits for one in stored)
+        tables = {one.table for one in stored}
+        if bits == 4 and any(tables):
+            if len(tables) == 1:
+                return q4nx.TABLE
+            bits = chosen or 8
         minima = any(one.needs_minima(bits) for one in stored)
         return layout_of_bits(bits, minima=minima)
 
@@ -164,16 +184,16 @@ class QuantizedWeights:
         counts = Counter[tuple[str, str, bool]]()
         for weight in plan:
             if isinstance(weight, ProjectionWeight):
-                bits = self.layout(weight).bits
+                layout = self.layout(weight)
                 stored = [self._tensors.stored(source.tensor) for source in weight.sources]
-                counts.update((one.kind, one.treatment(bits), one.keeps_codes_in(bits)) for one in stored)
+                counts.update((one.kind, one.treatment(layout), one.keeps_codes_in(layout)) for one in stored)
         texts: dict[str, str] = {}
         for (kind, treatment, kept), count in sorted(counts.items()):
             text = f"{count} {'weight' if count == 1 else 'weights'}: {treatment}"
             _log.log(logging.INFO if kept else logging.WARNING, "%s: %s", kind, text)
             texts[kind] = f"{texts[kind]}; {text}" if kind in texts else text
-        if self._bits is None and any(self.layout(w).bits == 8 for w in plan if isinstance(w, ProjectionWeight)):
-            _log.warning("the source has more than 4 bits, and only the CPU runs 8: for NPU and GPU give --weights q4")
+        if any(self.layout(weight).table for weight in plan if isinstance(weight, ProjectionWeight)):
+            _log.warning("weights have tables of values, which an NPU does not multiply: for it give --weights q4")
         return texts
 
     def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
@@ -205,7 +225,7 @@ class QuantizedWeights:
             low, high = max(first - start, 0), min(stop - start, source.rows)
             if low < high:
                 try:
-                    codes, exact = _quantized(self._rows(source, low, high), layout.bits)
+                    codes, exact = _quantized(self._rows(source, low, high), layout)
                 except ValueError as error:
                     raise ConversionError(f"{self._tensors.source}: {name}: {error}") from error
                 quantized.append(codes)
@@ -234,8 +254,9 @@ def layout_of_bits(bits: int, *, minima: bool) -> q4nx.Layout:
     return q4nx.Layout(1, minima, bits)
 
 
-def _quantized(rows: NDArray[np.float32] | Carried, bits: int) -> Carried:
-    """Rows in Q4NX of that many bits; codes of 4 bits are kept in 8 too."""
+def _quantized(rows: NDArray[np.float32] | Carried, layout: q4nx.Layout) -> Carried:
+    """Rows in Q4NX for that layout; codes of 4 bits are kept in 8 too."""
+    bits = layout.unpacked_bits
     if isinstance(rows, Carried):
         codes, scale, minimum = rows.quantized
         if rows.quantized.bits == bits:

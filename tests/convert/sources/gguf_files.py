@@ -28,7 +28,12 @@ OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 # The byte offset of a block's float16 scale, of types whose blocks are random bytes.
-RANDOM = {GGMLQuantizationType.Q3_K: 108, GGMLQuantizationType.Q6_K: 208}
+RANDOM = {
+    GGMLQuantizationType.Q3_K: 108,
+    GGMLQuantizationType.Q6_K: 208,
+    GGMLQuantizationType.IQ4_NL: 0,
+    GGMLQuantizationType.IQ4_XS: 0,
+}
 # Codes of types that the gguf package does not write.
 K_QUANTS = {GGMLQuantizationType.Q4_K: 16, GGMLQuantizationType.Q5_K: 32}
 # Bytes of a block's float16 parameters, with which it begins.
@@ -38,6 +43,9 @@ PARAMETERS = {
     GGMLQuantizationType.Q5_0: 2,
     GGMLQuantizationType.Q5_1: 4,
     GGMLQuantizationType.Q8_0: 2,
+    GGMLQuantizationType.IQ4_NL: 2,
+    GGMLQuantizationType.IQ4_XS: 2,
+    GGMLQuantizationType.MXFP4: 0,
 }
 # A GGUF file of a Gemma cannot state an attention scale: it is 1 / sqrt(head size), as in the public ones up to 12B.
 PLAIN_SCALE: dict[str, Any] = {"gemma2": {"query_pre_attn_scalar": 16}, "gemma3_text": {"query_pre_attn_scalar": 16}}
@@ -202,7 +210,7 @@ def quantized(
         return data, gguf.quants.dequantize(data, kind)
     data = random_blocks(values, kind) if kind in RANDOM else gguf.quants.quantize(values, kind)
     if kind in PARAMETERS:
-        if scales_in_bf16:
+        if scales_in_bf16 and PARAMETERS[kind]:
             blocks, size = data.reshape(-1, GGML_QUANT_SIZES[kind][1]), PARAMETERS[kind]
             parameters = blocks[:, :size].copy().view(np.float16)
             # Both types hold these scales: bfloat16's 8 bits, float16's exponents (values are far from its subnormals).
@@ -254,11 +262,13 @@ def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> ND
     """Blocks of a type that the gguf package reads but does not write: random ones with the weight's spread."""
     per_block, block_bytes = GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
-    blocks = np.random.default_rng(columns).integers(0, 256, (rows * columns // per_block, block_bytes), np.uint8)
+    rng = np.random.default_rng(columns)
+    blocks = rng.integers(0, 256, (rows * columns // per_block, block_bytes), np.uint8)
+    factors = rng.uniform(-2, 2, (len(blocks), 1))
     start = RANDOM[kind]
 
     def scaled(scale: float) -> NDArray[np.uint8]:
-        blocks[:, start : start + 2] = np.full((len(blocks), 1), scale, np.float16).view(np.uint8)
+        blocks[:, start : start + 2] = (factors * scale).astype(np.float16).view(np.uint8)
         return blocks.reshape(rows, -1)
 
     spread = gguf.quants.dequantize(scaled(2.0**-10), kind).std()

@@ -83,13 +83,14 @@ def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None
 
 
 def codes_of_file(raw: np.ndarray, kind: Type) -> np.ndarray:
-    """The codes of rows of blocks, read by their places in the blocks' bytes; those of Q8_0 are signed."""
+    """The codes of rows of blocks, read by their places in the blocks' bytes; those of Q8_0 are signed, and places in
+    tables are looked up."""
     per_block, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = raw.reshape(-1, block_bytes)
     if kind == Type.Q8_0:
         return blocks[:, 2:].view(np.int8).reshape(len(raw), -1)
     # The low nibbles of 16 bytes are 16 codes, and the high ones the next 16; in K-quants 32 bytes hold 32 and 32.
-    run = 16 if per_block == 32 else 32
+    run = 16 if per_block == 32 or kind in TABLES else 32
     packed = blocks[:, -per_block // 2 :].reshape(len(blocks), -1, run)
     codes = np.stack([packed & 15, packed >> 4], axis=2).reshape(len(blocks), -1)
     high = blocks[:, -per_block // 2 - per_block // 8 : -per_block // 2]
@@ -98,7 +99,14 @@ def codes_of_file(raw: np.ndarray, kind: Type) -> np.ndarray:
         codes |= bits.reshape(len(blocks), -1) << 4
     if kind in (Type.Q5_0, Type.Q5_1):
         codes |= np.unpackbits(high, axis=1, bitorder="little") << 4
-    return codes.reshape(len(raw), -1)
+    return (TABLES[kind][codes] if kind in TABLES else codes).reshape(len(raw), -1)
+
+
+# llama.cpp's table; and E2M1 of the OCP's microscaling formats, doubled: bits s e e m are (-1)^s 2^(max(e, 1) - 1)
+# ((e > 0) + m / 2).
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+_E2M1 = [(-1) ** (c >> 3) * 2 ** max(c >> 1 & 3, 1) * (int(c >> 1 & 3 > 0) + (c & 1) / 2) for c in range(16)]
+TABLES = {Type.IQ4_NL: _IQ4, Type.IQ4_XS: _IQ4, Type.MXFP4: np.array(_E2M1, np.int8)}
 
 
 # The code of Q4NX for a code of 0 in the file, and the code that bears no part of the scale's error: where it is None,
@@ -111,6 +119,9 @@ ZEROS: dict[Type, tuple[int, int | None]] = {
     Type.Q5_1: (-16, None),
     Type.Q5_K: (-16, None),
     Type.Q8_0: (0, 0),
+    Type.IQ4_NL: (0, 0),
+    Type.IQ4_XS: (0, 0),
+    Type.MXFP4: (0, 0),
 }
 
 
@@ -139,7 +150,9 @@ def test_gguf_codes_are_kept_and_only_scales_are_rounded(kind: Type, tmp_path: P
         bound = half_step * (scale * from_center + (0 if kind == Type.Q4_0 else minimum))
         difference = np.abs(q4nx.dequantize_codes(made) - exact)
         assert (difference <= bound + 2.0**-22 * (scale * np.abs(codes) + minimum)).all()
-        assert difference.any(), "these scales happen to be bfloat16's"
+        assert difference.any() != (kind == Type.MXFP4), "these scales happen to be bfloat16's"
+        if kind in TABLES:
+            assert q4nx.layout_of(blocks[f"layers.1.{name}"]) == q4nx.TABLE
         if stored == "ffn_down":
             error = q4nx.relative_error(exact, q4nx.dequantize_codes(made))
             assert manifest["relative_error"][f"layers.1.{name}"] == pytest.approx(error, abs=1e-6)
@@ -180,10 +193,26 @@ def test_gguf_types_quantised_again_are_logged(
         ("WARNING", "F32: 3 weights: quantised to Q4NX of 8 bits"),
         ("WARNING", "Q3_K: 3 weights: dequantised, and quantised again to Q4NX"),
         ("WARNING", "Q6_K: 1 weight: dequantised, and quantised again to Q4NX of 8 bits"),
-        ("WARNING", "the source has more than 4 bits, and only the CPU runs 8: for NPU and GPU give --weights q4"),
     ]
     weights = json.loads((tmp_path / "model" / "flownpu_manifest.json").read_text())["quantisation"]["weights"]
     assert weights["Q3_K"] == "3 weights: dequantised, and quantised again to Q4NX"
+    check_logits(tmp_path / "model", tiny, ep_devices)
+
+
+def test_mxfp4_equals_transformers(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+    """Queries, keys and values of one table share blocks; the embedding is looked up in blocks with tables."""
+    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda _: Type.MXFP4)
+    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
+    layouts = {q4nx.layout_of(blocks) for blocks in blocks_of(tmp_path / "model").values()}
+    assert layouts == {q4nx.TABLE}
+    check_logits(tmp_path / "model", tiny, ep_devices)
+
+
+def test_table_and_other_codes_share_8_bits(tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]) -> None:
+    kinds = {"q_proj": Type.MXFP4, "k_proj": Type.IQ4_NL, "v_proj": Type.Q4_0}
+    tiny = write_model(tmp_path, changes=WIDE, type_of=lambda name: kinds.get(name.split(".")[-2], Type.Q4_0))
+    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
+    assert q4nx.layout_of(blocks_of(tmp_path / "model")["layers.0.self_attn.qkv_proj"]) == q4nx.EIGHT_BITS
     check_logits(tmp_path / "model", tiny, ep_devices)
 
 

@@ -73,6 +73,18 @@ def test_int8_cache_equals_cpu(open_model: Callable[..., Any], long_prompt: Toke
             break
 
 
+def test_attention_of_8_bits_equals_cpu(
+    open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
+) -> None:
+    ours, theirs = (
+        turns_of(open_model(provider_options=options, weights="8/4/4"), long_prompt, prompts[0])
+        for options in (GPU, CPU)
+    )
+    for mine, its in zip(ours, theirs, strict=True):
+        if not assert_same(mine, its):
+            break
+
+
 def test_rewound_sequence_equals_fresh(
     open_model: Callable[..., Any], long_prompt: Tokens, prompts: list[Tokens]
 ) -> None:

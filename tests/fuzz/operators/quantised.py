@@ -20,7 +20,7 @@ from tests.fuzz.operators.elementwise import MICROSOFT
 FLOAT, UINT8 = TensorProto.FLOAT, TensorProto.UINT8
 ROWS = (8, 1, 16, 32, 33, 64, 100)
 COLUMNS = (32, 64, 16, 8, 33, 48, 100, 256, 288)
-LAYOUTS = (q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA)
+LAYOUTS = (q4nx.NARROW, q4nx.SYMMETRIC, q4nx.WIDE, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE)
 
 
 def rows_of(b: Builder, columns: int) -> Value:
@@ -176,8 +176,10 @@ def q4nx_blocks(rows: int, columns: int, layout: q4nx.Layout, seed: int, gated: 
     rng = np.random.default_rng(seed)
 
     def quantized() -> q4nx.Quantized:
-        if layout.bits == 8:
+        if layout.unpacked_bits == 8:
             found = q4nx.quantize_bytes(rng.uniform(-1, 1, (rows, columns)).astype(np.float32))
+            if layout.table:
+                found = found._replace(codes=(found.codes // 16 * np.int8(15)))
             return found._replace(minimum=found.scale[::-1] * q4nx.BFLOAT16.type(int(layout.minima) * 5))
         codes = rng.integers(0, 16, (rows, -(-columns // 32) * 32)).astype(np.uint8)
         codes[:, columns:] = 0

@@ -336,6 +336,15 @@ def spoilt_weight(nodes):
     by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][3] = None
 
 
+def weight_in(layout):
+    blocks = np.zeros((9, 19, layout.block_bytes), np.uint8)
+
+    def edit(nodes):
+        by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][2:] = [list(blocks.shape), blocks]
+
+    return edit
+
+
 def without_rope(nodes):
     for node in nodes:
         if node.op_type == "FlowQKVAttention":
@@ -361,6 +370,7 @@ CASES = {
         r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], \[9,19,640\] or \[9,19,576\]",
     ),
     "a weight of other sizes": (other_blocks, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], "),
+    "a weight with tables": (weight_in(q4nx.TABLE), "down_proj': expected a weight without tables of values, which"),
     "epsilon": (attribute("/norm", epsilon=1e-3), "'/norm': expected the epsilon of all norms to be 1e-06, got 0.001"),
     "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
     "softcap": (attribute(ATTENTION, softcap=30.0), "expected softcap = 0 as in the layers before, got 30"),

@@ -14,7 +14,7 @@ PAIRS = {"amx": "avx512", "i8mm": "dotprod"}
 PAIR = next(((isa, PAIRS[isa]) for isa in testing.available_isas() if isa in PAIRS), ())
 pytestmark = pytest.mark.skipif(not PAIR, reason="no AMX nor i8mm, or the system does not let this process use it")
 
-LAYOUTS = [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA]
+LAYOUTS = [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE]
 
 
 def weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.Generator) -> np.ndarray:
@@ -22,12 +22,12 @@ def weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.Generato
     shape = (rows, -(-columns // 32))
     powers = 2.0 ** rng.integers(-8, 8, shape) * rng.choice([-1, 1], shape)
     scale = (rng.uniform(0.5, 1, shape) * powers).astype(ml_dtypes.bfloat16)
-    minimum = (-8 if layout.bits == 4 else 0) * scale.astype(np.float32)
+    minimum = (-8 if layout.unpacked_bits == 4 else 0) * scale.astype(np.float32)
     if layout.minima:
         minimum += rng.standard_normal(shape, dtype=np.float32)
     codes = rng.integers(0, 16, (rows, columns), np.uint8)
-    if layout.bits == 8:
-        codes = rng.integers(-128, 128, (rows, columns), np.int8)
+    if layout.unpacked_bits == 8:
+        codes = rng.choice(np.arange(-128, 128, 15 if layout.table else 1, np.int8), (rows, columns))
     return q4nx.pack(codes, scale, minimum.astype(ml_dtypes.bfloat16), layout)
 
 

@@ -14,7 +14,7 @@ EPSILON = 2.0**-24  # Half an ulp of 1 in float32: the relative error of one rou
 SHAPES = [(32, 256), (40, 300), (7, 33), (96, 1152), (33, 257)]
 
 
-EIGHT_BITS = [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA]
+EIGHT_BITS = [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE]
 
 
 def blocks_of(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
@@ -96,6 +96,8 @@ def eight_bit_weights(blocks: np.ndarray, rows: int, columns: int) -> tuple[np.n
     found = q4nx.unpack(blocks, rows, columns)
     scale, minimum = found.scale.astype(np.float32), found.minimum.astype(np.float32)
     lowest_code, highest_code = (0, 15) if found.bits == 4 else (-128, 127)
+    if q4nx.layout_of(blocks).table:
+        lowest_code, highest_code = int(found.codes.min()), int(found.codes.max())
     ends = np.stack([minimum + lowest_code * scale, minimum + highest_code * scale]).astype(np.float64)
     error = np.zeros_like(weights)
     for start in range(0, columns, 256):
@@ -121,7 +123,7 @@ def product_and_bound(
     x: np.ndarray, blocks: np.ndarray, rows: int, columns: int, isa: str, activations: str, tokens: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The product in float64 of inputs rounded as in a call of `tokens` rows (None: of x), and a bound of the error."""
-    bits = q4nx.layout_of(blocks).bits
+    bits = q4nx.layout_of(blocks).unpacked_bits
     order = order_of(isa, activations, len(x) if tokens is None else tokens, bits)
     exact = rounded(x, activations, 32 if order == "groups" else 256)
     bound = tie_error(x, activations, 32 if order == "groups" else 256) @ largest_weights(blocks, rows, columns).T
@@ -163,14 +165,14 @@ def test_product_of_1_to_65_rows_is_within_bound(isa: str, activations: str, lay
     options = {"cpu_isa": isa, "activations": activations}
     node = Node("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
     expectations = {
-        order_of(isa, activations, tokens, layout.bits): product_and_bound(
+        order_of(isa, activations, tokens, layout.unpacked_bits): product_and_bound(
             x, blocks, rows, columns, isa, activations, tokens
         )
         for tokens in (1, 16, 32, 65)
     }
     for tokens in range(1, 66):
         (y,) = node(x[:tokens], blocks)
-        expected, bound = expectations[order_of(isa, activations, tokens, layout.bits)]
+        expected, bound = expectations[order_of(isa, activations, tokens, layout.unpacked_bits)]
         assert np.all(np.abs(y - expected[:tokens]) <= bound[:tokens]), f"{tokens} rows"
 
 
@@ -187,7 +189,9 @@ def test_activations_beyond_256_kb_are_within_bound(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("layout", "tokens"), [(q4nx.WIDE, 6), (q4nx.EIGHT_BITS, 6), (q4nx.EIGHT_BITS, 40)], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "tokens"), [(q4nx.WIDE, 6), (q4nx.EIGHT_BITS, 6), (q4nx.EIGHT_BITS, 40), (q4nx.TABLE, 40)], ids=str
+)
 def test_scales_of_all_sizes_are_within_bound(isa: str, layout: q4nx.Layout, tokens: int) -> None:
     """Small scales are rounded to steps of the largest in their part, negative ones (which some quantisers write) like
     others; a part whose scales are all tiny or 0 has a step, too."""
@@ -242,11 +246,13 @@ def symmetric_weight(rows: int, columns: int, rng: np.random.Generator) -> q4nx.
 
 
 def random_weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.Generator) -> q4nx.Quantized:
-    """`symmetric_weight`, or of 8 bits random codes of all values, with minima of the size of 20 scales."""
+    """`symmetric_weight`, or of 8 bits random codes of all values, with minima of the size of 20 scales; or those of a
+    table that has no 0 in its middle."""
     four = symmetric_weight(rows, columns, rng)
-    if layout.bits == 4:
+    if layout.unpacked_bits == 4:
         return four
-    codes = rng.integers(-128, 128, (rows, columns), dtype=np.int8)
+    values = [*range(-49, -34), 127] if layout.table else np.arange(-128, 128)
+    codes = rng.choice(np.array(values, np.int8), (rows, columns))
     minimum = rng.uniform(-20, 20, four.scale.shape) * layout.minima
     return q4nx.Quantized(codes, four.scale, minimum.astype(ml_dtypes.bfloat16))
 

@@ -57,16 +57,6 @@ def test_unknown_options_are_refused(options, message):
         ops.fused_dqp(X, BLOCKS, rows=77, device="gpu", options=options)
 
 
-@pytest.mark.parametrize("layout", [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA], ids=str)
-def test_eight_bits_are_not_read_as_four(layout):
-    blocks = q4nx.pack(*q4nx.quantize_bytes(WEIGHT), layout)
-    for call in (ops.fused_dqp, ops.q4nx_matmul):
-        with pytest.raises(ValueError, match="expected a weight of 4 bits, got 8, which only the CPU multiplies"):
-            call(X, blocks, rows=77, device="gpu")
-    with pytest.raises(ValueError, match="expected a weight of 4 bits, got 8"):
-        ops.q4nx_gather(blocks, np.array([3]), rows=77, columns=345, device="gpu")
-
-
 def test_simultaneous_threads_get_same_results():
     """They share a queue, which runs their calls one after the other."""
     from concurrent.futures import ThreadPoolExecutor

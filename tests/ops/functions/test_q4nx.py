@@ -18,7 +18,7 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "gemma3-topics"
 BFLOAT16 = ml_dtypes.bfloat16
 shapes = st.tuples(st.integers(1, 80), st.integers(1, 600))
 LAYOUTS = {"wide": q4nx.WIDE, "narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC}
-EIGHT_BITS = {"eight bits": q4nx.EIGHT_BITS, "eight bits with minima": q4nx.EIGHT_BITS_WITH_MINIMA}
+EIGHT_BITS = {"eight bits": q4nx.EIGHT_BITS, "eight bits with minima": q4nx.EIGHT_BITS_WITH_MINIMA, "table": q4nx.TABLE}
 each_layout = pytest.mark.parametrize("layout", (LAYOUTS | EIGHT_BITS).values(), ids=LAYOUTS | EIGHT_BITS)
 
 
@@ -27,8 +27,9 @@ def random_quantized(rows: int, columns: int, seed: int, layout: q4nx.Layout = q
     rng = np.random.default_rng(seed)
     groups = -(-columns // 32)
     scale, minimum = np.exp2(rng.uniform(-8, 8, (2, rows, groups))) * rng.choice([-1, 1], (2, rows, groups))
-    if layout.bits == 8:
-        codes = rng.integers(-128, 128, (rows, columns), dtype=np.int8)
+    if layout.unpacked_bits == 8:
+        values = rng.choice(256, 16, replace=False) - 128 if layout.table else np.arange(-128, 128)
+        codes = rng.choice(values.astype(np.int8), (rows, columns))
         return q4nx.Quantized(codes, scale.astype(BFLOAT16), (minimum * layout.minima).astype(BFLOAT16) + BFLOAT16(0))
     if not layout.minima:
         scale = np.where(rng.random(scale.shape) < 0.1, 0, scale)
@@ -54,8 +55,14 @@ def pack_by_the_description(quantized: q4nx.Quantized, layout: q4nx.Layout) -> n
         q4nx.SYMMETRIC: (1, 576, None, 64, 256),
         q4nx.EIGHT_BITS: (1, 1088, None, 64, None),
         q4nx.EIGHT_BITS_WITH_MINIMA: (1, 1152, 64, 128, None),
+        q4nx.TABLE: (1, 592, None, 64, 256),
     }[layout]
     blocks = np.zeros((-(-rows // 32), -(-columns // (32 * groups)), block_bytes), np.uint8)
+    codes = quantized.codes
+    if layout.table:
+        table = sorted(set(codes.ravel().tolist()))
+        codes = np.array([[table.index(code) for code in row] for row in codes.tolist()], np.uint8)
+        blocks[:, :, 576 : 576 + len(table)] = np.array(table, np.int8).view(np.uint8)
     for row in range(rows):
         for group in range(-(-columns // 32)):
             block = blocks[row // 32, group // groups]
@@ -72,7 +79,7 @@ def pack_by_the_description(quantized: q4nx.Quantized, layout: q4nx.Layout) -> n
             strip, row_in_strip = divmod(row % 32, 16)
             block, column_in_block = divmod(column, 32 * groups)
             at = codes_at + strip * strip_bytes + column_in_block * 8 + row_in_strip // 2
-            blocks[row // 32, block, at] |= quantized.codes[row, column] << 4 * (row % 2)
+            blocks[row // 32, block, at] |= codes[row, column] << 4 * (row % 2)
     return blocks
 
 
@@ -212,6 +219,8 @@ def test_codes_of_other_bits_than_layout_are_refused() -> None:
         q4nx.pack(codes, scale, scale, q4nx.EIGHT_BITS)
     with pytest.raises(ValueError, match="codes of 4 bits"):
         q4nx.repack(q4nx.pack(codes, scale, minimum, q4nx.EIGHT_BITS), 32, q4nx.WIDE)
+    with pytest.raises(ValueError, match="at most 16 codes for a layout with a table, got 17"):
+        q4nx.pack(np.tile(np.arange(17, dtype=np.int8), (2, 2))[:, :32], scale, minimum, q4nx.TABLE)
     with pytest.raises(ValueError, match=r"equally many bits, got \[4, 8\]"):
         q4nx.stack(q4nx.quantize(np.ones((2, 32), np.float32)), q4nx.Quantized(codes, scale, minimum))
 
@@ -460,7 +469,8 @@ def test_malformed_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[1, 2, 640\] for 3 rows and 40 columns, got uint8 \[1, 1, 640\]"):
         q4nx.unpack(q4nx.pack(codes[:, :32], scale[:, :1], minimum[:, :1], q4nx.NARROW), 3, 40)
     with pytest.raises(
-        ValueError, match=r"ceil\(columns/256\), 5120\], .*/32\), 640\], .*/32\), 1152\], got \[1, 1, 512\]"
+        ValueError,
+        match=r"ceil\(columns/256\), 5120\], .*/32\), 640\], .*/32\), 1152\], .*/32\), 592\], got \[1, 1, 512\]",
     ):
         q4nx.unpack(blocks[..., :512], 3, 40)
     with pytest.raises(ValueError, match=r"got \[4, 5120\]"):

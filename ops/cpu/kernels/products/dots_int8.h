@@ -10,23 +10,23 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-inline void unpack_int8(const GroupRange& range, std::byte* unpacked) {
+template <q4nx::Layout LAYOUT>
+void unpack_int8(const GroupRange& range, std::byte* unpacked) {
+  const Q4NXRows weight = range.rows<LAYOUT>();
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < range.groups; ++g) {
-      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
-      for (int quad = 0; quad < kGroup / 4; ++quad) {
-        store_codes(byte_codes(codes + quad * 4 * q4nx::kColumnBytes), unpacked);
-        unpacked += 64;
-      }
+    for (std::int64_t g = range.first_group; g < range.first_group + range.groups; ++g) {
+      for (int quad = 0; quad < kGroup / 4; ++quad, unpacked += 64)
+        store_codes(byte_codes<LAYOUT>(weight, g, strip, quad), unpacked);
     }
   }
 }
 
 // COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
 // rows.
-template <int COUNT>
+template <int COUNT, q4nx::Layout LAYOUT>
 void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
+  const Q4NXRows weight = range.rows<LAYOUT>();
   const std::int64_t first = range.first_group;
   const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + first * kGroup;
   const float* scales = a.scales + row * a.groups + first;
@@ -36,15 +36,20 @@ void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
   for (std::int64_t g = 0; g < range.groups; ++g, ++scales, ++sums) {
-    // If the loop is fully unrolled, GCC orders its additions so that the operands do not fit 16
-    // registers: a quarter of the speed.
-    IntegerRows dot[COUNT];
-#pragma GCC unroll 4
-    for (int quad = 0; quad < kGroup / 4; ++quad, unpacked += 64, x += 4) {
-      const ByteCodes codes = load_codes(unpacked);
-      for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k);
+    DotsOf<LAYOUT> dot[COUNT];
+    const auto multiply = [&](int quad) {
+      const ByteCodes codes = load_codes(unpacked + quad * 64);
+      for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
+    };
+    // Two steps at once, as in fused_dqp.h.
+#pragma GCC unroll 1
+    for (int quad = 0; quad < kGroup / 4; quad += 2) {
+      multiply(quad);
+      multiply(quad + 1);
     }
-    const auto [scale, minimum] = load_parameters(range.weight, first + g, strip);
+    unpacked += kGroup / 4 * 64;
+    x += kGroup;
+    const auto [scale, minimum] = load_parameters(weight, first + g, strip);
     for (int r = 0; r < COUNT; ++r) {
       add_group(total[r], dot[r], scales[r * a.groups], scale, minimum, sums[r * a.groups]);
     }

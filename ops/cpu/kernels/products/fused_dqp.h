@@ -31,6 +31,19 @@ inline void widen(const RoundedActivations& a, std::int64_t row, std::int64_t ro
   }
 }
 
+// Calls function(values in f32, column) for the 32 columns of a strip's group.
+template <q4nx::Layout LAYOUT, typename Function>
+void for_each_column(const Q4NXRows& weight, std::int64_t group, int strip,
+                     const Function& function) {
+  for (int quad = 0; quad < kGroup / 4; ++quad) {
+    const FourColumns<LAYOUT> four(weight, group, strip, quad);
+    function(four.template column<0>(), quad * 4);
+    function(four.template column<1>(), quad * 4 + 1);
+    function(four.template column<2>(), quad * 4 + 2);
+    function(four.template column<3>(), quad * 4 + 3);
+  }
+}
+
 template <int COUNT>
 void store_strips(const Rows (&total)[kStrips][COUNT], float* out) {
   for (int strip = 0; strip < kStrips; ++strip) {
@@ -51,14 +64,17 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
        ++group, x += kGroup, ++scales, ++sums) {
     fetch_ahead<LAYOUT>(weight, group).rest();
     for (int strip = 0; strip < kStrips; ++strip) {
-      // If the loop is fully unrolled, GCC orders its additions so that the operands do not fit 16
-      // registers: a quarter of the speed.
-      IntegerRows dot[COUNT];
-#pragma GCC unroll 2
-      for (int quad = 0; quad < kGroup / 4; ++quad) {
-        const ByteCodes codes =
-            byte_codes(weight.codes(group, strip) + quad * 4 * q4nx::kColumnBytes);
+      DotsOf<LAYOUT> dot[COUNT];
+      const auto multiply = [&](int quad) {
+        const ByteCodes codes = byte_codes<LAYOUT>(weight, group, strip, quad);
         for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
+      };
+      // Two steps at once. If the loop is fully unrolled, GCC orders its additions so that the
+      // operands do not fit 16 registers: a quarter of the speed.
+#pragma GCC unroll 1
+      for (int quad = 0; quad < kGroup / 4; quad += 2) {
+        multiply(quad);
+        multiply(quad + 1);
       }
       const auto [scale, minimum] = load_parameters(weight, group, strip);
       for (int r = 0; r < COUNT; ++r) {
@@ -81,10 +97,9 @@ void fused_dqp_bf16(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
     widen(a, first, COUNT, group * kGroup, kGroup, x);
     for (int strip = 0; strip < kStrips; ++strip) {
       Rows dot[COUNT];
-      for (int column = 0; column < kGroup; ++column) {
-        const Rows codes = float_codes(weight.codes(group, strip) + column * q4nx::kColumnBytes);
+      for_each_column<LAYOUT>(weight, group, strip, [&](Rows codes, int column) {
         for (int r = 0; r < COUNT; ++r) dot_float(dot[r], codes, x + r * kGroup + column);
-      }
+      });
       const auto [scale, minimum] = load_parameters(weight, group, strip);
       for (int r = 0; r < COUNT; ++r) {
         add_group(total[strip][r], dot[r], scale, minimum, sums[r * a.groups]);

@@ -11,6 +11,14 @@ struct GroupRange {
   Q4NXRows weight;
   std::int64_t first_group;
   std::int64_t groups;
+
+  // The weight with a layout that is known at compile time.
+  template <q4nx::Layout LAYOUT>
+  Q4NXRows rows() const {
+    Q4NXRows known = weight;
+    known.layout = LAYOUT;
+    return known;
+  }
 };
 
 }  // namespace

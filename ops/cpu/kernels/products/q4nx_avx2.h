@@ -3,15 +3,16 @@
 //
 // Layout: 8 bytes of a column are the 8 row pairs of a strip: low nibble row 2i, high nibble row
 // 2i+1. Lane i of a register holds the row pair i, so that a strip of 16 rows is a pair {even rows,
-// odd rows} of 8 lanes, and scales and minima, bf16 [row], split the same way. int8 activations:
-// a lane has four columns, a byte each. bf16: a lane has one column in f32 (AVX2 has no bf16
-// products).
+// odd rows} of 8 lanes, and scales and minima, bf16 [row], split the same way; 8-bit codes are
+// stored so. int8 activations: a lane has four columns, a byte each. bf16: a lane has one column in
+// f32 (AVX2 has no bf16 products).
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/vector.h"
@@ -63,7 +64,8 @@ struct Parameters {
   Rows minimum;
 };
 
-inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group, int strip) {
+[[gnu::always_inline]] inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group,
+                                                         int strip) {
   const std::int64_t offset = strip * q4nx::kStripRows * 2;
   const Rows scale = load_group_rows(weight.scales(group) + offset);
   if (weight.layout.has_minima) return {scale, load_group_rows(weight.minima(group) + offset)};
@@ -97,6 +99,21 @@ inline ByteCodes byte_codes(const std::uint8_t* codes) {
   return {_mm256_and_si256(bytes, nibble), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble)};
 }
 
+// Values of four columns of a strip.
+template <q4nx::Layout LAYOUT>
+inline ByteCodes byte_codes(const Q4NXRows& weight, std::int64_t group, int strip, int quad) {
+  if constexpr (LAYOUT.code_bits == 8) {
+    const std::uint8_t* codes =
+        weight.codes(group, 0) + quad * q4nx::kByteQuadBytes + strip * kStripRows * 2;
+    return {load_bytes(codes), load_bytes(codes + q4nx::kByteQuadBytes / 2)};
+  }
+  const ByteCodes codes = byte_codes(weight.codes(group, strip) + quad * 4 * q4nx::kColumnBytes);
+  if constexpr (!LAYOUT.has_table) return codes;
+  const __m256i table = _mm256_broadcastsi128_si256(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight.table(group))));
+  return {_mm256_shuffle_epi8(table, codes.even), _mm256_shuffle_epi8(table, codes.odd)};
+}
+
 inline void store_codes(ByteCodes codes, std::byte* unpacked) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked), codes.even);
   _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked + 32), codes.odd);
@@ -124,6 +141,32 @@ inline void dot_int8(IntegerRows& dot, ByteCodes codes, const std::int8_t* x) {
   dot.odd = _mm256_add_epi16(dot.odd, _mm256_maddubs_epi16(codes.odd, columns));
 }
 
+// Pairs of 16-bit integers, added in 32 bits.
+inline __m256i pairs_added(__m256i dot) { return _mm256_madd_epi16(dot, _mm256_set1_epi16(1)); }
+
+// The dots of signed values with signed activations, in 32 bits. vpmaddubsw multiplies unsigned
+// bytes by signed ones: so magnitudes of values by activations with the values' signs. Its sum of
+// two products of at most 128 x 127 is 32512, below 32767, to which no other may be added.
+struct SignedRows {
+  __m256i even = _mm256_setzero_si256();
+  __m256i odd = _mm256_setzero_si256();
+};
+
+inline void dot_int8(SignedRows& dot, ByteCodes codes, const std::int8_t* x) {
+  std::int32_t four;
+  std::memcpy(&four, x, sizeof(four));
+  const __m256i columns = _mm256_set1_epi32(four);
+  const auto dots = [&](__m256i values) {
+    return pairs_added(
+        _mm256_maddubs_epi16(_mm256_abs_epi8(values), _mm256_sign_epi8(columns, values)));
+  };
+  dot.even = _mm256_add_epi32(dot.even, dots(codes.even));
+  dot.odd = _mm256_add_epi32(dot.odd, dots(codes.odd));
+}
+
+template <q4nx::Layout LAYOUT>
+using DotsOf = std::conditional_t<LAYOUT.is_signed(), SignedRows, IntegerRows>;
+
 inline __m256 scaled(__m256i dot, __m256 scale) {
   const __m256i both = _mm256_madd_epi16(dot, _mm256_set1_epi16(1));
   return _mm256_mul_ps(_mm256_cvtepi32_ps(both), scale);
@@ -135,13 +178,49 @@ inline void add_group(Rows& total, IntegerRows dot, float activation_scale, Rows
   add_group(total, Rows{scaled(dot.even, s), scaled(dot.odd, s)}, scale, minimum, sum);
 }
 
-// Codes of one column in f32.
-inline Rows float_codes(const std::uint8_t* codes) {
-  const __m256i bytes =
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
-  return {_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0x0f))),
-          _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4))};
+inline void add_group(Rows& total, SignedRows dot, float activation_scale, Rows scale, Rows minimum,
+                      float sum) {
+  const __m256 s = _mm256_set1_ps(activation_scale);
+  add_group(total,
+            Rows{_mm256_mul_ps(_mm256_cvtepi32_ps(dot.even), s),
+                 _mm256_mul_ps(_mm256_cvtepi32_ps(dot.odd), s)},
+            scale, minimum, sum);
 }
+
+// Values of four columns of a strip, one by one in f32.
+template <q4nx::Layout LAYOUT>
+struct FourColumns {
+  ByteCodes codes;
+
+  FourColumns(const Q4NXRows& weight, std::int64_t group, int strip, int quad)
+      : codes(byte_codes<LAYOUT>(weight, group, strip, quad)) {}
+
+  template <int COLUMN>
+  Rows column() const {
+    const auto widen = [](__m256i four) {
+      return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(four, 24 - 8 * COLUMN), 24));
+    };
+    return {widen(codes.even), widen(codes.odd)};
+  }
+};
+
+// Codes that stand for themselves need no transposition.
+template <q4nx::Layout LAYOUT>
+  requires(!LAYOUT.is_signed())
+struct FourColumns<LAYOUT> {
+  const std::uint8_t* codes;
+
+  FourColumns(const Q4NXRows& weight, std::int64_t group, int strip, int quad)
+      : codes(weight.codes(group, strip) + quad * 4 * q4nx::kColumnBytes) {}
+
+  template <int COLUMN>
+  Rows column() const {
+    const __m256i bytes = _mm256_cvtepu8_epi32(
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + COLUMN * q4nx::kColumnBytes)));
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0x0f))),
+            _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 4))};
+  }
+};
 
 inline void store_codes(Rows codes, float* unpacked) {
   _mm256_store_ps(unpacked, codes.even);

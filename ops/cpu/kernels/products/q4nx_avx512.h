@@ -8,8 +8,8 @@
 // split the same way: the low half of lane i is row 2i, the high half row 2i+1. 8-bit codes are
 // stored as such pairs of registers, for four columns.
 //
-// Codes are unsigned here: 8-bit codes count 128 more than the stored ones, and minima belong to
-// the code 0 of these.
+// Codes are unsigned here: 8-bit codes, and values of tables, count 128 more than the stored ones,
+// and minima belong to the code 0 of these.
 #pragma once
 
 #include <immintrin.h>
@@ -48,7 +48,7 @@ struct Parameters {
 // Scale and minimum of a group of 32 columns in the first row of blocks.
 inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group) {
   const Rows scale = load_group_rows(weight.scales(group));
-  const bool bytes = weight.layout.code_bits == 8;
+  const bool bytes = weight.layout.is_signed();
   const __m512 factor = _mm512_set1_ps(bytes ? -kMiddleByte : q4nx::kMinimumOfSymmetric);
   if (weight.layout.has_minima) {
     const Rows minimum = load_group_rows(weight.minima(group));
@@ -114,6 +114,16 @@ inline __m512i bf16_of_code() {
   return _mm512_broadcast_i64x4(once);
 }
 
+// A group's table, to unsigned: 16 bytes; and as above, in bf16, which has 8 bits.
+inline __m128i load_table(const Q4NXRows& weight, std::int64_t group) {
+  const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight.table(group)));
+  return _mm_xor_si128(stored, _mm_set1_epi8(static_cast<char>(0x80)));
+}
+inline __m512i bf16_of_table(__m128i table) {
+  const __m512i floats = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(table)));
+  return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(floats, 16)));
+}
+
 // Codes of two columns in bf16: lane i = (column c, column c + 1) of row 2i, and of row 2i + 1.
 struct BFloat16Codes {
   __m512i even;
@@ -176,6 +186,27 @@ struct EightColumns {
   template <int PAIR>
   BFloat16Codes pair() const {
     return bf16_codes(strip0, strip1, kColumnPairs[PAIR], bf16_of_code());
+  }
+};
+
+template <q4nx::Layout LAYOUT>
+  requires(LAYOUT.has_table)
+struct EightColumns<LAYOUT> {
+  EightColumns<q4nx::kSymmetric> codes;
+  __m128i table;
+
+  EightColumns(const Q4NXRows& weight, std::int64_t group, int eight)
+      : codes(weight, group, eight), table(load_table(weight, group)) {}
+
+  template <int QUAD>
+  ByteCodes quad() const {
+    const __m512i values = _mm512_broadcast_i32x4(table);
+    const ByteCodes places = codes.quad<QUAD>();
+    return {_mm512_shuffle_epi8(values, places.even), _mm512_shuffle_epi8(values, places.odd)};
+  }
+  template <int PAIR>
+  BFloat16Codes pair() const {
+    return bf16_codes(codes.strip0, codes.strip1, kColumnPairs[PAIR], bf16_of_table(table));
   }
 };
 

@@ -27,5 +27,13 @@ inline RowParameters row_parameters(const Q4NXRows& weight, std::int64_t group, 
   return {scale, minima == nullptr ? weight.layout.minimum_of_symmetric() * scale : load(minima)};
 }
 
+// The values of a group's codes of 4 bits.
+inline const std::int8_t* code_values(const Q4NXRows& weight, std::int64_t group) {
+  static constexpr std::int8_t kThemselves[] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                8, 9, 10, 11, 12, 13, 14, 15};
+  if (!weight.layout.has_table) return kThemselves;
+  return reinterpret_cast<const std::int8_t*>(weight.table(group));
+}
+
 }  // namespace
 }  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "ops/cpu/kernels/products/q4nx_generic.h"
-#if !defined(__AVX2__)
+#if !defined(__AVX2__) && !defined(__ARM_FEATURE_DOTPROD)
 #include "ops/cpu/kernels/products/q4nx_matmul_generic.h"
 #endif
 #include "ops/cpu/kernels/products/rounding.h"
@@ -77,9 +77,11 @@ void dequantize_row(const Q4NXRows& weight, std::int64_t row, std::int64_t k, fl
       }
       continue;
     }
+    const std::int8_t* values = code_values(weight, group);
     const std::uint8_t* codes = weight.codes(group, strip) + byte;
     for (std::int64_t column = start; column < end; ++column) {
-      out[column] = w.minimum + w.scale * static_cast<float>((*codes >> shift) & 0x0f);
+      const std::int8_t value = values[(*codes >> shift) & 0x0f];
+      out[column] = w.minimum + w.scale * static_cast<float>(value);
       codes += q4nx::kColumnBytes;
     }
   }
@@ -94,16 +96,6 @@ void each_row_of_blocks(const Q4NXRows& weight, std::int64_t row_blocks,
     MULTIPLY(weight.from(block), a, first, count, scratch, out + block * count * q4nx::kBlockRows);
 }
 
-#if defined(__ARM_FEATURE_DOTPROD)
-// Weights of 8 bits have no kernels in NEON yet.
-template <auto FOUR_BITS, auto EIGHT_BITS>
-void either_matmul(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
-                   std::int64_t count, std::byte* scratch, float* out) {
-  if (weight.layout.code_bits == 8) return EIGHT_BITS(weight, a, first, count, scratch, out);
-  FOUR_BITS(weight, a, first, count, scratch, out);
-}
-#endif
-
 }  // namespace
 
 void fill_q4nx_matmul(Kernels& kernels) {
@@ -115,12 +107,9 @@ void fill_q4nx_matmul(Kernels& kernels) {
   kernels.round_to_panels = round_to_panels;
   kernels.int8_order = int8_order;
 #else
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
   kernels.matmul_bf16 = each_row_of_blocks<matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<matmul_int8>;
-#elif defined(__ARM_FEATURE_DOTPROD)
-  kernels.matmul_bf16 = each_row_of_blocks<either_matmul<matmul_bf16, plain_matmul_bf16> >;
-  kernels.matmul_int8 = each_row_of_blocks<either_matmul<matmul_int8, plain_matmul_int8> >;
 #else
   kernels.matmul_bf16 = each_row_of_blocks<plain_matmul_bf16>;
   kernels.matmul_int8 = each_row_of_blocks<plain_matmul_int8>;

@@ -128,13 +128,13 @@ inline void matmul_bf16(const Q4NXRows& weight, std::int64_t row_blocks,
 // multiplied as fast both ways by 32 rows, symmetric ones by 50.
 constexpr std::int64_t kMostPanelRows = 32;
 
-// The most rows of a weight of 8 bits that are multiplied like a few rows, tile by tile: its codes
-// need no unpacking. More rows are multiplied faster by codes of one scale for 256 columns (a
-// Granite Rapids core, 32 rows: 203 against 148 GMAC/s, 12 rows: 143).
+// The most rows of a weight of 8 bits, or with a table, that are multiplied like a few rows, tile
+// by tile: codes of 8 bits need no unpacking. More rows are multiplied faster by codes of one scale
+// for 256 columns (a Granite Rapids core, 32 rows: 203 against 148 GMAC/s, 12 rows: 143).
 constexpr std::int64_t kMostByteRows = 16;
 
 inline Int8Order int8_order(std::int64_t rows, const q4nx::Layout& layout) {
-  if (layout.code_bits == 8) return rows <= kMostByteRows ? Int8Order::kGroups : Int8Order::kParts;
+  if (layout.is_signed()) return rows <= kMostByteRows ? Int8Order::kGroups : Int8Order::kParts;
   return rows <= kFusedRows       ? Int8Order::kGroups
          : rows <= kMostPanelRows ? Int8Order::kPanels
                                   : Int8Order::kParts;

@@ -16,9 +16,6 @@
 #include "ops/cpu/kernels/products/dots_int8.h"
 #endif
 #include "ops/cpu/kernels/products/fused_dqp.h"
-#if defined(__AVX2__)
-#include "ops/cpu/kernels/products/byte_codes_avx2.h"
-#endif
 #include "ops/cpu/kernels/products/with_layout.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -30,14 +27,15 @@ static_assert(kUnpackedBytes <= static_cast<std::int64_t>(kMatMulScratchBytes));
 constexpr std::int64_t kInt8Groups = kUnpackedBytes / (q4nx::kBlockRows * kGroup);
 constexpr std::int64_t kBFloat16Groups = kInt8Groups / static_cast<int>(sizeof(float));
 
-inline void unpack_float(const GroupRange& range, float* unpacked) {
+template <q4nx::Layout LAYOUT>
+void unpack_float(const GroupRange& range, float* unpacked) {
+  const Q4NXRows weight = range.rows<LAYOUT>();
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < range.groups; ++g) {
-      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
-      for (int column = 0; column < kGroup; ++column) {
-        store_codes(float_codes(codes + column * q4nx::kColumnBytes), unpacked);
-        unpacked += 16;
-      }
+    for (std::int64_t g = range.first_group; g < range.first_group + range.groups; ++g) {
+      for_each_column<LAYOUT>(weight, g, strip, [&](Rows codes, int) {
+        store_codes(codes, unpacked);
+        unpacked += kStripRows;
+      });
     }
   }
 }
@@ -68,68 +66,43 @@ void tile_float(const GroupRange& range, const float* unpacked, int strip,
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }
 
-#if defined(__AVX2__)
-// Calls product.template operator()<COUNT, LAYOUT>(first row, results) for tiles of rows of
-// activations, with a weight of 8 bits.
-template <typename Product>
-void multiply_bytes(const Q4NXRows& weight, std::int64_t first, std::int64_t count, float* out,
-                    const Product& product) {
-  const auto in_tiles = [&]<q4nx::Layout LAYOUT>() {
-    for (std::int64_t row = 0; row < count; row += kFusedRows) {
-      with_count<kFusedRows>(std::min<std::int64_t>(kFusedRows, count - row), [&]<int COUNT>() {
-        product.template operator()<COUNT, LAYOUT>(first + row, out + row * q4nx::kBlockRows);
-      });
-    }
-  };
-  if (weight.layout.has_minima) return in_tiles.template operator()<q4nx::kEightBitsWithMinima>();
-  in_tiles.template operator()<q4nx::kEightBits>();
+template <q4nx::Layout LAYOUT>
+void multiply_range(const GroupRange& range, const RoundedActivations& a, std::int64_t first,
+                    std::int64_t count, const std::byte* unpacked, float* out) {
+  for (std::int64_t row = 0; row < count; row += kTileInt8) {
+    with_count<kTileInt8>(std::min<std::int64_t>(kTileInt8, count - row), [&]<int COUNT>() {
+      for (int strip = 0; strip < kStrips; ++strip) {
+        tile_int8<COUNT, LAYOUT>(range, unpacked + strip * range.groups * kGroup * kStripRows,
+                                 strip, a, first + row,
+                                 out + row * q4nx::kBlockRows + strip * kStripRows);
+      }
+    });
+  }
 }
-#endif
 
 inline void matmul_int8(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
-#if defined(__AVX2__)
-  if (weight.layout.code_bits == 8) {
-    return multiply_bytes(weight, first, count, out,
-                          [&]<int COUNT, q4nx::Layout LAYOUT>(std::int64_t row, float* y) {
-                            multiply_bytes_int8<COUNT, LAYOUT>(weight, a, row, y);
-                          });
-  }
-#endif
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      with_four_bit_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
         fused_dqp_int8<COUNT, LAYOUT>(weight, a, first, out);
       });
     });
   }
   for (std::int64_t group = 0; group < a.filled_groups; group += kInt8Groups) {
     const GroupRange range{weight, group, std::min(kInt8Groups, a.filled_groups - group)};
-    unpack_int8(range, scratch);
-    for (std::int64_t row = 0; row < count; row += kTileInt8) {
-      with_count<kTileInt8>(std::min<std::int64_t>(kTileInt8, count - row), [&]<int COUNT>() {
-        for (int strip = 0; strip < kStrips; ++strip) {
-          tile_int8<COUNT>(range, scratch + strip * range.groups * kGroup * kStripRows, strip, a,
-                           first + row, out + row * q4nx::kBlockRows + strip * kStripRows);
-        }
-      });
-    }
+    with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      unpack_int8<LAYOUT>(range, scratch);
+      multiply_range<LAYOUT>(range, a, first, count, scratch, out);
+    });
   }
 }
 
 inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std::int64_t first,
                         std::int64_t count, std::byte* scratch, float* out) {
-#if defined(__AVX2__)
-  if (weight.layout.code_bits == 8) {
-    return multiply_bytes(weight, first, count, out,
-                          [&]<int COUNT, q4nx::Layout LAYOUT>(std::int64_t row, float* y) {
-                            multiply_bytes_bf16<COUNT, LAYOUT>(weight, a, row, y);
-                          });
-  }
-#endif
   if (count <= kFusedRows) {
     return with_count<kFusedRows>(count, [&]<int COUNT>() {
-      with_four_bit_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
+      with_layout(weight.layout, [&]<q4nx::Layout LAYOUT>() {
         fused_dqp_bf16<COUNT, LAYOUT>(weight, a, first, out);
       });
     });
@@ -138,7 +111,8 @@ inline void matmul_bf16(const Q4NXRows& weight, const RoundedActivations& a, std
   for (std::int64_t group = 0; group < a.filled_groups; group += kBFloat16Groups) {
     const GroupRange range{weight, group, std::min(kBFloat16Groups, a.filled_groups - group)};
     const std::int64_t columns = range.groups * kGroup;
-    unpack_float(range, unpacked);
+    with_layout(weight.layout,
+                [&]<q4nx::Layout LAYOUT>() { unpack_float<LAYOUT>(range, unpacked); });
     for (std::int64_t row = 0; row < count; row += kTileBFloat16) {
       with_count<kTileBFloat16>(
           std::min<std::int64_t>(kTileBFloat16, count - row), [&]<int COUNT>() {

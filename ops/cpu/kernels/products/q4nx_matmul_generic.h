@@ -23,13 +23,14 @@ void dot_group(const Q4NXRows& weight, std::int64_t group, const Activation* x, 
     }
     return;
   }
+  const std::int8_t* values = code_values(weight, group);
   for (int strip = 0; strip < 2; ++strip) {
     for (std::int64_t column = 0; column < q4nx::kGroup; ++column) {
       const std::uint8_t* bytes = weight.codes(group, strip) + column * q4nx::kColumnBytes;
       for (std::int64_t pair = 0; pair < 8; ++pair) {
         Total* two = dot + strip * q4nx::kStripRows + pair * 2;
-        two[0] += static_cast<Total>(bytes[pair] & 0x0f) * static_cast<Total>(x[column]);
-        two[1] += static_cast<Total>(bytes[pair] >> 4) * static_cast<Total>(x[column]);
+        two[0] += static_cast<Total>(values[bytes[pair] & 0x0f]) * static_cast<Total>(x[column]);
+        two[1] += static_cast<Total>(values[bytes[pair] >> 4]) * static_cast<Total>(x[column]);
       }
     }
   }

@@ -65,6 +65,14 @@ inline CodeMap code_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inve
   return {twice(factor), twice(_mm512_add_epi32(offset, _mm512_set1_epi32(kHalf)))};
 }
 
+// The high bytes of 16-bit integers: those of `low` moved down, those of `high` where they are
+// (a | (b & c)).
+inline __m512i high_bytes(__m512i low, __m512i high) {
+  constexpr int kOrAnd = 0xf8;
+  const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+}
+
 // The 4-bit codes of four columns, one in each byte of a lane, SHIFT bits up, to 8 bits. Factor
 // times code plus offset stays below 2^16: 255 steps of 256, a half step, and what rounding the
 // factor (15 / 2) and the offset (1 / 2) may add, are 65416.
@@ -73,12 +81,8 @@ inline __m512i byte_codes(__m512i bytes, const CodeMap& map) {
   const __m512i nibble = _mm512_set1_epi16(0x0f);
   const __m512i even = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT), nibble);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(bytes, SHIFT + 8), nibble);
-  const __m512i low = _mm512_add_epi16(_mm512_mullo_epi16(even, map.factor), map.offset);
-  const __m512i high = _mm512_add_epi16(_mm512_mullo_epi16(odd, map.factor), map.offset);
-  // The high bytes of both: low's moved down, high's where they are (a | (b & c)).
-  constexpr int kOrAnd = 0xf8;
-  const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
-  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+  return high_bytes(_mm512_add_epi16(_mm512_mullo_epi16(even, map.factor), map.offset),
+                    _mm512_add_epi16(_mm512_mullo_epi16(odd, map.factor), map.offset));
 }
 
 // The range of 32 rows, as scale and minimum of 8-bit codes; and 256 / scale, 0 where all weights
@@ -120,49 +124,77 @@ template <typename RowsAt>
   }
 }
 
+// The range of a table's unsigned values.
+struct CodeSpan {
+  float lowest;
+  float width;
+};
+
+inline CodeSpan span_of(__m128i table) {
+  // The first byte of folded halves, quarters and so on; what is shifted in reaches other bytes.
+  const auto folded = [&](const auto& fold) {
+    __m128i all = fold(table, _mm_srli_si128(table, 8));
+    all = fold(all, _mm_srli_si128(all, 4));
+    all = fold(all, _mm_srli_si128(all, 2));
+    return _mm_cvtsi128_si32(fold(all, _mm_srli_si128(all, 1))) & 0xff;
+  };
+  const int lowest = folded([](__m128i a, __m128i b) { return _mm_min_epu8(a, b); });
+  const int highest = folded([](__m128i a, __m128i b) { return _mm_max_epu8(a, b); });
+  return {static_cast<float>(lowest), static_cast<float>(highest - lowest)};
+}
+
+// The weights of a group's first and last code: the lowest and the highest, or in the other order,
+// for some quantisers write negative scales.
+struct Ends {
+  Rows first;
+  Rows last;
+};
+
+inline Ends ends_of(const Q4NXRows& weight, std::int64_t group) {
+  const auto [scale, minimum] = load_parameters(weight, group);
+  const auto at = [&](float code) -> Rows {
+    const __m512 c = _mm512_set1_ps(code);
+    return {_mm512_fmadd_ps(scale.even, c, minimum.even),
+            _mm512_fmadd_ps(scale.odd, c, minimum.odd)};
+  };
+  if (!weight.layout.has_table) return {minimum, at(weight.layout.code_bits == 8 ? 255 : 15)};
+  const CodeSpan span = span_of(load_table(weight, group));
+  return {at(span.lowest), at(span.lowest + span.width)};
+}
+
 // The range of the 8-bit codes of each row: its lowest and highest weight in `groups` groups of
 // columns.
 inline ByteRange byte_range(const Q4NXRows& weight, std::int64_t first_group, std::int64_t groups) {
-  const __m512 largest_code = _mm512_set1_ps(weight.layout.code_bits == 8 ? 255.0F : 15.0F);
-  const auto largest_codes = [&](const Parameters& p) -> Rows {
-    return {_mm512_fmadd_ps(p.scale.even, largest_code, p.minimum.even),
-            _mm512_fmadd_ps(p.scale.odd, largest_code, p.minimum.odd)};
-  };
-  Rows lowest = load_parameters(weight, first_group).minimum;
+  Rows lowest = ends_of(weight, first_group).first;
   Rows highest = lowest;
   __mmask16 lanes = kAllLanes;
   for (std::int64_t group = first_group; group < first_group + groups; ++group) {
-    const Parameters parameters = load_parameters(weight, group);
-    const Rows& minimum = parameters.minimum;
-    const Rows most = largest_codes(parameters);
-    lanes = without_nan(lanes, most);
-    // Some quantisers write negative scales.
-    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(minimum.even, most.even)),
-              _mm512_min_ps(lowest.odd, _mm512_min_ps(minimum.odd, most.odd))};
-    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(minimum.even, most.even)),
-               _mm512_max_ps(highest.odd, _mm512_max_ps(minimum.odd, most.odd))};
+    const auto [first, last] = ends_of(weight, group);
+    lanes = without_nan(lanes, last);
+    lowest = {_mm512_min_ps(lowest.even, _mm512_min_ps(first.even, last.even)),
+              _mm512_min_ps(lowest.odd, _mm512_min_ps(first.odd, last.odd))};
+    highest = {_mm512_max_ps(highest.even, _mm512_max_ps(first.even, last.even)),
+               _mm512_max_ps(highest.odd, _mm512_max_ps(first.odd, last.odd))};
   }
   ByteRange range = range_of(lowest, highest);
   if (lanes != kAllLanes) {
-    mark_nan(
-        groups,
-        [&](std::int64_t i) { return largest_codes(load_parameters(weight, first_group + i)); },
-        range);
+    mark_nan(groups, [&](std::int64_t i) { return ends_of(weight, first_group + i).last; }, range);
   }
   return range;
 }
 
 // The same for a group's stored 8-bit codes: u = (factor * code / 256 + offset) / 256. A negative
-// scale counts codes downwards, which makes its factor positive.
+// scale counts codes downwards, which makes its factor positive. `scale` is 1/255 of the range of
+// the group's weights, from `first` to `last`.
 struct ByteMap {
   __m512i flip;
   __m512i factor;
   __m512i offset;
 };
 
-inline ByteMap byte_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inverse) {
+inline ByteMap byte_map(__m512 scale, __m512 first, __m512 last, __m512 lowest, __m512 inverse) {
   const __m512i negative = _mm512_srai_epi32(_mm512_castps_si512(scale), 31);
-  const __m512 least = _mm512_min_ps(minimum, _mm512_fmadd_ps(scale, _mm512_set1_ps(255), minimum));
+  const __m512 least = _mm512_min_ps(first, last);
   // 2^16 times a scale in steps; one that is a whole step would be 2^16 itself.
   const __m512 factor =
       _mm512_mul_ps(_mm512_mul_ps(_mm512_abs_ps(scale), inverse), _mm512_set1_ps(256));
@@ -176,17 +208,49 @@ inline ByteMap byte_map(__m512 scale, __m512 minimum, __m512 lowest, __m512 inve
 
 // Stays below 2^16: 255 steps of 256, a half step, and what rounding the factor (255 / 512), the
 // offset (1 / 2) and the range (2^-22 of it) may add.
+inline __m512i mapped(__m512i codes, const ByteMap& map) {
+  return _mm512_add_epi16(_mm512_mulhi_epu16(codes, map.factor), map.offset);
+}
+
 inline __m512i mapped_bytes(const std::uint8_t* stored, const ByteMap& map) {
   const __m512i upper = _mm512_set1_epi16(static_cast<std::int16_t>(0xff00));
   const __m512i bytes = _mm512_xor_si512(_mm512_loadu_si512(stored), map.flip);
-  const auto mapped = [&](__m512i high_bytes) {
-    return _mm512_add_epi16(_mm512_mulhi_epu16(high_bytes, map.factor), map.offset);
+  return high_bytes(mapped(_mm512_slli_epi16(bytes, 8), map),
+                    mapped(_mm512_and_si512(bytes, upper), map));
+}
+
+// A table's values as codes of the whole range, 256 times 0 to 255, for _mm512_permutexvar_epi16.
+constexpr int kLargestMapped = 255 * 256;
+inline __m512i mapped_table(__m128i table, const CodeSpan& span) {
+  const __m512 above =
+      _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(table)), _mm512_set1_ps(span.lowest));
+  const float step = span.width > 0 ? static_cast<float>(kLargestMapped) / span.width : 0;
+  const __m512i codes = _mm512_cvtps_epi32(_mm512_mul_ps(above, _mm512_set1_ps(step)));
+  return _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(codes));
+}
+
+// The same for places in a table, of four columns as byte_codes() takes them.
+template <int SHIFT>
+inline __m512i mapped_places(__m512i bytes, __m512i table, const ByteMap& map) {
+  const __m512i most = _mm512_set1_epi16(static_cast<std::int16_t>(kLargestMapped));
+  // flip has the sign bits of lanes that count upwards.
+  const __mmask32 downwards = ~_mm512_movepi16_mask(map.flip);
+  const auto at = [&](__m512i places) {
+    const __m512i codes = _mm512_permutexvar_epi16(places, table);
+    return mapped(_mm512_mask_sub_epi16(codes, downwards, most, codes), map);
   };
-  const __m512i low = mapped(_mm512_slli_epi16(bytes, 8));
-  const __m512i high = mapped(_mm512_and_si512(bytes, upper));
-  // (a | (b & c)), as above.
-  constexpr int kOrAnd = 0xf8;
-  return _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, upper, kOrAnd);
+  return high_bytes(at(_mm512_srli_epi16(bytes, SHIFT)), at(_mm512_srli_epi16(bytes, SHIFT + 8)));
+}
+
+// Calls function(codes of four columns, one in each byte of a lane) for a group.
+template <typename Function>
+void for_each_quad(const Q4NXRows& weight, std::int64_t group, const Function& function) {
+  for (int eight = 0; eight < 4; ++eight) {
+    const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
+    const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
+    for (const ColumnIndex& quad : kColumnQuads)
+      function(_mm512_permutex2var_epi8(strip0, load_index(quad), strip1));
+  }
 }
 
 // A group of 32 columns of 32 rows to 8-bit codes.
@@ -194,27 +258,39 @@ inline void round_group(const Q4NXRows& weight, std::int64_t group, const ByteRa
                         std::byte* codes) {
   const auto [scale, minimum] = load_parameters(weight, group);
   const Rows& lowest = range.parameters.minimum;
+  const auto byte_maps = [&](float width) -> std::pair<ByteMap, ByteMap> {
+    const auto [first, last] = ends_of(weight, group);
+    const __m512 factor = _mm512_set1_ps(width / 255);
+    return {byte_map(_mm512_mul_ps(scale.even, factor), first.even, last.even, lowest.even,
+                     range.inverse.even),
+            byte_map(_mm512_mul_ps(scale.odd, factor), first.odd, last.odd, lowest.odd,
+                     range.inverse.odd)};
+  };
   if (weight.layout.code_bits == 8) {
-    const ByteMap even = byte_map(scale.even, minimum.even, lowest.even, range.inverse.even);
-    const ByteMap odd = byte_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+    const auto [even, odd] = byte_maps(255);
     const std::uint8_t* stored = weight.codes(group, 0);
     for (std::int64_t at = 0; at < q4nx::kBlockRows * q4nx::kGroup; at += 128) {
       _mm512_store_si512(codes + at, mapped_bytes(stored + at, even));
       _mm512_store_si512(codes + at + 64, mapped_bytes(stored + at + 64, odd));
     }
-    return;
-  }
-  const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
-  const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
-  for (int eight = 0; eight < 4; ++eight) {
-    const __m512i strip0 = _mm512_loadu_si512(weight.codes(group, 0) + eight * 64);
-    const __m512i strip1 = _mm512_loadu_si512(weight.codes(group, 1) + eight * 64);
-    for (const ColumnIndex& quad : kColumnQuads) {
-      const __m512i bytes = _mm512_permutex2var_epi8(strip0, load_index(quad), strip1);
+  } else if (weight.layout.has_table) {
+    const __m128i table = load_table(weight, group);
+    const CodeSpan span = span_of(table);
+    const __m512i values = mapped_table(table, span);
+    const std::pair<ByteMap, ByteMap> maps = byte_maps(span.width);
+    for_each_quad(weight, group, [&](__m512i bytes) {
+      _mm512_store_si512(codes, mapped_places<0>(bytes, values, maps.first));
+      _mm512_store_si512(codes + 64, mapped_places<4>(bytes, values, maps.second));
+      codes += 128;
+    });
+  } else {
+    const CodeMap even = code_map(scale.even, minimum.even, lowest.even, range.inverse.even);
+    const CodeMap odd = code_map(scale.odd, minimum.odd, lowest.odd, range.inverse.odd);
+    for_each_quad(weight, group, [&](__m512i bytes) {
       _mm512_store_si512(codes, byte_codes<0>(bytes, even));
       _mm512_store_si512(codes + 64, byte_codes<4>(bytes, odd));
       codes += 128;
-    }
+    });
   }
 }
 

@@ -5,6 +5,8 @@
     Q4_1, Q5_1:       a block of 32 weights:  float16 d, m;  w = d code + m
     Q4_K, Q5_K:       a block of 256 weights: float16 d, n; for each 32 of them 6 bits s and 6 bits t;
                       w = d s code - n t
+    IQ4_NL, IQ4_XS:   blocks as Q4_0 and, without minima, as Q4_K with s from -32 on; w = d s table[code]
+    MXFP4:            a block of 32 weights:  8 bits e; w = 2^(e - 128) table[code], which is exact in Q4NX
 
 The gguf package finds the codes: they are what a block stands for if its scales are 1 and its minima 0.
 """
@@ -43,6 +45,11 @@ _D = np.float16(1).tobytes()
 _D_M = _D + bytes(2)
 # d, n, and in 12 bytes the low 6 bits of s 0 - 3, those of t 0 - 3, and the low 4 bits of s 4 - 7 below those of t.
 _D_N_S_T = _D_M + b"\1\1\1\1" + bytes(4) + b"\1\1\1\1"
+# d, and 6 bits s + 32: the two high bits of each s, then pairs of low bits.
+_D_S = _D + b"\xaa\xaa" + b"\x11" * 4
+_E = b"\x80"
+# Two codes that stand for 1.
+_ONES = {GGMLQuantizationType.IQ4_NL: 0x88, GGMLQuantizationType.IQ4_XS: 0x88, GGMLQuantizationType.MXFP4: 0x11}
 KEPT = {
     GGMLQuantizationType.Q4_0: Codes(q4nx.SYMMETRIC, _D, 8),
     GGMLQuantizationType.Q4_1: Codes(q4nx.NARROW, _D_M),
@@ -51,6 +58,9 @@ KEPT = {
     GGMLQuantizationType.Q5_1: Codes(q4nx.EIGHT_BITS_WITH_MINIMA, _D_M, -16),
     GGMLQuantizationType.Q5_K: Codes(q4nx.EIGHT_BITS_WITH_MINIMA, _D_N_S_T, -16),
     GGMLQuantizationType.Q8_0: Codes(q4nx.EIGHT_BITS, _D),
+    GGMLQuantizationType.IQ4_NL: Codes(q4nx.TABLE, _D),
+    GGMLQuantizationType.IQ4_XS: Codes(q4nx.TABLE, _D_S),
+    GGMLQuantizationType.MXFP4: Codes(q4nx.TABLE, _E),
 }
 """The types whose codes Q4NX keeps."""
 
@@ -71,7 +81,8 @@ def keep_codes(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried
     """
     layout, first_bytes, offset = KEPT[kind]
     unit = stored.reshape(-1, int(GGML_QUANT_SIZES[kind][1])).copy()
-    scale, minimum = (values.reshape(len(stored), -1) for values in _parameters(unit, first_bytes))
+    parameters = _parameters_of_tables(unit, kind) if layout.table else _parameters(unit, first_bytes)
+    scale, minimum = (values.reshape(len(stored), -1) for values in parameters)
     unit[:, : len(first_bytes)] = np.frombuffer(first_bytes, np.uint8)
     codes = dequantize(unit.reshape(stored.shape), kind) + np.float32(offset)
     by_group = codes.reshape(*scale.shape, q4nx.GROUP)
@@ -79,8 +90,20 @@ def keep_codes(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried
     exact = scale[..., None] * by_group + minimum[..., None]
     if layout.minima and kind != GGMLQuantizationType.Q4_1:
         minimum = minimum + (scale - scale.astype(q4nx.BFLOAT16).astype(np.float32)) * by_group.mean(axis=-1)
-    quantized = q4nx.from_affine(codes.astype(np.int8), scale, minimum if layout.minima else None, bits=layout.bits)
+    quantized = q4nx.from_affine(
+        codes.astype(np.int8), scale, minimum if layout.minima else None, bits=layout.unpacked_bits
+    )
     return Carried(quantized, exact.reshape(codes.shape))
+
+
+def _parameters_of_tables(
+    blocks: NDArray[np.uint8], kind: GGMLQuantizationType
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """As `_parameters`: the values of blocks whose codes all stand for 1."""
+    ones = blocks.copy()
+    ones[:, len(KEPT[kind].unit) :] = _ONES[kind]
+    scale = np.ascontiguousarray(dequantize(ones, kind)[:, :: q4nx.GROUP])
+    return scale, np.zeros_like(scale)
 
 
 def _parameters(blocks: NDArray[np.uint8], unit: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

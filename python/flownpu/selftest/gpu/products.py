@@ -15,7 +15,13 @@ from flownpu.selftest.gpu.case import F32, Case, Expected
 
 Rng = np.random.Generator
 
-LAYOUTS = {"narrow": q4nx.NARROW, "symmetric": q4nx.SYMMETRIC, "wide": q4nx.WIDE}
+LAYOUTS = {
+    "narrow": q4nx.NARROW,
+    "symmetric": q4nx.SYMMETRIC,
+    "wide": q4nx.WIDE,
+    "8 bits": q4nx.EIGHT_BITS_WITH_MINIMA,
+    "table": q4nx.TABLE,
+}
 _GROUP = 32
 # Roundings beside those of the sum over groups: the sums of 32 lanes, the weight (3), its product, bias and residual.
 _OTHERS = 40
@@ -62,9 +68,13 @@ def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]
 def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4nx.Bytes, np.ndarray, np.ndarray]:
     """A random weight: its blocks, its values, and the sums of its terms' magnitudes; float64 [rows, columns]."""
     groups = -(-columns // _GROUP)
-    codes = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
+    codes: np.ndarray = rng.integers(0, 16, (rows, columns)).astype(np.uint8)
     scale = rng.uniform(0.01, 0.05, (rows, groups)).astype(q4nx.BFLOAT16)
     minimum = (-8 * scale.astype(np.float32)) if not layout.minima else rng.uniform(-0.4, 0.1, (rows, groups))
+    if layout.unpacked_bits == 8:
+        step = 16 if layout.table else 1
+        codes = (rng.integers(-128 // step, 128 // step, (rows, columns)) * step).astype(np.int8)
+        minimum *= layout.minima
     blocks = q4nx.pack(codes, scale, minimum.astype(q4nx.BFLOAT16), layout)
     weight = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
     least = np.abs(minimum.astype(q4nx.BFLOAT16).astype(np.float64)).repeat(_GROUP, axis=1)[:, :columns]

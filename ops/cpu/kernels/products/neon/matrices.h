@@ -20,38 +20,27 @@ constexpr int kMatrixColumns = 8;
 constexpr int kMatrices = kStripRows / 2;
 constexpr int kFours = kStripRows / 4;
 
-// 8 columns of 8 bytes: transposed, so that 8 columns of a row pair lie together, then split.
-inline void unpack_columns(const std::uint8_t* codes, std::int8_t* out) {
-  const uint8x16_t columns01 = vld1q_u8(codes);
-  const uint8x16_t columns23 = vld1q_u8(codes + 16);
-  const uint8x16_t columns45 = vld1q_u8(codes + 32);
-  const uint8x16_t columns67 = vld1q_u8(codes + 48);
-  const uint8x16_t columns04 = vzip1q_u8(columns01, columns45);
-  const uint8x16_t columns15 = vzip2q_u8(columns01, columns45);
-  const uint8x16_t columns26 = vzip1q_u8(columns23, columns67);
-  const uint8x16_t columns37 = vzip2q_u8(columns23, columns67);
-  const uint8x16_t even[] = {vzip1q_u8(columns04, columns26), vzip2q_u8(columns04, columns26)};
-  const uint8x16_t odd[] = {vzip1q_u8(columns15, columns37), vzip2q_u8(columns15, columns37)};
-  const uint8x16_t pairs[] = {vzip1q_u8(even[0], odd[0]), vzip2q_u8(even[0], odd[0]),
-                              vzip1q_u8(even[1], odd[1]), vzip2q_u8(even[1], odd[1])};
-  for (const uint8x16_t two : pairs) {
-    int8x16_t even_rows;
-    int8x16_t odd_rows;
-    split_nibbles(two, even_rows, odd_rows);
-    vst1q_s8(out, even_rows);
-    vst1q_s8(out + 16, odd_rows);
-    out += 2 * 2 * kMatrixColumns;
-  }
+// Twice four columns of rows 0, 2, 4, 6, or of others, to eight of each row.
+inline void join_columns(int8x16_t left, int8x16_t right, std::int8_t* out) {
+  const int32x4_t four = vreinterpretq_s32_s8(left);
+  const int32x4_t more = vreinterpretq_s32_s8(right);
+  vst1q_s8(out, vreinterpretq_s8_s32(vzip1q_s32(four, more)));
+  vst1q_s8(out + 4 * kMatrixColumns, vreinterpretq_s8_s32(vzip2q_s32(four, more)));
 }
 
-inline void unpack_int8(const GroupRange& range, std::byte* unpacked) {
+template <q4nx::Layout LAYOUT>
+void unpack_int8(const GroupRange& range, std::byte* unpacked) {
+  const Q4NXRows weight = range.rows<LAYOUT>();
   auto* out = reinterpret_cast<std::int8_t*>(unpacked);
   for (int strip = 0; strip < kStrips; ++strip) {
-    for (std::int64_t g = 0; g < range.groups; ++g) {
-      const std::uint8_t* codes = range.weight.codes(range.first_group + g, strip);
-      for (int column = 0; column < kGroup; column += kMatrixColumns) {
-        unpack_columns(codes + column * q4nx::kColumnBytes, out);
-        out += kMatrices * 2 * kMatrixColumns;
+    for (std::int64_t g = range.first_group; g < range.first_group + range.groups; ++g) {
+      for (int quad = 0; quad < kGroup / 4; quad += 2) {
+        const ByteCodes left = byte_codes<LAYOUT>(weight, g, strip, quad);
+        const ByteCodes right = byte_codes<LAYOUT>(weight, g, strip, quad + 1);
+        for (int half = 0; half < 2; ++half, out += kMatrices * kMatrixColumns) {
+          join_columns(left.part[2 * half], right.part[2 * half], out);
+          join_columns(left.part[2 * half + 1], right.part[2 * half + 1], out + 2 * kMatrixColumns);
+        }
       }
     }
   }
@@ -65,15 +54,17 @@ inline float32x4_t load_four(const std::uint8_t* bf16) {
 
 // COUNT rows of activations from `row` times a range of one strip; `out` begins at the strip's
 // rows. If COUNT is odd, the last row is computed twice.
-template <int COUNT>
+template <int COUNT, q4nx::Layout LAYOUT>
 void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
                const RoundedActivations& a, std::int64_t row, float* out) {
   constexpr int kPairs = (COUNT + 1) / 2;
+  const Q4NXRows weight = range.rows<LAYOUT>();
   const std::int64_t first = range.first_group;
   const auto* x = static_cast<const std::int8_t*>(a.values) + row * a.padded_k + first * kGroup;
   const auto* codes = reinterpret_cast<const std::int8_t*>(unpacked);
   const float* scales = a.scales + row * a.groups + first;
   const float* sums = a.sums + row * a.groups + first;
+  const float minimum_in_scales = LAYOUT.minimum_of_symmetric();
   float32x4_t total[COUNT][kFours] = {};
   if (first > 0) {
     for (int r = 0; r < COUNT; ++r) {
@@ -94,11 +85,11 @@ void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
       }
     }
     const std::int64_t offset = strip * q4nx::kStripRows * 2;
-    const std::uint8_t* row_scales = range.weight.scales(first + g) + offset;
-    const std::uint8_t* minima = range.weight.minima(first + g);
+    const std::uint8_t* row_scales = weight.scales(first + g) + offset;
+    const std::uint8_t* minima = weight.minima(first + g);
     for (int f = 0; f < kFours; ++f) {
       const float32x4_t scale = load_four(row_scales + f * 8);
-      const float32x4_t minimum = minima == nullptr ? vmulq_n_f32(scale, q4nx::kMinimumOfSymmetric)
+      const float32x4_t minimum = minima == nullptr ? vmulq_n_f32(scale, minimum_in_scales)
                                                     : load_four(minima + offset + f * 8);
       for (int r = 0; r < COUNT; ++r) {
         const int32x4_t even = dot[r / 2][2 * f];

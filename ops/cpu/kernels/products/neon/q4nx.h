@@ -67,7 +67,8 @@ inline Parameters load_parameters(const Q4NXRows& weight, std::int64_t group, in
     parameters.minimum = load_group_rows(weight.minima(group) + offset);
   } else {
     for (int i = 0; i < kRowVectors; ++i) {
-      parameters.minimum.part[i] = vmulq_n_f32(parameters.scale.part[i], q4nx::kMinimumOfSymmetric);
+      parameters.minimum.part[i] =
+          vmulq_n_f32(parameters.scale.part[i], weight.layout.minimum_of_symmetric());
     }
   }
   return parameters;
@@ -104,6 +105,25 @@ inline ByteCodes byte_codes(const std::uint8_t* codes) {
   return four;
 }
 
+// Values of four columns of a strip.
+template <q4nx::Layout LAYOUT>
+inline ByteCodes byte_codes(const Q4NXRows& weight, std::int64_t group, int strip, int quad) {
+  ByteCodes four;
+  if constexpr (LAYOUT.code_bits == 8) {
+    const auto* codes = reinterpret_cast<const std::int8_t*>(weight.codes(group, 0)) +
+                        quad * q4nx::kByteQuadBytes + strip * kStripRows * 2;
+    for (int i = 0; i < kRowVectors; ++i)
+      four.part[i] = vld1q_s8(codes + i % 2 * (q4nx::kByteQuadBytes / 2) + i / 2 * 16);
+    return four;
+  }
+  four = byte_codes(weight.codes(group, strip) + quad * 4 * q4nx::kColumnBytes);
+  if constexpr (LAYOUT.has_table) {
+    const int8x16_t table = vreinterpretq_s8_u8(vld1q_u8(weight.table(group)));
+    for (int8x16_t& codes : four.part) codes = vqtbl1q_s8(table, vreinterpretq_u8_s8(codes));
+  }
+  return four;
+}
+
 inline void store_codes(const ByteCodes& codes, std::byte* unpacked) {
   auto* out = reinterpret_cast<std::int8_t*>(unpacked);
   for (int i = 0; i < kRowVectors; ++i) vst1q_s8(out + i * 16, codes.part[i]);
@@ -118,6 +138,8 @@ inline ByteCodes load_codes(const std::byte* unpacked) {
 struct IntegerRows {
   int32x4_t part[kRowVectors] = {};
 };
+template <q4nx::Layout LAYOUT>
+using DotsOf = IntegerRows;
 
 inline void dot_int8(IntegerRows& dot, const ByteCodes& codes, const std::int8_t* x) {
   std::int32_t four;
@@ -135,17 +157,46 @@ inline void add_group(Rows& total, const IntegerRows& dot, float activation_scal
   add_group(total, scaled, scale, minimum, sum);
 }
 
-// Codes of one column in f32.
-inline Rows float_codes(const std::uint8_t* codes) {
-  const uint16x8_t bytes = vmovl_u8(vld1_u8(codes));
-  Rows rows;
-  for (int half = 0; half < 2; ++half) {
-    const uint32x4_t four = vmovl_u16(half == 0 ? vget_low_u16(bytes) : vget_high_u16(bytes));
-    rows.part[2 * half] = vcvtq_f32_u32(vandq_u32(four, vdupq_n_u32(0x0f)));
-    rows.part[2 * half + 1] = vcvtq_f32_u32(vshrq_n_u32(four, 4));
+// Values of four columns of a strip, one by one in f32.
+template <q4nx::Layout LAYOUT>
+struct FourColumns {
+  ByteCodes codes;
+
+  FourColumns(const Q4NXRows& weight, std::int64_t group, int strip, int quad)
+      : codes(byte_codes<LAYOUT>(weight, group, strip, quad)) {}
+
+  template <int COLUMN>
+  Rows column() const {
+    Rows rows;
+    for (int i = 0; i < kRowVectors; ++i) {
+      const int32x4_t four = vreinterpretq_s32_s8(codes.part[i]);
+      rows.part[i] = vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(four, 24 - 8 * COLUMN), 24));
+    }
+    return rows;
   }
-  return rows;
-}
+};
+
+// Codes that stand for themselves need no transposition.
+template <q4nx::Layout LAYOUT>
+  requires(!LAYOUT.is_signed())
+struct FourColumns<LAYOUT> {
+  const std::uint8_t* codes;
+
+  FourColumns(const Q4NXRows& weight, std::int64_t group, int strip, int quad)
+      : codes(weight.codes(group, strip) + quad * 4 * q4nx::kColumnBytes) {}
+
+  template <int COLUMN>
+  Rows column() const {
+    const uint16x8_t bytes = vmovl_u8(vld1_u8(codes + COLUMN * q4nx::kColumnBytes));
+    Rows rows;
+    for (int half = 0; half < 2; ++half) {
+      const uint32x4_t four = vmovl_u16(half == 0 ? vget_low_u16(bytes) : vget_high_u16(bytes));
+      rows.part[2 * half] = vcvtq_f32_u32(vandq_u32(four, vdupq_n_u32(0x0f)));
+      rows.part[2 * half + 1] = vcvtq_f32_u32(vshrq_n_u32(four, 4));
+    }
+    return rows;
+  }
+};
 
 inline void store_codes(const Rows& codes, float* unpacked) {
   for (int i = 0; i < kRowVectors; ++i) vst1q_f32(unpacked + i * kLanes, codes.part[i]);

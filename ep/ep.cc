@@ -170,9 +170,11 @@ void Ep::get_capability(const OrtGraph* graph, OrtEpGraphSupportInfo* support) {
   }
   const bool is_priced = options_.claim == Claim::kWorthwhile && device_->name() == "cpu" &&
                          options_.on_unsupported != OnUnsupported::kError;
-  Partitions partitions = partition(
-      *device_, nodes, is_priced ? left_patterns(*device_, nodes) : std::vector<std::string>());
-  if (is_priced) leave_small(nodes, partitions, is_body, options_.device_options.cpu_isa);
+  Partitions partitions =
+      partition(*device_, nodes,
+                is_priced ? left_nodes(*device_, nodes, options_.device_options.cpu_isa)
+                          : std::vector<std::string>());
+  if (is_priced) leave_small(nodes, partitions, is_body);
   if (!is_body && context_.enable) setup_error_ = lost_constant(nodes, partitions);
   if (!setup_error_.empty()) {
     claim_to_fail(nodes, support);

@@ -32,31 +32,38 @@ bool is_large(const Node& node) {
   return node.domain == kDomain || std::ranges::find(kLarge, node.op_type) != kLarge.end();
 }
 
+std::int64_t work_of(const Node& node, std::int64_t unknown_rows) {
+  const Product product = product_of(node);
+  const bool has_rows = product.has_rows || product.rows > 1;
+  return product.multiply_adds * (has_rows ? product.rows : unknown_rows);
+}
+
 // Convolutions of so many channels, in bf16, take 0.6 to 0.95 of ONNX Runtime's time in f32 (one
-// thread of a Zen 4 core; 32 channels 1.05, 16 channels 1.5). Others cost twice what these save,
-// for each multiply-add: 45 instead of 30 GMAC/s there, where 55 become 80 here.
+// thread of a Zen 4 core; 32 channels 1.05, 16 channels 1.5).
 constexpr std::int64_t kLeastChannels = 64;
-// Convolutions with fewer results in a group are not computed as products.
-constexpr std::int64_t kMostLines = 8;
-constexpr std::int64_t kLossOfOthers = 2;
+// Up to so many channels are those of a picture or of what it was encoded to.
+constexpr std::int64_t kPictureChannels = 4;
 
 bool is_convolution(const Node& node) {
   return node.op_type == "Conv" || node.op_type == "FusedConv";
 }
 
-bool is_wide(const Node& node) {
-  const Value* weight = node.input(1);
-  if (weight == nullptr || !weight->shape || weight->shape->rank() < 3) return false;
-  const std::int64_t groups = std::max<std::int64_t>(node.integer("group", 1), 1);
-  return (*weight->shape)[1] >= kLeastChannels && (*weight->shape)[0] / groups > kMostLines;
-}
-
-// `rounds`: whether products in bf16 are faster than in f32.
-std::int64_t work_of(const Node& node, std::int64_t unknown_rows, bool rounds) {
-  const Product product = product_of(node);
-  const bool has_rows = product.has_rows || product.rows > 1;
-  const std::int64_t work = product.multiply_adds * (has_rows ? product.rows : unknown_rows);
-  return !is_convolution(node) || (rounds && is_wide(node)) ? work : -kLossOfOthers * work;
+// Whether convolutions pay: ONNX Runtime keeps images in a layout of its own between them, so that
+// either all are taken or none. Depthwise ones and those of a few channels are faster there; a
+// graph may have some that read or write a picture, which take little of its time. `rounds`:
+// whether products in bf16 are faster than in f32.
+bool convolutions_pay(const std::vector<GraphNode>& nodes, bool rounds) {
+  return std::ranges::all_of(nodes, [rounds](const GraphNode& graph_node) {
+    const Node& node = graph_node.node;
+    const Value* weight = node.input(1);
+    if (!is_convolution(node)) return true;
+    if (weight == nullptr || !weight->shape || weight->shape->rank() < 3) return false;
+    if (node.integer("group", 1) != 1) return false;
+    const std::int64_t outputs = (*weight->shape)[0];
+    const std::int64_t inputs = (*weight->shape)[1];
+    const bool is_wide = std::min(inputs, outputs) >= kLeastChannels;
+    return inputs <= kPictureChannels || (rounds && (is_wide || outputs <= kPictureChannels));
+  });
 }
 
 constexpr std::string_view kDequantize = "DequantizeLinear";
@@ -171,27 +178,32 @@ class QuantizedPatterns {
 
 }  // namespace
 
-std::vector<std::string> left_patterns(const Device& device, const std::vector<GraphNode>& nodes) {
-  return QuantizedPatterns(device, nodes).take();
-}
-
-void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body,
-                 std::string_view cpu_isa) {
+std::vector<std::string> left_nodes(const Device& device, const std::vector<GraphNode>& nodes,
+                                    std::string_view cpu_isa) {
+  std::vector<std::string> reasons = QuantizedPatterns(device, nodes).take();
   const bool rounds = cpu::select_kernels(cpu_isa).dense_rounding(false, DataType::kFloat32).type ==
                       cpu::DenseType::kBFloat16;
+  if (convolutions_pay(nodes, rounds)) return reasons;
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    if (reasons[index].empty() && is_convolution(nodes[index].node))
+      reasons[index] = "ONNX Runtime's convolutions are faster (claim=all takes them)";
+  }
+  return reasons;
+}
+
+void leave_small(const std::vector<GraphNode>& nodes, Partitions& partitions, bool is_body) {
   const std::int64_t unknown_rows = is_body ? kUnknownRowsOfBody : kUnknownRows;
   const bool is_whole = !is_body && partitions.rejected.empty() && partitions.elsewhere == 0;
   std::erase_if(partitions.taken, [&](const std::vector<std::size_t>& partition) {
     std::int64_t work = 0;
     for (const std::size_t index : partition) {
       if (is_large(nodes[index].node)) return false;
-      work += work_of(nodes[index].node, unknown_rows, rounds);
+      work += work_of(nodes[index].node, unknown_rows);
     }
     if (work >= kLeastMultiplyAdds || (is_whole && work == 0)) return false;
     for (const std::size_t index : partition)
       partitions.rejected.push_back(
-          {index, work < 0 ? "ONNX Runtime's convolutions are faster (claim=all takes it)"
-                           : "too little work for another provider (claim=all takes it)"});
+          {index, "too little work for another provider (claim=all takes it)"});
     return true;
   });
   std::ranges::sort(partitions.rejected, {}, &Partitions::Rejected::node);

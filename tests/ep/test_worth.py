@@ -72,7 +72,7 @@ def test_convolutions_are_taken_where_they_are_faster(placed: Placed, channels: 
     _, placement = placed(model, PRICED | {"cpu_isa": isa})
     assert placement["claimed"] == int(taken)
     assert [item["reason"] for item in placement["left"]] == (
-        [] if taken else ["ONNX Runtime's convolutions are faster (claim=all takes it)"]
+        [] if taken else ["ONNX Runtime's convolutions are faster (claim=all takes them)"]
     )
     _, placement = placed(model, PRICED | {"cpu_isa": isa, "claim": "all"})
     assert placement["claimed"] == 1

@@ -59,11 +59,11 @@ std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool ta
   const std::int64_t hidden = mixture.required_integer("hidden_size");
   const std::int64_t inner = mixture.required_integer("expert_size");
   const std::int64_t count = mixture.required_integer("num_experts");
-  return {read_blocks(mixture, kMoeGateUp,
-                      {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count,
-                      tables),
-          read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count,
-                      tables)};
+  return {
+      read_blocks(mixture, kMoeGateUp,
+                  {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count, tables),
+      read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count,
+                  tables)};
 }
 
 const float* read_vector(const Node& node, std::size_t input, std::int64_t size) {

@@ -168,7 +168,7 @@ def test_family_that_cannot_be_converted_is_refused_before_its_weights(hub):
     assert hub.downloaded() == ["config.json"]
 
 
-def test_two_at_a_time_convert_once(monkeypatch):
+def test_name_pulled_twice_at_once_converts_once(monkeypatch):
     made, said = [], []
     convert = flownpu.convert.convert
 

@@ -55,7 +55,7 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     ("kind", "scheduler"),
     [*((KINDS[0], scheduler) for scheduler in SCHEDULERS), *((kind, SCHEDULERS[1]) for kind in KINDS[1:])],
 )
-def test_each_step_equals_torch(kind: str, scheduler: str, results: dict[str, Any]) -> None:
+def test_latents_after_steps_equal_torch(kind: str, scheduler: str, results: dict[str, Any]) -> None:
     """Latents after each step, and the picture, from the same noise."""
     found = results[kind][scheduler]
     assert len(found) >= 6

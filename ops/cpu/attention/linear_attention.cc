@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// LinearAttention, of com.microsoft and of ONNX, on the CPU: heads whose memory of the tokens before
-// is a state of fixed size (ONNX's LinearAttention has the equations of the four update rules).
+// LinearAttention, of com.microsoft and of ONNX, on the CPU: heads whose memory of the tokens
+// before is a state of fixed size (ONNX's LinearAttention has the equations of the four update
+// rules).
 //
 //   query f32 [B, T, Hq dk], key f32 [B, T, Hk dk], value f32 [B, T, Hv dv]
 //   past_state f32 [B, Hv, dk, dv], decay f32 [B, T, Hv] or [B, T, Hv dk], beta f32 [B, T, Hv] or
 //   [B, T, 1]
 //   output f32 [B, T, max(Hq, Hv) dv], present_state f32 [B, Hv, dk, dv]
 //
-// Head h of the values has the keys h Hk / Hv; output o is of query o Hq / n and values o Hv / n for
-// n = max(Hq, Hv). Each head of values is a task.
+// Head h of the values has the keys h Hk / Hv; output o is of query o Hq / n and values o Hv / n
+// for n = max(Hq, Hv). Each head of values is a task.
 #include <algorithm>
 #include <cmath>
 
@@ -60,8 +61,8 @@ class LinearAttention final : public Step {
     if (is_given(inputs, kPast) && !(inputs[kPast].shape == state))
       fail("[", name_, "] expected past_state of shape ", to_string(state), ", got ",
            to_string(inputs[kPast].shape));
-    outputs[0] = Shape{sizes.batches, sizes.tokens,
-                       std::max(query_heads_, value_heads_) * sizes.value_size};
+    outputs[0] =
+        Shape{sizes.batches, sizes.tokens, std::max(query_heads_, value_heads_) * sizes.value_size};
     if (outputs.size() > 1) outputs[1] = state;
   }
 
@@ -87,9 +88,8 @@ class LinearAttention final : public Step {
             .key_heads = key_size == 0 ? 0 : inputs[kKey].shape[2] / key_size,
             .key_size = key_size,
             .value_size = inputs[kValue].shape[2] / value_heads_,
-            .decays = is_gated_ && is_given(inputs, kDecay)
-                          ? inputs[kDecay].shape[2] / value_heads_
-                          : 1};
+            .decays =
+                is_gated_ && is_given(inputs, kDecay) ? inputs[kDecay].shape[2] / value_heads_ : 1};
   }
 
   RecurrenceSizes checked(std::span<const Tensor> inputs) const {
@@ -152,8 +152,8 @@ class LinearAttention final : public Step {
     call.value = part(kValue, head * sizes.value_size);
     call.value_stride = inputs[kValue].shape[2];
     call.output_stride = heads * sizes.value_size;
-    call.output = outputs[0].as<float>() + first_token * call.output_stride +
-                  first_output * sizes.value_size;
+    call.output =
+        outputs[0].as<float>() + first_token * call.output_stride + first_output * sizes.value_size;
     if (is_delta_) {
       call.beta_stride = inputs[kBeta].shape[2];
       call.beta = part(kBeta, call.beta_stride == 1 ? 0 : head);
@@ -199,10 +199,12 @@ constexpr Port kOutputs[] = {
 constexpr AttributeRule kOnnxAttributes[] = {
     required(count("q_num_heads", 1)), required(count("kv_num_heads", 1)), number("scale"),
     text("update_rule", "linear|gated|delta|gated_delta"), integer("chunk_size")};
-constexpr AttributeRule kAttributes[] = {
-    required(count("q_num_heads", 1)), required(count("kv_num_heads", 1)), number("scale"),
-    text("update_rule", "linear|gated|delta|gated_delta"), integer("chunk_size"),
-    only("state_window", 0)};
+constexpr AttributeRule kAttributes[] = {required(count("q_num_heads", 1)),
+                                         required(count("kv_num_heads", 1)),
+                                         number("scale"),
+                                         text("update_rule", "linear|gated|delta|gated_delta"),
+                                         integer("chunk_size"),
+                                         only("state_window", 0)};
 
 constexpr Operator kOperators[] = {
     {{"", "LinearAttention", 27, 27, kInputs, kOutputs, kOnnxAttributes},

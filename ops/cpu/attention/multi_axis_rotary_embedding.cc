@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // MRotaryEmbedding of com.microsoft on the CPU: rotates heads by angles of three positions, in time
-// and on the height and width of an image (Wang et al., "Qwen2-VL", 2024, section 2.1). Tokens of a
-// text have three equal ones.
+// and on the height and width of an image (Wang et al., 2024, arXiv 2409.12191, section 2.1). The
+// tokens of a text have three equal ones.
 //
 //   input f32 [B, S, H d] or [B, H, S, d], position_ids int64 [3, B, S]
 //   cos_cache, sin_cache f32 [positions, half]
 //
-// mrope_section = [t, h, w] says how many of the `half` angles each position gives: with mrope_layout
-// = 0 the first t, the next h, the last w; with 1 every third, from 1 on h and from 2 on w of them,
-// and all others are of t.
+// mrope_section = [t, h, w] says how many of the `half` angles each position gives: with
+// mrope_layout = 0 the first t, the next h, the last w; with 1 every third, from 1 on h and from 2
+// on w of them, and all others are of t.
 #include <algorithm>
 #include <vector>
 
@@ -122,9 +122,10 @@ class MultiAxisRotaryEmbedding final : public Step {
     const std::int64_t heads = by_head ? x[1] : x[2] / d;
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t batch = token / tokens;
-      const std::int64_t at =
-          by_head ? ((batch * heads + head) * tokens + token % tokens) * d : (token * heads + head) * d;
-      if (inputs[0].as<const float>() != y) std::copy_n(inputs[0].as<const float>() + at, d, y + at);
+      const std::int64_t at = by_head ? ((batch * heads + head) * tokens + token % tokens) * d
+                                      : (token * heads + head) * d;
+      if (inputs[0].as<const float>() != y)
+        std::copy_n(inputs[0].as<const float>() + at, d, y + at);
       context_.kernels.rope(y + at, cos, sin, half, interleaved_);
     }
   }

@@ -2,9 +2,9 @@
 // CausalConvWithState, of com.microsoft and of ONNX, on the CPU: a depthwise convolution of each
 // channel's past and present elements, which hands on its last elements as the state.
 //
-//   input f32 [B, C, L], weight f32 [C, 1, k], bias f32 [C], past_state f32 [B, C, (k - 1) dilation]
-//   output[t] = activation(bias + sum_j weight[j] x[t + j dilation]) for x = past_state, input
-//   present_state: the last (k - 1) dilation elements of x
+//   input f32 [B, C, L], weight f32 [C, 1, k], bias f32 [C], past_state f32 [B, C, (k - 1)
+//   dilation] output[t] = activation(bias + sum_j weight[j] x[t + j dilation]) for x = past_state,
+//   input present_state: the last (k - 1) dilation elements of x
 //
 // Without past_state x begins with zeros.
 #include <algorithm>
@@ -72,7 +72,8 @@ class CausalConvolution final : public Step {
     };
     // A token has one element a channel: many channels are one task.
     constexpr std::int64_t kElements = 2048;
-    const std::int64_t each = std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(length, 1));
+    const std::int64_t each =
+        std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(length, 1));
     const std::int64_t rows = shape[0] * channels;
     context_.pool->run((rows + each - 1) / each, [&](std::int64_t task, std::size_t thread) {
       std::byte* memory = scratch.data() + thread * bytes(inputs);
@@ -122,9 +123,9 @@ constexpr Port kOutputs[] = {
     {.name = "output", .types = kFloats, .shape = "[B,C,L]", .type_letter = 'T'},
     optional({.name = "present_state", .types = kFloats, .shape = "[B,C,?]", .type_letter = 'T'})};
 constexpr AttributeRule kStandardAttributes[] = {text("activation", "none|silu|swish")};
-constexpr AttributeRule kAttributes[] = {
-    text("activation", "none|silu|swish"), count("dilation", 1), only("ndim", 1),
-    only("channels_last", 0), only("state_window", 0)};
+constexpr AttributeRule kAttributes[] = {text("activation", "none|silu|swish"),
+                                         count("dilation", 1), only("ndim", 1),
+                                         only("channels_last", 0), only("state_window", 0)};
 
 constexpr Operator kOperators[] = {
     {{"", "CausalConvWithState", 27, 27, kInputs, kOutputs, kStandardAttributes},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators around linear attention, of com.microsoft, on the CPU:
 //   LinearAttentionGate: decay = decay_scale softplus(a + dt_bias), beta = sigmoid(b), heads last
-//   GatedRMSNorm: y = x / sqrt(mean(x^2) + epsilon) scale activation(gate), for each `scale` wide part
-//   GatedAdd: y = X + sigmoid(gate) Y, a gate for each row
+//   GatedRMSNorm: y = x / sqrt(mean(x^2) + epsilon) scale activation(gate), for each `scale` wide
+//   part GatedAdd: y = X + sigmoid(gate) Y, a gate for each row
 // and LpNormalization of ONNX over the last axis: y = x / |x|, 0 where all of x is 0.
 #include <algorithm>
 #include <array>
@@ -39,18 +39,16 @@ class LinearAttentionGate final : public Step {
     const auto* bias = inputs[1].as<const float>();
     const auto* scale = inputs[2].as<const float>();
     const bool has_beta = outputs.size() > 1 && outputs[1].data != nullptr;
-    pool_->run_rows(inputs[0].shape.elements() / std::max<std::int64_t>(heads, 1),
-                    [&](std::int64_t row) {
-                      const std::int64_t at = row * heads;
-                      for (std::int64_t head = 0; head < heads; ++head) {
-                        const float a = inputs[0].as<const float>()[at + head];
-                        outputs[0].as<float>()[at + head] =
-                            scale[head] * softplus(a + bias[head]);
-                        if (has_beta)
-                          outputs[1].as<float>()[at + head] =
-                              sigmoid(inputs[3].as<const float>()[at + head]);
-                      }
-                    });
+    pool_->run_rows(
+        inputs[0].shape.elements() / std::max<std::int64_t>(heads, 1), [&](std::int64_t row) {
+          const std::int64_t at = row * heads;
+          for (std::int64_t head = 0; head < heads; ++head) {
+            const float a = inputs[0].as<const float>()[at + head];
+            outputs[0].as<float>()[at + head] = scale[head] * softplus(a + bias[head]);
+            if (has_beta)
+              outputs[1].as<float>()[at + head] = sigmoid(inputs[3].as<const float>()[at + head]);
+          }
+        });
   }
 
  private:
@@ -108,8 +106,7 @@ class GatedRmsNorm final : public Step {
 
 class GatedAdd final : public Step {
  public:
-  GatedAdd(const Node& node, const Context& context)
-      : context_(context), name_(to_string(node)) {}
+  GatedAdd(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
 
   std::optional<Slicing> slicing(const Node& node) const override {
     return slice_rows(node, {0, 1, 2}, 1);

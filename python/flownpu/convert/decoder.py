@@ -186,7 +186,7 @@ class Layer:
     window: int | None = None
     """How many positions a query sees, its own included; None: all. If the decoder is bidirectional, to each side."""
     mixer: Mixer | None = None
-    """What stands in the place of attention; None: nothing."""
+    """The mixer in the place of attention; None: attention."""
 
 
 @dataclass(frozen=True)

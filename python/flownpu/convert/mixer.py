@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes what may stand in the place of a layer's attention: mixers whose memory of earlier tokens is a state.
+"""Describes mixers that stand in the place of a layer's attention, whose memory of earlier tokens is a state.
 
 A state's size does not grow with the tokens, and depends on all of them, so that rows of a batch must not be padded.
 """

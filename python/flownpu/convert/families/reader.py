@@ -197,7 +197,7 @@ def _layers(family: Family, config: Settings, full: Rotary, local: Rotary, *, bi
 
 
 def _mixers(family: Family, config: Settings) -> dict[str, Mixer]:
-    """What stands in the place of attention, by kind of layer."""
+    """Mixers in the place of attention, by kind of layer."""
     mixers: dict[str, Mixer] = {}
     if family.convolution:
         mixers[_CONVOLUTION] = Convolution(config.integer(family.convolution, least=2))

@@ -180,8 +180,10 @@ ALL_CONFIGS = CONFIGS | OTHER_CONFIGS
 
 def is_projection(name: str) -> bool:
     return name.endswith(
-        ("_proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight", "lm_head.weight")
-        + ("w1.weight", "w2.weight", "w3.weight", "in_proj_qkv.weight", "in_proj_z.weight")
+        (
+            *("_proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight", "lm_head.weight"),
+            *("w1.weight", "w2.weight", "w3.weight", "in_proj_qkv.weight", "in_proj_z.weight"),
+        )
     )
 
 

@@ -26,7 +26,9 @@ def test_logits_in_loop_of_genai_equal_transformers(family: str, tmp_path: Path)
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
     path = tmp_path / "model" / "genai_config.json"
     config = json.loads(path.read_text())
-    config["model"]["decoder"]["session_options"]["provider_options"] = [{flownpu.get_ep_name(): {"activations": "bf16"}}]
+    config["model"]["decoder"]["session_options"]["provider_options"] = [
+        {flownpu.get_ep_name(): {"activations": "bf16"}}
+    ]
     path.write_text(json.dumps(config))
     flownpu.register()
     model = og.Model(str(tmp_path / "model"))

@@ -82,7 +82,7 @@ def predict(
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
-    from flownpu.convert.weight_bits import parse_weight_bits  # noqa: PLC0415
+    from flownpu.convert.weight_bits import AverageBits, parse_weight_bits  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
@@ -91,8 +91,10 @@ def predict(
         raise typer.BadParameter(f"no such chip: {device}{nearest(device, CHIPS)}", param_hint="--device")
     contexts = parse_contexts(context) if context else ()
     values = measured_values(measured) if measured else VALUES
+    bits = parse_weight_bits(weights) if weights else None
+    if isinstance(bits, AverageBits):
+        raise typer.BadParameter("expected bits of each part, such as 8/4/4, got an average, which conversion measures")
     with waiting("pricing the programs ..."):
-        bits = parse_weight_bits(weights) if weights else None
         found = target(model, int8_cache=kv_dtype == "int8", bits=bits)
         report = predict_model(found, CHIPS[device], contexts, values)
     if as_json:

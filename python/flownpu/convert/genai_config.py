@@ -95,7 +95,9 @@ def genai_config(
         },
     }
     if any(isinstance(layer.mixer, Convolution) for layer in decoder.layers):
-        model["decoder"]["layer_types"] = ["full_attention" if layer.mixer is None else "conv" for layer in decoder.layers]
+        model["decoder"]["layer_types"] = [
+            "full_attention" if layer.mixer is None else "conv" for layer in decoder.layers
+        ]
     states = ["conv"] if decoder.has_states else []
     if any(isinstance(layer.mixer, DeltaRule) for layer in decoder.layers):
         states.append("recurrent")

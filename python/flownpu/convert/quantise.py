@@ -127,8 +127,7 @@ class QuantizedWeights:
         If an average of bits is asked for, weights are measured and bits chosen.
         """
         for weight in plan:
-            has_columns = isinstance(weight, ProjectionWeight | RouterWeight | FloatWeight)
-            columns = (weight.columns,) if has_columns else ()
+            columns = () if isinstance(weight, NormWeight | BiasWeight) else (weight.columns,)
             for source in weight.sources:
                 self._tensors.check(source.tensor, (source.stored_rows, *columns))
         if isinstance(self._bits, AverageBits):

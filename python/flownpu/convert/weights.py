@@ -149,7 +149,7 @@ class RouterWeight:
 
 @dataclass(frozen=True)
 class FloatWeight:
-    """A matrix in float32: a depthwise convolution's [rows, 1, columns], or a product's right operand [columns, rows]."""
+    """A matrix in float32: a depthwise convolution's [rows, 1, columns], or a right operand [columns, rows]."""
 
     name: str
     source: TensorSource

@@ -82,7 +82,14 @@ def test_linear_attention_equals_recurrence(
     rules = {"q_num_heads": heads[0], "kv_num_heads": heads[2]}
     expected = linear_attention(inputs, *rules.values(), rule, 0.25)
     attributes = rules | {"update_rule": rule, "scale": 0.25}
-    found = run("LinearAttention", inputs, outputs=("float",) * 2, domain="com.microsoft", options={"cpu_isa": isa}, **attributes)
+    found = run(
+        "LinearAttention",
+        inputs,
+        outputs=("float",) * 2,
+        domain="com.microsoft",
+        options={"cpu_isa": isa},
+        **attributes,
+    )
     # A token rounds a state's element some 4 times, and its sums of dk terms as often; without a decay nothing is
     # forgotten, and roundings of all tokens add up. A chunk has as many roundings in another order.
     for ours, theirs in zip(found, expected, strict=True):

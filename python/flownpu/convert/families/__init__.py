@@ -43,7 +43,23 @@ OTHER_WAYS = (
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for module in (gemma, gemma2, gemma3, granite, lfm2, llama, mistral, mixtral, olmo2, olmoe, phi3, qwen2, qwen3, qwen3_5, smollm3)
+    for module in (
+        gemma,
+        gemma2,
+        gemma3,
+        granite,
+        lfm2,
+        llama,
+        mistral,
+        mixtral,
+        olmo2,
+        olmoe,
+        phi3,
+        qwen2,
+        qwen3,
+        qwen3_5,
+        smollm3,
+    )
     for family in module.FAMILIES
 }
 """Families by the value of model_type in config.json."""

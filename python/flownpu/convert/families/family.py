@@ -81,7 +81,7 @@ class Family:
     neutral: Mapping[str, Any] = field(default_factory=dict)
     """Settings that FlowNPU does not support, and the values with which they change nothing."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """Llama's tensors, or parts of their names between dots, and what checkpoints of this family have in their place."""
+    """Llama's tensors, or parts of their names between dots, and what this family's checkpoints have in their place."""
     convolution: str | None = None
     """The setting with the taps of the gated convolutions that stand in the place of attention where layer_types says
     conv; None: there are none."""

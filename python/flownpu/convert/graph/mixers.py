@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the mixers that have states in the place of a KV cache, with ONNX Runtime's operators of states.
 
-    past.{i}.conv float32 [B, channels, taps - 1], past.{i}.recurrent float32 [B, value_heads, key_size, value_size]
-    present.{i}.conv, present.{i}.recurrent: the same behind the new tokens
+past.{i}.conv float32 [B, channels, taps - 1], past.{i}.recurrent float32 [B, value_heads, key_size, value_size]
+present.{i}.conv, present.{i}.recurrent: the same behind the new tokens
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MixerWriter(EmbeddingWriter):
         decay, beta = self._two(
             "LinearAttentionGate", [rates[0], *vectors, rates[1]], f"{name}.gate", ("decay", "beta"), {}
         )
-        shape = ["batch_size", mixer.value_heads, mixer.key_size, mixer.value_size]
+        shape: list[int | str | None] = ["batch_size", mixer.value_heads, mixer.key_size, mixer.value_size]
         past = self._input(f"past.{index}.recurrent", ir.DataType.FLOAT, shape)
         attributes: dict[str, int | float | str] = {
             "q_num_heads": mixer.key_heads,
@@ -93,11 +93,9 @@ class MixerWriter(EmbeddingWriter):
         lengthened = self._op("LpNormalization", [self._op("Reshape", [x, heads], f"{name}/heads")], name, axis=-1, p=2)
         return self._op("Reshape", [lengthened, self._integers("delta_rule_keys", [0, 0, mixer.keys])], f"{name}/row")
 
-    def _convolve(
-        self, index: int, x: ir.Value, name: str, channels: int, taps: int, activation: str
-    ) -> ir.Value:
+    def _convolve(self, index: int, x: ir.Value, name: str, channels: int, taps: int, activation: str) -> ir.Value:
         """The convolution of x [B, S, channels] and the state before it."""
-        shape = ["batch_size", channels, taps - 1]
+        shape: list[int | str | None] = ["batch_size", channels, taps - 1]
         inputs = [
             self._op("Transpose", [x], f"{name}/channels", perm=[0, 2, 1]),
             self._weight(name),
@@ -110,7 +108,7 @@ class MixerWriter(EmbeddingWriter):
         self._add_state(present, f"present.{index}.conv", shape)
         return self._op("Transpose", [output], f"{name}/tokens", perm=[0, 2, 1])
 
-    def _add_state(self, value: ir.Value, name: str, shape: Sequence[int | str]) -> None:
+    def _add_state(self, value: ir.Value, name: str, shape: Sequence[int | str | None]) -> None:
         """Makes a value of float32 an output of the graph."""
         value.name, value.dtype, value.shape = name, ir.DataType.FLOAT, ir.Shape(shape)
         self.present.append(value)

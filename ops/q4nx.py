@@ -265,7 +265,10 @@ def unpack(blocks: Bytes, rows: int, columns: int) -> Quantized:
         minimum = by_row("minimum") if layout.minima else np.zeros_like(scale)
         codes = packed.transpose(0, 4, 3, 1, 2, 5).reshape(padded_rows, -1)[:rows, :columns]
         return Quantized(np.ascontiguousarray(codes), scale, minimum)
-    minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(0 if layout.table else MINIMUM_OF_SYMMETRIC)
+    if layout.table:
+        minimum = np.zeros_like(scale)
+    else:
+        minimum = by_row("minimum") if layout.minima else scale * BFLOAT16.type(MINIMUM_OF_SYMMETRIC)
     pairs = np.stack([packed & 15, packed >> 4], axis=-1)  # [block row, block column, strip, column, j, nibble]
     if layout.table:  # [.., 16] by places [.., the block's codes]
         pairs = np.take_along_axis(fields["table"], pairs.reshape(*pairs.shape[:2], -1), axis=-1).reshape(pairs.shape)

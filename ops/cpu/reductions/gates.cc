@@ -3,7 +3,7 @@
 //   LinearAttentionGate: decay = decay_scale softplus(a + dt_bias), beta = sigmoid(b), heads last
 //   GatedRMSNorm: y = x / sqrt(mean(x^2) + epsilon) scale activation(gate), for each `scale` wide
 //   part GatedAdd: y = X + sigmoid(gate) Y, a gate for each row
-// and LpNormalization of ONNX over the last axis: y = x / |x|, 0 where all of x is 0.
+// and LpNormalization of ONNX along one axis: y = x / |x|, 0 where all of x is 0.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -150,28 +150,32 @@ class LpNormalization final : public Step {
         is_of_squares_(node.integer("p", 2) == 2) {}
 
   std::optional<Slicing> slicing(const Node& node) const override {
-    return slice_rows(node, {0}, 1);
+    return axis_ == -1 ? slice_rows(node, {0}, 1) : std::nullopt;
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
-    const Shape& x = inputs[0].shape;
-    if (wrap(name_, axis_, x.rank()) != x.rank() - 1)
-      unsupported("[", name_, "] expected the last axis, got axis ", axis_, " of ", to_string(x));
-    outputs[0] = x;
+    wrap(name_, axis_, inputs[0].shape.rank());
+    outputs[0] = inputs[0].shape;
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    const Rows rows(name_, inputs[0].shape, -1);
-    pool_->run_rows(rows.count, [&](std::int64_t row) {
-      const auto* x = inputs[0].as<const float>() + row * rows.size;
-      auto* y = outputs[0].as<float>() + row * rows.size;
+    const Shape& shape = inputs[0].shape;
+    const std::int64_t axis = wrap(name_, axis_, shape.rank());
+    const std::int64_t size = shape[static_cast<int>(axis)];
+    const std::int64_t step = elements_of(shape, axis + 1, shape.rank());
+    pool_->run_rows(elements_of(shape, 0, axis) * step, [&](std::int64_t line) {
+      const std::int64_t at = line / step * size * step + line % step;
+      const auto* x = inputs[0].as<const float>() + at;
+      auto* y = outputs[0].as<float>() + at;
       double sum = 0;
-      for (std::int64_t i = 0; i < rows.size; ++i)
-        sum += is_of_squares_ ? double{x[i]} * x[i] : std::abs(double{x[i]});
+      for (std::int64_t i = 0; i < size; ++i) {
+        const double value = x[i * step];
+        sum += is_of_squares_ ? value * value : std::abs(value);
+      }
       const double norm = is_of_squares_ ? std::sqrt(sum) : sum;
       const auto factor = static_cast<float>(norm == 0 ? 0 : 1 / norm);
-      for (std::int64_t i = 0; i < rows.size; ++i) y[i] = x[i] * factor;
+      for (std::int64_t i = 0; i < size; ++i) y[i * step] = x[i * step] * factor;
     });
   }
 

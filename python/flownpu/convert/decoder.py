@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.mixer import Mixer
-    from flownpu.convert.mixture import Mixture
+    from flownpu.convert.layer_parts import Mixer, Mixture
 
     Floats: TypeAlias = NDArray[np.float32]
 

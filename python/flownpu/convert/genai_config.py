@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.convert.mixer import Convolution, DeltaRule
+from flownpu.convert.layer_parts import Convolution, DeltaRule
 from flownpu.convert.settings import Settings
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.registration import get_ep_name

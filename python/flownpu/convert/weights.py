@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from flownpu.convert.mixer import Convolution
+from flownpu.convert.layer_parts import Convolution
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.decoder import Decoder, Layer
-    from flownpu.convert.mixer import DeltaRule
-    from flownpu.convert.mixture import Mixture
+    from flownpu.convert.layer_parts import DeltaRule, Mixture
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _rewrite(model: Any, source: str, settings: dict[str, Any]) -> Report | None
     if source in {"converted", "compiled"}:
         return None
     require("onnxscript", extra="convert", purpose="flownpu explain")
-    from flownpu.convert.attention_folding import prompt_folding  # noqa: PLC0415 slow to import
+    from flownpu.convert.sources.attention_folding import prompt_folding  # noqa: PLC0415 slow to import
     from flownpu.graph_rewrites import rewrite  # noqa: PLC0415 needs the extra "convert"
     from flownpu.graph_rewrites.plain.rewriter import rewrite_plain  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ def _head_size(node: Any) -> int:
 def _attention(
     name: str, geometry: AttentionGeometry, prompt: tuple[int, str] | None, *, single: bool = False
 ) -> Attention:
-    from flownpu.convert.attention_folding import prompt_folding, token_folding  # noqa: PLC0415 slow to import
+    from flownpu.convert.sources.attention_folding import prompt_folding, token_folding  # noqa: PLC0415 slow to import
 
     level, reason = (None, "") if single else prompt or prompt_folding(geometry)
     token_level, token_reason = token_folding(geometry) if geometry.cached else (None, "")

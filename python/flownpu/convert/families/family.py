@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from flownpu.convert.mixture import ExpertTensors
+from flownpu.convert.layer_parts import ExpertTensors
 
 
 class Power(NamedTuple):

@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 from flownpu.convert.families.family import Experts, Family, Power
-from flownpu.convert.mixture import ExpertTensors
+from flownpu.convert.layer_parts import ExpertTensors
 
 _GRANITE = Family(
     model_type="granite",

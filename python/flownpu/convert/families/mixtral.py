@@ -2,7 +2,7 @@
 """Mixtral (Mistral AI, 2023): Mistral with experts, and by default without windows."""
 
 from flownpu.convert.families.family import Biases, Experts, Family
-from flownpu.convert.mixture import ExpertTensors
+from flownpu.convert.layer_parts import ExpertTensors
 
 FAMILIES = (
     Family(

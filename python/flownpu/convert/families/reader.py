@@ -9,12 +9,11 @@ from flownpu.convert.decoder import Decoder, Layer, Rotary
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families.family import Power
 from flownpu.convert.families.rope import read_rotaries
-from flownpu.convert.mixer import Convolution, DeltaRule
-from flownpu.convert.mixture import Mixture
+from flownpu.convert.layer_parts import Convolution, DeltaRule, Mixture
 
 if TYPE_CHECKING:
     from flownpu.convert.families.family import Family
-    from flownpu.convert.mixer import Mixer
+    from flownpu.convert.layer_parts import Mixer
     from flownpu.convert.settings import Settings
 
 # Most layers that a configuration may ask for, since a `Layer` is made for each: more than any model has.

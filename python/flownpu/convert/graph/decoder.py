@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flownpu.convert.decoder import Decoder, Layer, Rotary
-    from flownpu.convert.mixture import Mixture
+    from flownpu.convert.layer_parts import Mixture
 
 Logits = Literal["last", "all"]
 

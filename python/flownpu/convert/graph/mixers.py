@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from flownpu.convert.graph.embedding import EmbeddingWriter
-from flownpu.convert.mixer import Convolution
+from flownpu.convert.layer_parts import Convolution
 from flownpu.convert.weights import ProjectionWeight, weight_plan
 from flownpu.ops.definitions.onnx_function import DOMAIN
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flownpu.convert.decoder import Decoder
-    from flownpu.convert.mixer import DeltaRule, Mixer
+    from flownpu.convert.layer_parts import DeltaRule, Mixer
 
 _MICROSOFT = "com.microsoft"
 

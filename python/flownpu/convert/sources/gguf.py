@@ -14,7 +14,7 @@ from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
 from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
-from flownpu.convert.mixture import STACKED
+from flownpu.convert.layer_parts import STACKED
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import weight_plan

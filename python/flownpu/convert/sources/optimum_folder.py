@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from flownpu.convert.attention_folding import prompt_folding
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
+from flownpu.convert.sources.attention_folding import prompt_folding
 from flownpu.convert.sources.optimum_cache import unlike_the_graph
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.convert.sources.sentence_files import module_files

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describes what layers may have in the place of attention, and of a plain feed-forward.
+
+A mixer in the place of attention remembers earlier tokens in a state. Its size does not grow with the tokens, and it
+depends on all of them, so that rows of a batch must not be padded. A mixture of experts is in the feed-forward's place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A gated depthwise convolution: out_proj(C * conv(B * x)) with B, C and x = in_proj(h)."""
+
+    taps: int
+    """The tokens that it sees, the newest included."""
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """Linear attention by the gated delta rule (Yang et al., "Gated Delta Networks", 2024).
+
+    Queries, keys and values go through a depthwise convolution and SiLU; queries and keys have length 1. The state of a
+    head of values is [key_size, value_size], and value heads i * value_heads / key_heads .. share the i-th key.
+    """
+
+    taps: int
+    """The tokens that the convolution sees, the newest included."""
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+
+    @property
+    def keys(self) -> int:
+        """Elements of all keys of a token, and of all queries."""
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Elements of all values of a token."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+Mixer = Convolution | DeltaRule
+
+
+@dataclass(frozen=True)
+class ExpertTensors:
+    """Names of a layer's tensors, without the layer's prefix.
+
+    {} stands for an expert's number. A tensor without it holds all experts, each one's rows after those of the one
+    before it; if gate and up projection have the same name, each expert's gate comes before its up projection.
+    """
+
+    router: str = "mlp.gate.weight"
+    gate: str = "mlp.experts.{}.gate_proj.weight"
+    up: str = "mlp.experts.{}.up_proj.weight"
+    down: str = "mlp.experts.{}.down_proj.weight"
+
+
+STACKED = ExpertTensors(
+    gate="mlp.experts.gate_proj.weight", up="mlp.experts.up_proj.weight", down="mlp.experts.down_proj.weight"
+)
+"""Each projection is one tensor of all experts, as in GGUF files."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts, of which a router chooses some for each token; each is a gated feed-forward of the decoder's size."""
+
+    experts: int
+    experts_per_token: int
+    normalize: bool
+    """Whether the chosen experts' weights are the softmax over their own logits, or parts of that over all experts'."""
+    tensors: ExpertTensors = ExpertTensors()

@@ -28,9 +28,9 @@ namespace {
 // Up to so many channels of the result in a group are summed up line by line: 8 of 32 columns at
 // twice the products a cycle that shifted lines reach with their loads and stores.
 constexpr std::int64_t kFewChannels = 8;
-// Up to so many channels are not rounded. Up to 4 are a picture's or latent's own numbers: they take
-// a hundredth of a model's time, and all that follows inherits their error. With up to 16, a vector
-// of them, gathering the windows takes longer than multiplying them.
+// Up to so many channels are not rounded. Up to 4 are a picture's or latent's own numbers: they
+// take a hundredth of a model's time, and all that follows inherits their error. With up to 16, a
+// vector of them, gathering the windows takes longer than multiplying them.
 constexpr std::int64_t kUnroundedChannels = 16;
 // Rows that are copied at once, in bytes: they stay in a third-level cache, and a weight of 1280 x
 // 11520 in bf16 (29 MB) is read once for each 180 of them, 11 ms of multiplying on two cores.

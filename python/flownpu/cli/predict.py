@@ -82,7 +82,8 @@ def predict(
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
-    from flownpu.convert.weight_bits import AverageBits, parse_weight_bits  # noqa: PLC0415
+    from flownpu.convert.average_bits import AverageBits  # noqa: PLC0415
+    from flownpu.convert.weight_bits import parse_weight_bits  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415

@@ -53,7 +53,10 @@ void quantize(const float* x, std::int64_t n, float scale, int zero, bool is_sig
     v /= scale;
     v = v < least ? least : v;
     v = v > most ? most : v;
-    return __builtin_convertvector((v + whole) - whole, Integers) + zero;
+    // NaN becomes the least integer, to which a negative zero point is added without overflow.
+    const auto bits =
+        reinterpret_cast<Bits>(__builtin_convertvector((v + whole) - whole, Integers));
+    return reinterpret_cast<Integers>(bits + static_cast<std::uint32_t>(zero));
   };
   auto* to = static_cast<std::int8_t*>(y);
   std::int64_t i = 0;

@@ -65,8 +65,8 @@ def test_batch_equals_single_rows_and_padded_batch_is_refused(
 
     together = logits(slice(0, 2))
     alone = [logits(slice(row, row + 1)) for row in range(2)]
-    # Rows of products are computed alike, whatever their number, but for the order of sums in float32.
-    np.testing.assert_allclose(together, np.concatenate(alone, 1), rtol=0, atol=1e-4 * float(np.abs(together).max()))
+    # The bits of a row do not depend on other rows: not of products, and each state has a task of its own.
+    np.testing.assert_array_equal(together, np.concatenate(alone, 1))
     mask = np.ones((2, 12), np.int64)
     mask[1, 9:] = 0
     with pytest.raises(Exception, match="seqlens_k"):

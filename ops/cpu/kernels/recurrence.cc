@@ -153,7 +153,8 @@ class Strip {
 };
 
 // Up to so many tokens do not pay for the copies of a strip: one token of 32 heads of 128 x 128
-// took 153 us with them on Zen 4, and 114 on the state as it lies, copied in one go.
+// took 153 us with them on one thread of Zen 4, and takes 119 on the state as it lies, copied in
+// one go.
 constexpr std::int64_t kFewTokens = 4;
 
 void recurrence(const Recurrence& call) {

@@ -20,7 +20,7 @@ from flownpu.aie.iron.compat import range_
 if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Program
 
-_LINE = 16  # elements that the kernel copies at least
+_LINE = 16  # the fewest elements that the kernel copies
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _fused_dqp() -> Operands:
 
 
 def _gemm(weights: str) -> Operands:
-    """A tile of A times a tile of B, in the order of the kernel: sums from 0 each time."""
+    """A tile of A times a tile of B, in the order of the kernel, whose accumulators begin at 0."""
     m, k, n = GEMM_TILE
     b = Part("b", k * n) if weights == "bf16" else Part("b", k * n // 8 * 9, U8)
 

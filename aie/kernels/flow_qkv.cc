@@ -3,6 +3,7 @@
 // on one tile. Causal, sliding-window (SWA) and non-causal (NCA) differ in the run-time parameters
 // alone.
 //
+// F are the softmax's numerators, Y their sum over V, l their sum.
 // Dataflow: Q stays; for each chunk K, V: scores (eq. 6-10), then values (eq. 11); at the end O = Y
 // / l (eq. 12). Rows are queries of one head, or of all heads of a group, one after the other.
 // A chunk whose keys are seen by all rows needs no masks, which is decided once a call, from

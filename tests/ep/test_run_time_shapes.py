@@ -61,7 +61,7 @@ def test_run_after_fallback_is_on_device(make_session: MakeSession) -> None:
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], first)
 
 
-def test_constants_and_attributes_reach_other_provider(make_session: MakeSession) -> None:
+def test_constants_and_attributes_reach_fallback_provider(make_session: MakeSession) -> None:
     model = open_model(
         """g (float[2] x, int64[1] s) => (float[2] y) <float[1] c = {0.25}, float[2,3] w = {1, 2, 3, 4, 5, 6}> {
             f = ConstantOfShape <value = float[1] {3}> (s)  a = Concat <axis = 0> (f, c)
@@ -74,7 +74,7 @@ def test_constants_and_attributes_reach_other_provider(make_session: MakeSession
     np.testing.assert_array_equal(ours, reference(model, feeds)[0], strict=True)
 
 
-def test_shapes_of_constants_reach_other_provider(make_session: MakeSession) -> None:
+def test_shapes_of_constants_reach_fallback_provider(make_session: MakeSession) -> None:
     """ONNX Runtime needs the shape of a bias when a session is made."""
     model = open_model(
         """g (float[3,32] x) => (float[3,8] y)

@@ -105,11 +105,16 @@ def test_unknown_repository_names_short_names_that_are_near():
         expect("gema3:1b")
 
 
-def test_offline_mode_converts_what_is_in_the_cache_and_says_so_otherwise(hub, monkeypatch):
+def test_offline_mode_converts_cached_files_without_requests(hub, monkeypatch):
     store.remove(TOPICS) if pull() else None
     hub.asked.clear()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert pull().is_dir()
+    assert hub.asked == []
+
+
+def test_offline_mode_reports_model_that_is_not_cached(hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(FlowNPUError, match=r"someone/other is not, or not as a whole, in .* HF_HUB_OFFLINE is set"):
         pull(Reference("someone/other"))
     assert hub.asked == []

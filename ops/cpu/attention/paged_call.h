@@ -46,13 +46,15 @@ class PagedCall {
   float* output(std::int64_t token, std::int64_t head) const;
   HeadPreparation preparation(PagedInput norm) const;
 
-  // The caches after the call, and three offsets in bytes that both caches share: of a KV head in a
-  // block's row, of a KV head at a position of a sequence, and from a row to the next.
+  // The caches after the call. Both have the same layout, of which the next three are in bytes.
   std::byte* key_cache() const { return outputs_[kKeyCacheOut].as<std::byte>(); }
   std::byte* value_cache() const { return outputs_[kValueCacheOut].as<std::byte>(); }
+  // From a row's begin to a KV head.
   std::int64_t head_offset(std::int64_t group) const;
+  // From the cache's begin to a KV head at a position of a sequence.
   std::int64_t cache_offset(const PagedSequence& sequence, std::int64_t position,
                             std::int64_t group) const;
+  // From a row to the next.
   std::int64_t row_bytes() const { return row_bytes_; }
   CacheBlocks blocks(const PagedSequence& sequence) const;
 

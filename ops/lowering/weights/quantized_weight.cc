@@ -180,7 +180,7 @@ Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   return group;
 }
 
-// The same, but quantised again.
+// The group of `row` from column `first` on, quantised from its float values.
 Q4NXGroup QuantizedWeight::new_group(std::int64_t row, std::int64_t first) const {
   std::array<float, q4nx::kGroup> weights{};
   const auto count = static_cast<std::size_t>(std::min(q4nx::kGroup, columns - first));

@@ -20,8 +20,8 @@ constexpr milliseconds kUnknown{15000};
 // Time for the driver to start the context anew.
 constexpr milliseconds kRecovery{1000};
 
-// The system prolongs shorter sleeps by its own 50 us in any case. The longest sleep bounds the
-// delay of a call with unknown duration.
+// Linux adds 50 us to each sleep, so this one takes 60. The longest sleep bounds the delay of a
+// call with unknown duration.
 constexpr std::chrono::microseconds kShortest{10};
 constexpr std::chrono::microseconds kLongest{250};
 // The long sleep leaves out this part of the expected time, because dispatches differ. A short

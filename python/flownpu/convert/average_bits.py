@@ -43,7 +43,7 @@ _STRETCHES = 4
 
 
 class ChosenBits(NamedTuple):
-    """Bits of the weights that a choice was made for, by their names in `weight_plan`."""
+    """The bits that were chosen for each weight, by its name in `weight_plan`."""
 
     by_name: dict[str, int]
 

@@ -221,7 +221,7 @@ def test_broken_image_processor_is_named(flownpu, seeing_model, files, tmp_path,
         ("<image_soft_token>?", ("--allow-control-tokens",), "the prompt has 257 tokens <image_soft_token>"),
     ],
 )
-def test_unfit_marks_are_refused(flownpu, seeing_model, files, prompt, option, words):
+def test_wrong_image_placeholders_are_refused(flownpu, seeing_model, files, prompt, option, words):
     done = flownpu("run", seeing_model, "-p", prompt, "--image", files[0], *option, *CPU)
     assert (done.code, done.out) == (1, "")
     assert words in done.err

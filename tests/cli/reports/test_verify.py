@@ -176,7 +176,7 @@ def outlier(data):
     data.view(np.float32)[7] = 3000
 
 
-def test_costly_int8_report_recommends_bf16(flownpu, model_copy):
+def test_report_of_inaccurate_int8_recommends_bf16(flownpu, model_copy):
     for layer in range(6):
         plant(model_copy, f"layers.{layer}.pre_feedforward_layernorm", outlier)
     done = flownpu("verify", model_copy, "--against", model_copy, "--device", "cpu")

@@ -243,7 +243,7 @@ def two_constants_of_a_name(file: context_files.ContextFile) -> None:
         (lambda file: setattr(file.nodes[0].inputs[0], "type", 3), "'x' is int64 here and float there"),
     ],
 )
-def test_wrong_head_with_right_checksum_is_refused(edited: Any, edit: Any, message: str) -> None:
+def test_wrong_file_header_with_right_checksum_is_refused(edited: Any, edit: Any, message: str) -> None:
     with pytest.raises(
         Exception, match=rf"small_ctx\.0\.flownpu' cannot be read .*{message}.*; compile the model again"
     ):

@@ -315,7 +315,7 @@ def test_impossible_sequence_words_are_refused(bench, case):
         assert any("a walk has a dimension of" in text for text in said)
 
 
-def test_impossible_array_words_are_refused(tmp_path):
+def test_array_file_with_impossible_values_is_refused(tmp_path):
     bench = Bench(plan_of(RMSNorm("npu2", N).program(ROWS, 1e-6)), tmp_path)
 
     def load(words):

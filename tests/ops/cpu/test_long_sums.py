@@ -80,7 +80,7 @@ def test_root_mean_square_is_within_bound(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_layer_norm_is_within_bound(isa: str) -> None:
+def test_layer_norm_of_long_row_is_within_bound(isa: str) -> None:
     x = np.full(LONG, TENTH)[None]
     x[:, ::2] = np.float32(0.3)
     y = one("LayerNormalization", [x, np.ones(LONG, np.float32)], domain="", options={"cpu_isa": isa}, epsilon=1e-9)

@@ -61,7 +61,7 @@ def test_matrix_units_have_bits_of_vectors_for_rows_1_to_300(layout: q4nx.Layout
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
 @pytest.mark.parametrize("columns", [640, 200, 27])
-def test_dense_product_has_bits_of_vectors(columns: int, dtype: type) -> None:
+def test_dense_product_equals_vector_units_bit_for_bit(columns: int, dtype: type) -> None:
     """Parts of 128 columns: more than fill an L1 cache, one and a half, and one that is not full."""
     rng = np.random.default_rng(columns)
     dense = rng.integers(-128, 128, (columns, 71)).astype(dtype)
@@ -77,7 +77,7 @@ def test_dense_product_has_bits_of_vectors(columns: int, dtype: type) -> None:
 
 
 @pytest.mark.parametrize("tokens", [16, 17, 32, 50])
-def test_gated_pair_has_bits_of_vectors(tokens: int) -> None:
+def test_gated_pair_equals_vector_units_bit_for_bit(tokens: int) -> None:
     rng = np.random.default_rng(tokens)
     blocks = np.concatenate([weight(70, 320, q4nx.NARROW, rng) for _ in range(2)])
     x = rng.standard_normal((tokens, 320), dtype=np.float32) / 1000

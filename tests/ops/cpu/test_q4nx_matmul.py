@@ -280,7 +280,7 @@ def test_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int, int
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_layout_of_gated_pair_changes_no_bit(isa: str, tokens: int) -> None:
+def test_gated_pair_is_equal_in_wide_narrow_and_symmetric_layouts(isa: str, tokens: int) -> None:
     rng = np.random.default_rng(11)
     gate, up = symmetric_weight(70, 320, rng), symmetric_weight(70, 320, rng)
     x = rng.standard_normal((tokens, 320), dtype=np.float32)

@@ -160,7 +160,7 @@ def test_keys_shared_among_work_groups_equal_float64(context, rng, softcap, wind
     assert (y[:first] == 7).all()
 
 
-def test_norm_of_sum_is_normalised_before_adding(context, rng):
+def test_skip_is_normalised_before_adding(context, rng):
     columns, rows = 77, 3
     x, skip = (rng.standard_normal((rows, columns), dtype=np.float32) for _ in range(2))
     weight, of_skip = (rng.uniform(0.5, 1.5, columns).astype(np.float32) for _ in range(2))

@@ -113,7 +113,7 @@ def _say_not_run(model: ir.Model, request: Request) -> None:
 
 
 def _is_choice(node: ir.Node) -> bool:
-    """Whether a node's subgraphs hold nothing but constants: an If between constants, which devices run."""
+    """Whether all subgraphs of a node, if it has any, hold constants alone: devices run an If between constants."""
     graphs = [attribute.as_graph() for attribute in node.attributes.values() if attribute.type == _GRAPH]
     return all(inner.op_type == "Constant" for graph in graphs for inner in graph) and all(
         ir.convenience.get_const_tensor(value) is not None for graph in graphs for value in graph.outputs

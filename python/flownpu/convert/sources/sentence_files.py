@@ -28,7 +28,7 @@ _OF_MODULE = ("config.json", "model.safetensors")
 
 
 def has_modules(source: Path) -> bool:
-    """Whether a checkpoint says how its hidden states become embeddings."""
+    """Whether a checkpoint has sentence-transformers' list of modules, which make embeddings of hidden states."""
     return (source / MODULES).is_file()
 
 

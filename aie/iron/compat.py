@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
-    "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo",
-    "ObjectFifoHandle", "Program", "Runtime", "TaskGroup", "TensorAccessPattern", "Tile", "Worker",
+    "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "Kernel", "ObjectFifo",
+    "ObjectFifoHandle", "Program", "Runtime", "TensorAccessPattern", "Tile", "Worker",
     "WorkerRuntimeBarrier", "object_file", "range_", "shared", "v8bfp16ebs8",
 ]  # fmt: skip
 
@@ -34,13 +34,11 @@ if TYPE_CHECKING or _CHOICE == "recorder":
         AnyMemTile,
         AnyShimTile,
         Buffer,
-        ExternalFunction,
         Kernel,
         ObjectFifo,
         ObjectFifoHandle,
         Program,
         Runtime,
-        TaskGroup,
         Tile,
         Worker,
         WorkerRuntimeBarrier,
@@ -66,12 +64,10 @@ else:
 
         from aie.iron import (
             Buffer,
-            ExternalFunction,
             Kernel,
             ObjectFifo,
             Program,
             Runtime,
-            TaskGroup,
             Worker,
             WorkerRuntimeBarrier,
         )
@@ -91,6 +87,6 @@ def object_file(file: str) -> str:
     """The object file of a kernel's source `kernels/<file>.cc`, as the argument of `Kernel`.
 
     A plan names the source. mlir-aie links an object file that Peano has compiled before: a source has several entries,
-    and an `ExternalFunction` for each entry would compile and link the whole source as many times.
+    and IRON's `ExternalFunction` would compile and link the whole source for each of them.
     """
     return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"

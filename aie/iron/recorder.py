@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle
 from flownpu.aie.iron.resolve import assemble
 from flownpu.aie.iron.runtime import Runtime
-from flownpu.aie.iron.sequence import RuntimeData, Task, TaskGroup
+from flownpu.aie.iron.sequence import RuntimeData, Task
 from flownpu.aie.iron.symbolic import RecordingError
 from flownpu.aie.iron.types import (
     NPU1,
@@ -26,7 +26,7 @@ from flownpu.aie.iron.types import (
     refuse,
     v8bfp16ebs8,
 )
-from flownpu.aie.iron.worker import Buffer, ExternalFunction, Kernel, Worker, WorkerRuntimeBarrier
+from flownpu.aie.iron.worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,6 @@ __all__ = [
     "AnyMemTile",
     "AnyShimTile",
     "Buffer",
-    "ExternalFunction",
     "Kernel",
     "ObjectFifo",
     "ObjectFifoHandle",
@@ -49,7 +48,6 @@ __all__ = [
     "Runtime",
     "RuntimeData",
     "Task",
-    "TaskGroup",
     "Tile",
     "Worker",
     "WorkerRuntimeBarrier",

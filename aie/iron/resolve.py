@@ -3,13 +3,12 @@
 
 IRON leaves the choice of tiles to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The
 simple rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the
-host's ends on the shim tile, that is nearest to the cores they serve and has channels left. Where a design gives only a
-column or only a row, that is kept.
+host's ends on the shim tile, of the column of the first core that they serve, whether or not it has channels left.
+Where a design gives only a column or only a row, that is kept.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -136,17 +135,7 @@ def _end(handle: ObjectFifoHandle) -> plan.End:
 
 def _fifo(fifo: ObjectFifo) -> plan.Fifo:
     producer, *consumers = _ends(fifo)
-    padding = fifo.to_stream.padding if fifo.to_stream is not None else None
-    return plan.Fifo(
-        fifo.name or "",
-        fifo.type,
-        _end(producer),
-        tuple(map(_end, consumers)),
-        fifo.repeat_count,
-        fifo.via_dma,
-        None if fifo.delegate is None else _place_of(fifo.delegate),
-        padding or (),
-    )
+    return plan.Fifo(fifo.name or "", fifo.type, _end(producer), tuple(map(_end, consumers)))
 
 
 def _link(link: ObjectFifoLink) -> plan.Link:
@@ -164,17 +153,22 @@ def _buffer(buffer: Buffer) -> plan.TileBuffer:
 
 def _place(workers: Sequence[Worker], fifos: list[ObjectFifo], limits: Limits) -> None:
     _place_workers(workers, limits)
-    links = list({id(link): link for fifo in fifos for link in _links(fifo)}.values())
-    used: Counter[tuple[int, str]] = Counter()
-    for link in links:
-        _take(used, link.tile.col, len(link.inputs), len(link.outputs))
-    for link in links:
-        if link.tile.col is None:
-            need = len(link.inputs), len(link.outputs)
-            link.tile.col = _nearest(_column_served(link, fifos), used, need, limits, "memory")
-        if link.tile.row is None:
-            link.tile.row = 1
-    _place_host_ends(fifos, limits)
+    for link in {id(link): link for fifo in fifos for link in _links(fifo)}.values():
+        linked = {id(end.fifo) for end in (*link.inputs, *link.outputs)}
+        _settle(link.tile, [end for fifo in fifos if id(fifo) in linked for end in _ends(fifo)], row=1)
+    for fifo in fifos:
+        for end in _ends(fifo):
+            if isinstance(end.owner, Runtime):
+                _settle(end.tile, _ends(fifo), row=0)
+
+
+def _settle(tile: OpenTile, served: list[ObjectFifoHandle], *, row: int) -> None:
+    """Give an open tile this row, and the column of the first core or link at the ends that it serves; 0 without."""
+    if tile.col is None:
+        columns = [end.owner.tile.col for end in served if isinstance(end.owner, (Worker, ObjectFifoLink))]
+        tile.col = next((column for column in columns if column is not None), 0)
+    if tile.row is None:
+        tile.row = row
 
 
 def _place_workers(workers: Sequence[Worker], limits: Limits) -> None:
@@ -197,44 +191,3 @@ def _place_workers(workers: Sequence[Worker], limits: Limits) -> None:
             raise RecordingError(f"[tiles] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
         free.remove(place)
         tile.col, tile.row = place.column, place.row
-
-
-def _place_host_ends(fifos: list[ObjectFifo], limits: Limits) -> None:
-    used: Counter[tuple[int, str]] = Counter()
-    ends = [end for fifo in fifos for end in _ends(fifo) if isinstance(end.owner, Runtime)]
-    for end in ends:
-        _take(used, end.tile.col, int(not end.is_producer), int(end.is_producer))
-    for end in ends:
-        if end.tile.col is None:
-            owners = [other.owner for other in _ends(end.fifo)]
-            columns = [owner.tile.col for owner in owners if isinstance(owner, (Worker, ObjectFifoLink))]
-            need = int(not end.is_producer), int(end.is_producer)
-            end.tile.col = _nearest(next(iter(columns), 0) or 0, used, need, limits, "shim")
-        if end.tile.row is None:
-            end.tile.row = 0
-
-
-def _take(used: Counter[tuple[int, str]], column: int | None, inputs: int, outputs: int) -> None:
-    if column is not None:
-        used[column, "in"] += inputs
-        used[column, "out"] += outputs
-
-
-def _nearest(wanted: int, used: Counter[tuple[int, str]], need: tuple[int, int], limits: Limits, kind: str) -> int:
-    """Take `need` (input, output) channels of the nearest column to `wanted` whose tile of a kind has them left."""
-    tile = getattr(limits, kind)
-    for column in sorted(range(limits.columns), key=lambda column: (abs(column - wanted), column)):
-        inputs, outputs = used[column, "in"] + need[0], used[column, "out"] + need[1]
-        if inputs <= tile.input_channels and outputs <= tile.output_channels:
-            _take(used, column, *need)
-            return column
-    raise RecordingError(
-        f"[tiles] no {kind} tile of {limits.name} has {need[0]} input and {need[1]} output channels left"
-    )
-
-
-def _column_served(link: ObjectFifoLink, fifos: list[ObjectFifo]) -> int:
-    """The column of the first core at the other ends of a link's fifos, 0 if there is none."""
-    linked = {id(end.fifo) for end in (*link.inputs, *link.outputs)}
-    ends = [end for fifo in fifos if id(fifo) in linked for end in _ends(fifo)]
-    return next((end.owner.tile.col or 0 for end in ends if isinstance(end.owner, Worker)), 0)

@@ -143,31 +143,10 @@ class Kernel:
         )
 
 
-class ExternalFunction(Kernel):
-    """A kernel that is compiled from its source (`aie.iron.ExternalFunction`)."""
-
-    def __init__(
-        self,
-        name: str,
-        object_file_name: str | None = None,
-        source_file: str | None = None,
-        arg_types: Sequence[Any] = (),
-        include_dirs: Sequence[str] = (),
-        compile_flags: Sequence[str] = (),
-        **options: Any,
-    ) -> None:
-        refuse("ExternalFunction", options)
-        if source_file is None and object_file_name is None:
-            raise RecordingError(f"[ExternalFunction {name}] expected a source file or an object file")
-        super().__init__(name, source_file or object_file_name or "", arg_types)
-        flags = (*compile_flags, *(f"-I{folder}" for folder in include_dirs))
-        self.record = plan.Kernel(name, self.record.arguments, self.record.source, flags)
-
-
 class Worker:
     """The program of a compute tile (`aie.iron.Worker`): `core_fn(*fn_args)`.
 
-    `while_true`: it starts over when it ends. `stack_size` is in bytes. `dynamic_objfifo_lowering`: see `plan.Core`.
+    `stack_size` is in bytes. `dynamic_objfifo_lowering`: see `plan.Core`.
     """
 
     def __init__(
@@ -175,7 +154,6 @@ class Worker:
         core_fn: Callable[..., None],
         fn_args: Sequence[Any] | None = None,
         tile: Tile | None = AnyComputeTile,
-        while_true: bool = True,
         stack_size: int | None = None,
         dynamic_objfifo_lowering: bool | None = None,
         **options: Any,
@@ -183,7 +161,7 @@ class Worker:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
         self.tile = own_tile(tile)
-        self.while_true, self.stack_size, self.dynamic = while_true, stack_size, bool(dynamic_objfifo_lowering)
+        self.stack_size, self.dynamic = stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))
         for argument in self.arguments:
             if isinstance(argument, ObjectFifo):
@@ -195,11 +173,6 @@ class Worker:
             if isinstance(argument, WorkerRuntimeBarrier):
                 argument.workers.append(self)
 
-    @staticmethod
-    def grid(rows: int, cols: int, factory: Callable[[int, int], Worker]) -> list[list[Worker]]:
-        """Lists of workers, one a row: `factory(row, col)` makes each."""
-        return [[factory(row, col) for col in range(cols)] for row in range(rows)]
-
     def record(self, place: plan.Tile) -> plan.Core:
         """Run the function once and record its actions."""
         trace = CoreTrace()
@@ -209,4 +182,4 @@ class Worker:
         with trace.active():
             self.core_fn(*self.fn_args)
         stack = NPU2.stack_bytes if self.stack_size is None else self.stack_size
-        return plan.Core(place, trace.body, self.while_true, stack, self.dynamic)
+        return plan.Core(place, trace.body, stack, self.dynamic)

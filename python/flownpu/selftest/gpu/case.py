@@ -45,10 +45,10 @@ class Case:
         operations: multiplications and additions of a product, likewise.
     """
 
-    name: str
     op_type: str
     inputs: Sequence[np.ndarray | None]
     expected: Mapping[int, Expected]
+    name: str = ""
     outputs: Sequence[str] = ("float",)
     domain: str = "ai.flownpu"
     attributes: Mapping[str, Any] = field(default_factory=dict)

@@ -115,21 +115,13 @@ def _locks(array: Array, resources: Resources, limits: Limits) -> Iterator[Viola
     need: Counter[Tile] = Counter(barrier.tile for barrier in array.barriers)
     for pool in resources.pools:
         need[pool.tile] += pool.locks
-        if pool.lock_start > limits.lock_maximum:
+        if pool.count > limits.lock_maximum:
             resource = f"lock value of fifo {pool.fifo}"
-            yield Violation(
-                describe(pool.tile, limits), resource, pool.lock_start, limits.lock_maximum, "objects x repeats"
-            )
+            yield Violation(describe(pool.tile, limits), resource, pool.count, limits.lock_maximum)
     for tile, count in sorted(need.items()):
         have = limits.tile(tile.column, tile.row).locks
         if count > have:
             yield Violation(describe(tile, limits), "locks", count, have)
-    for barrier in array.barriers:
-        if not 0 <= barrier.initial_value <= limits.lock_maximum:
-            resource = f"initial value of {barrier.name}"
-            yield Violation(
-                describe(barrier.tile, limits), resource, barrier.initial_value, f"0..{limits.lock_maximum}"
-            )
 
 
 def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:

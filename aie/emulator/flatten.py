@@ -138,7 +138,7 @@ class _Flattening:
         self.link_of = {name: link for link in array.links for name in (*link.inputs, *link.outputs)}
         self.pool_of = {id(link): self._link_pool(link) for link in array.links}
         buffers = {buffer.name: self._buffer(buffer) for buffer in array.buffers}
-        barriers = {barrier.name: self._lock(barrier.name, barrier.initial_value) for barrier in array.barriers}
+        barriers = {barrier.name: self._lock(barrier.name, 0) for barrier in array.barriers}
         for fifo in array.fifos:
             self._fifo(fifo)
         words = self._words(self._cores(buffers, barriers))

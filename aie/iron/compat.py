@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
-    "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "Kernel", "ObjectFifo",
+    "NPU1", "NPU2", "Buffer", "Kernel", "ObjectFifo",
     "ObjectFifoHandle", "Program", "Runtime", "TensorAccessPattern", "Tile", "Worker",
     "WorkerRuntimeBarrier", "object_file", "range_", "shared", "v8bfp16ebs8",
 ]  # fmt: skip
@@ -30,9 +30,6 @@ if TYPE_CHECKING or _CHOICE == "recorder":
     from flownpu.aie.iron.recorder import (
         NPU1,
         NPU2,
-        AnyComputeTile,
-        AnyMemTile,
-        AnyShimTile,
         Buffer,
         Kernel,
         ObjectFifo,
@@ -60,7 +57,7 @@ else:
         from aie.helpers.util import v8bfp16ebs8
         from aie.iron.controlflow import range_
         from aie.iron.dataflow import ObjectFifoHandle
-        from aie.iron.device import NPU1, NPU2, AnyComputeTile, AnyMemTile, AnyShimTile, Tile
+        from aie.iron.device import NPU1, NPU2, Tile
 
         from aie.iron import (
             Buffer,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.iron.sequence import RuntimeData, Task, current_sequence
 from flownpu.aie.iron.symbolic import CoreTrace, ElementReference, RecordingError, View, current_core
-from flownpu.aie.iron.types import AnyMemTile, Tile, own_tile, plan_type, refuse
+from flownpu.aie.iron.types import Tile, plan_type, refuse
 from flownpu.aie.plan import data as plan
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ObjectFifoHandle:
             raise RecordingError(f"[ObjectFifo] expected a depth of 1 or more for the fifo or its end, got {depth}")
         self.fifo, self.is_producer, self.depth = fifo, is_producer, depth
         self.walk = fifo.to_stream if is_producer else fifo.from_stream_per_cons
-        self.tile = own_tile(tile)
+        self.tile = tile or Tile()
         self.owner: object = None  # the Worker, Runtime or ObjectFifoLink that uses it
 
     @property
@@ -174,7 +174,7 @@ class ObjectFifoHandle:
     def split(
         self,
         offsets: Sequence[int],
-        tile: Tile | None = AnyMemTile,
+        tile: Tile | None = None,
         depths: Sequence[int] | None = None,
         obj_types: Sequence[Any] | None = None,
         names: Sequence[str | None] | None = None,
@@ -192,7 +192,7 @@ class ObjectFifoHandle:
     def join(
         self,
         offsets: Sequence[int],
-        tile: Tile | None = AnyMemTile,
+        tile: Tile | None = None,
         depths: Sequence[int] | None = None,
         obj_types: Sequence[Any] | None = None,
         **options: Any,
@@ -207,7 +207,7 @@ class ObjectFifoHandle:
 
     def forward(
         self,
-        tile: Tile | None = AnyMemTile,
+        tile: Tile | None = None,
         obj_type: Any = None,
         depth: int | None = None,
         name: str | None = None,
@@ -250,6 +250,6 @@ class ObjectFifoLink:
         offsets: Sequence[int],
     ) -> None:
         self.inputs, self.outputs, self.offsets = list(inputs), list(outputs), tuple(offsets)
-        self.tile = own_tile(tile)
+        self.tile = tile or Tile()
         for handle in (*inputs, *outputs):
             handle.belongs_to(self)

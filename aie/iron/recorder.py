@@ -18,9 +18,6 @@ from flownpu.aie.iron.symbolic import RecordingError
 from flownpu.aie.iron.types import (
     NPU1,
     NPU2,
-    AnyComputeTile,
-    AnyMemTile,
-    AnyShimTile,
     Device,
     Tile,
     refuse,
@@ -36,9 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "NPU1",
     "NPU2",
-    "AnyComputeTile",
-    "AnyMemTile",
-    "AnyShimTile",
     "Buffer",
     "Kernel",
     "ObjectFifo",

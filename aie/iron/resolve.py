@@ -50,7 +50,7 @@ def _array(target: str, workers: tuple[Worker, ...], ends: tuple[ObjectFifoHandl
     cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
     links = {id(link): link for fifo in fifos for link in _links(fifo)}
     locks = [
-        plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
+        plan.Barrier(lock, _place_of(worker.tile))
         for barrier in barriers
         for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
     ]

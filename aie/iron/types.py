@@ -61,16 +61,6 @@ class Tile:
         return " and ".join(f"{name} {value}" for name, value in given.items() if value is not None) or "any tile"
 
 
-AnyComputeTile = Tile()
-AnyMemTile = Tile()
-AnyShimTile = Tile()
-
-
-def own_tile(tile: Tile | None) -> Tile:
-    """The given tile; a new open one for None or `Any...Tile`, which all designs share."""
-    return Tile() if tile is None or any(tile is name for name in (AnyComputeTile, AnyMemTile, AnyShimTile)) else tile
-
-
 def plan_type(kind: Any) -> plan.Type:
     """The plan's type of `np.ndarray[(n,), np.dtype[T]]` or of a scalar type like `np.int32`.
 

@@ -18,7 +18,7 @@ from flownpu.aie.iron.symbolic import (
     current_core,
     expression,
 )
-from flownpu.aie.iron.types import AnyComputeTile, Tile, flatten, own_tile, plan_type, refuse
+from flownpu.aie.iron.types import Tile, flatten, plan_type, refuse
 from flownpu.aie.plan import data as plan
 from flownpu.aie.plan.limits import NPU2
 
@@ -78,8 +78,7 @@ class Buffer:
 class WorkerRuntimeBarrier:
     """Lets workers wait for the sequence (`aie.iron.WorkerRuntimeBarrier`): one lock on each worker's tile."""
 
-    def __init__(self, initial_value: int = 0) -> None:
-        self.initial_value = initial_value
+    def __init__(self) -> None:
         self.workers: list[Worker] = []
         self.locks: list[str] = []
         self.number = 0
@@ -153,14 +152,14 @@ class Worker:
         self,
         core_fn: Callable[..., None],
         fn_args: Sequence[Any] | None = None,
-        tile: Tile | None = AnyComputeTile,
+        tile: Tile | None = None,
         stack_size: int | None = None,
         dynamic_objfifo_lowering: bool | None = None,
         **options: Any,
     ) -> None:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
-        self.tile = own_tile(tile)
+        self.tile = tile or Tile()
         self.stack_size, self.dynamic = stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))
         for argument in self.arguments:

@@ -63,7 +63,7 @@ class _Module:
                     self._buffer(buffer)
                 for barrier in array.barriers:
                     value = self.locks[barrier.name] = lines.result("lock")
-                    named = {"init": f"{barrier.initial_value} : i32", "sym_name": f'"{barrier.name}"'}
+                    named = {"init": "0 : i32", "sym_name": f'"{barrier.name}"'}
                     lines.add(f"{value} = aie.lock({self.tiles[barrier.tile]}){attributes(named)}")
                 for fifo in array.fifos:
                     self._fifo(fifo)

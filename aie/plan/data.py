@@ -137,11 +137,10 @@ class TileBuffer:
 
 @dataclass(frozen=True)
 class Barrier:
-    """A lock on which a core waits for the sequence."""
+    """A lock on which a core waits for the sequence; it begins at 0."""
 
     name: str
     tile: Tile
-    initial_value: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 These are the rules of mlir-aie's `aie-objectFifo-stateful-transform` (lib/Dialect/AIE/Transforms), which the checker
 counts with:
 
-- A fifo with one consumer whose tile shares memory with the producer's, and without walks and links,
-  is one pool of objects in that memory and no DMA. Every other fifo has a pool at each end and a DMA channel at each.
+- A fifo with one consumer whose tile shares memory with the producer's, and without walks and links, is one pool of
+  objects in that memory and no DMA. Every other fifo has a pool at each end and a DMA channel at each.
 - At a link the ends that meet share one pool, that of the whole object (of the larger one where a link forwards). It
   has a pair of locks for every part, and its DMAs have a descriptor for every part of every object.
 - A pool has one descriptor for each object on each channel.
@@ -36,14 +36,13 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Pool:
-    """The objects of a fifo in the memory of a tile; `lock_start`: initial value of the lock that counts free ones."""
+    """The objects of a fifo in the memory of a tile; the lock that counts free ones begins with their `count`."""
 
     fifo: str
     tile: Tile
     count: int
     object_bytes: int
     locks: int
-    lock_start: int
 
     @property
     def bytes(self) -> int:
@@ -123,7 +122,7 @@ def resources_of(array: Array, limits: Limits) -> Resources:
     for fifo in array.fifos:
         memory = shared_memory(fifo, fifo.name in linked, limits)
         if memory is not None:
-            pools.append(Pool(fifo.name, memory, fifo.producer.depth, fifo.type.bytes, 2, fifo.producer.depth))
+            pools.append(Pool(fifo.name, memory, fifo.producer.depth, fifo.type.bytes, 2))
             continue
         for end, direction in [(fifo.producer, "out"), *((end, "in") for end in fifo.consumers)]:
             link = parts.get(fifo.name)
@@ -136,10 +135,10 @@ def resources_of(array: Array, limits: Limits) -> Resources:
                 descriptors = pool.count * factor
             elif limits.kind(end.tile.column, end.tile.row) == "shim":
                 descriptors = 0  # the sequence's transfers have their own
-                pools.append(Pool(fifo.name, end.tile, 0, 0, 2, 0))
+                pools.append(Pool(fifo.name, end.tile, 0, 0, 2))
             else:
                 count = _depth(fifo, end, most)
-                pools.append(Pool(fifo.name, end.tile, count, fifo.type.bytes, 2, count))
+                pools.append(Pool(fifo.name, end.tile, count, fifo.type.bytes, 2))
                 descriptors = count
             channels.append(Channel(fifo.name, end.tile, direction, used[end.tile, direction], descriptors))
             used[end.tile, direction] += 1
@@ -154,7 +153,7 @@ def _link_pool(link: Link, fifos: dict[str, Fifo]) -> Pool:
     else:
         fifo, depth = last, last.producer.depth
     parts = max(len(link.inputs), len(link.outputs))
-    return Pool(fifo.name, last.producer.tile, depth, fifo.type.bytes, 2 * parts, depth)
+    return Pool(fifo.name, last.producer.tile, depth, fifo.type.bytes, 2 * parts)
 
 
 def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:

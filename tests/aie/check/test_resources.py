@@ -168,8 +168,8 @@ def test_surplus_locks_are_refused():
 
 
 def test_lock_value_beyond_limit_is_refused():
-    plan = with_array(CHAIN, barriers=(dataclasses.replace(CHAIN.array.barriers[0], initial_value=64),))
-    assert "[compute tile (0, 2)] initial value of barrier0_0_2: need 64, have 0..63" in messages(plan)
+    plan = with_end(CHAIN, "a", "consume", depth=64)
+    assert "[memory tile (0, 1)] lock value of fifo a: need 64, have 63" in messages(plan)
 
 
 def test_memory_is_within_reach_of_neighbours_only():

@@ -32,7 +32,6 @@ MLIR_AIE = {
         class NPU1: pass
         class NPU2: pass
         class Tile: pass
-        AnyComputeTile = AnyMemTile = AnyShimTile = None
     """,
 }
 

@@ -6,9 +6,6 @@ import pytest
 from flownpu.aie.iron.compat import (
     NPU1,
     NPU2,
-    AnyComputeTile,
-    AnyMemTile,
-    AnyShimTile,
     ObjectFifo,
     Program,
     Runtime,
@@ -43,14 +40,6 @@ def test_column_or_row_alone_is_kept():
     assert adder(Tile(row=4)) == (Place(0, 4), Place(0, 1), Place(0, 0), Place(0, 0))
     assert adder(Tile(col=5), link=Tile(col=3)) == (Place(5, 2), Place(3, 1), Place(3, 0), Place(5, 0))
     assert adder(Tile(col=5), host=Tile(col=7)) == (Place(5, 2), Place(5, 1), Place(7, 0), Place(5, 0))
-
-
-def test_open_tile_is_resolved_anew_for_each_use():
-    """Each name for any tile is one object that all uses share, so it must not keep the place of the first use."""
-    assert adder(AnyComputeTile, host=AnyShimTile, link=AnyMemTile) == adder()
-    assert adder(Tile(col=2), host=AnyShimTile, link=AnyMemTile)[2] == Place(2, 0)
-    assert adder(AnyComputeTile)[0] == Place(0, 2)
-    assert AnyComputeTile.is_open
 
 
 def test_workers_with_column_are_placed_first():

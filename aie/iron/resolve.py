@@ -4,7 +4,6 @@
 IRON leaves the choice of tiles to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The
 simple rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the
 host's ends on the shim tile, of the column of the first core that they serve, whether or not it has channels left.
-Where a design gives only a column or only a row, that is kept.
 """
 
 from __future__ import annotations
@@ -163,31 +162,17 @@ def _place(workers: Sequence[Worker], fifos: list[ObjectFifo], limits: Limits) -
 
 
 def _settle(tile: OpenTile, served: list[ObjectFifoHandle], *, row: int) -> None:
-    """Give an open tile this row, and the column of the first core or link at the ends that it serves; 0 without."""
-    if tile.col is None:
-        columns = [end.owner.tile.col for end in served if isinstance(end.owner, (Worker, ObjectFifoLink))]
-        tile.col = next((column for column in columns if column is not None), 0)
-    if tile.row is None:
-        tile.row = row
+    """Place an open tile in this row, in the column of the first core or link at the ends that it serves; 0 without."""
+    places = (end.owner.tile.place for end in served if isinstance(end.owner, (Worker, ObjectFifoLink)))
+    tile.place = tile.place or plan.Tile(next((place.column for place in places if place is not None), 0), row)
 
 
 def _place_workers(workers: Sequence[Worker], limits: Limits) -> None:
     taken = {worker.tile.place for worker in workers}
-    free = [
-        plan.Tile(column, row)
-        for column in range(limits.columns)
-        for row in range(limits.first_compute_row, limits.rows)
-        if plan.Tile(column, row) not in taken
-    ]
-    # Workers with a given column or row choose first; the others take what is left.
-    for worker in sorted(workers, key=lambda worker: worker.tile.is_open):
-        tile = worker.tile
-        if tile.place is not None:
-            continue
-        place = next((place for place in free if tile.may_be(place)), None)
-        if place is None:
-            count = limits.columns * (limits.rows - limits.first_compute_row)
-            where = "" if tile.is_open else f", and one of them in {tile}, where none is left"
-            raise RecordingError(f"[tiles] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
-        free.remove(place)
-        tile.col, tile.row = place.column, place.row
+    rows = range(limits.first_compute_row, limits.rows)
+    every = [plan.Tile(column, row) for column in range(limits.columns) for row in rows]
+    free = iter([place for place in every if place not in taken])
+    for worker in workers:
+        worker.tile.place = worker.tile.place or next(free, None)
+        if worker.tile.place is None:
+            raise RecordingError(f"[tiles] needs {len(workers)} compute tiles, {limits.name} has {len(every)}")

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only source of IRON's names for designs.
 
-By default these are the recorder's: a design gives a plan, on any machine. With the environment variable
-`FLOWNPU_IRON=mlir-aie` they are the installed mlir-aie's, and the same design file gives an MLIR module. mlir-aie's
-Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s (`to_stream=`),
-transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is refused here, not
-somewhere inside a design.
+By default these are the recorder's, the other files of this folder: a design gives a plan, on any machine. Each class
+has the constructor and the methods of its namesake in mlir-aie's python/iron, with the checks that IRON itself makes.
+Options for what a plan cannot hold (packets, cascades, hand-written DMA programs, ...) are refused, never ignored.
+
+With the environment variable `FLOWNPU_IRON=mlir-aie` the names are the installed mlir-aie's, and the same design file
+gives an MLIR module. mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are
+`TensorAccessPattern`s (`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`.
+Another generation is refused here, not somewhere inside a design.
 """
 
 from __future__ import annotations
@@ -27,21 +30,12 @@ if _CHOICE not in {"recorder", "mlir-aie"}:
 
 if TYPE_CHECKING or _CHOICE == "recorder":
     from flownpu.aie.iron.access_pattern import TensorAccessPattern
-    from flownpu.aie.iron.recorder import (
-        NPU1,
-        NPU2,
-        Buffer,
-        Kernel,
-        ObjectFifo,
-        ObjectFifoHandle,
-        Program,
-        Runtime,
-        Tile,
-        Worker,
-        WorkerRuntimeBarrier,
-        v8bfp16ebs8,
-    )
+    from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle
+    from flownpu.aie.iron.resolve import Program
+    from flownpu.aie.iron.runtime import Runtime
     from flownpu.aie.iron.symbolic import range_
+    from flownpu.aie.iron.types import NPU1, NPU2, Tile, v8bfp16ebs8
+    from flownpu.aie.iron.worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
 
     # Decorates functions that make an array's workers and fifos: programs of the same array share them. There is room
     # for the arrays of several models.

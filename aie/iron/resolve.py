@@ -9,12 +9,12 @@ host's ends on the shim tile, of the column of the first core that they serve, w
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle, ObjectFifoLink
 from flownpu.aie.iron.runtime import Runtime
 from flownpu.aie.iron.symbolic import RecordingError
-from flownpu.aie.iron.types import Device, flatten
+from flownpu.aie.iron.types import Device, flatten, refuse
 from flownpu.aie.iron.types import Tile as OpenTile
 from flownpu.aie.iron.worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
 from flownpu.aie.plan import data as plan
@@ -26,14 +26,23 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
-    """The plan of a program; see `Program.resolve_program`.
+class Program:
+    """A whole design (`aie.iron.Program`)."""
 
-    Programs that share their workers and the host's ends share the array, which is recorded once.
-    """
-    ends = tuple(end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle))
-    array = _array(device.target, tuple(workers), ends)
-    return plan.Plan(name, array, runtime.record())
+    def __init__(self, device: Device, rt: Runtime, workers: Sequence[Worker] | None = None, **options: Any) -> None:
+        refuse("Program", options)
+        self.device, self.runtime, self.workers = device, rt, tuple(workers or ())
+
+    def resolve_program(self, device_name: str = "main") -> plan.Plan:
+        """Choose the open places of the design, run the functions of cores and sequence once, and return the plan.
+
+        Programs that share their workers and the host's ends share the array, which is recorded once.
+
+        Raises:
+            RecordingError: IRON would refuse the design, or a plan cannot hold it; the message says what and where.
+        """
+        ends = tuple(end for end in flatten(self.runtime.fn_args) if isinstance(end, ObjectFifoHandle))
+        return plan.Plan(device_name, _array(self.device.target, self.workers, ends), self.runtime.record())
 
 
 @lru_cache(maxsize=32)  # as many as compat.shared keeps; workers and ends compare by identity

@@ -4,7 +4,6 @@
 import inspect
 import sys
 from collections import Counter
-from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -88,7 +87,6 @@ def option_text(name: str, kind: Any, option: OptionInfo) -> str:
     if bool in kinds:
         return typed
     choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
-    choices += [value.value for kind in kinds if inspect.isclass(kind) and issubclass(kind, StrEnum) for value in kind]
     return f"{typed} {option.metavar or ' or '.join(choices) or ('TEXT' if str in kinds else 'NUMBER')}"
 
 

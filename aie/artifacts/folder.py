@@ -277,8 +277,7 @@ class ArtifactFolder:
             with tempfile.TemporaryDirectory(prefix=".building-", dir=self.path) as work:
                 built = Path(work) / file.name
                 source = self._include_root / "aie" / kernel.source
-                flags = (*kernel.flags, *options)
-                self._toolchain.compile_kernel(source, self._include_root, self.target, flags, built)
+                self._toolchain.compile_kernel(source, self._include_root, self.target, options, built)
                 self._manifest["kernels"][name] = {
                     "source": kernel.source,
                     "inputs": inputs,
@@ -293,7 +292,6 @@ class ArtifactFolder:
         return {
             "source": digest((self._include_root / "aie" / kernel.source).read_text(encoding="utf-8")),
             "headers": digest(headers),
-            "flags": " ".join(kernel.flags),
             "peano": self._compiler("peano", old),
         }
 

@@ -124,7 +124,7 @@ class _CoreCheck:
 
     def run(self) -> list[Violation]:
         """All violations."""
-        self._repeat(self.core.body, None if self.core.forever else 1)
+        self._repeat(self.core.body, None)
         used: defaultdict[tuple[str, str], set[type]] = defaultdict(set)
         for statement in self.core.statements:
             if isinstance(statement, (Acquire, Release)):

@@ -27,11 +27,12 @@ from flownpu.aie.plan.data import (
     WriteParameter,
 )
 from flownpu.aie.plan.expressions import depends_on_index, evaluate, passes_of
+from flownpu.aie.plan.resources import link_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flownpu.aie.plan.data import Array, Core, Fifo, Plan, Tile
+    from flownpu.aie.plan.data import Array, Core, Fifo, Link, Plan, Tile
     from flownpu.aie.plan.limits import Limits
 
 Ends: TypeAlias = "Counter[tuple[str, str]]"
@@ -112,14 +113,9 @@ def check_flow(plan: Plan, limits: Limits) -> list[Violation]:
     return _Flow(plan, limits).run()
 
 
-def _ends(fifo: Fifo) -> list[tuple[tuple[str, Tile, str], Fraction]]:
-    """A fifo's ends and their factors: elements on the stream for each element at the end."""
-    sent = Fraction(fifo.repeat_count)
-    if fifo.padding:
-        for dimension, (before, after) in zip(fifo.producer.walk, fifo.padding, strict=True):
-            sent *= Fraction(before + dimension.size + after, dimension.size)
-    ends = [((fifo.name, fifo.producer.tile, "produce"), sent)]
-    return ends + [((fifo.name, end.tile, "consume"), Fraction(1)) for end in fifo.consumers]
+def _ends(fifo: Fifo) -> list[tuple[str, Tile, str]]:
+    """A fifo's ends: the producer's, then the consumers'."""
+    return [(fifo.name, fifo.producer.tile, "produce")] + [(fifo.name, e.tile, "consume") for e in fifo.consumers]
 
 
 class _Flow:
@@ -206,7 +202,11 @@ class _Flow:
             for fifo in self.array.fifos:
                 self._through_fifo(fifo)
             for link in self.array.links:
-                self._through_link(link.inputs, link.outputs, link.kind)
+                shares = self._shares(link)
+                known = next((self.known[end] / share for end, share in shares.items() if end in self.known), None)
+                if known is not None:
+                    for end, share in shares.items():
+                        self.known.setdefault(end, known * share)
             for core, moved in list(open_cores):
                 for (name, port), objects in moved.items():
                     count = self.known.get((name, core.tile, port))
@@ -221,36 +221,26 @@ class _Flow:
 
     def _through_fifo(self, fifo: Fifo) -> None:
         ends = self.ends[fifo.name]
-        known = [(end, factor) for end, factor in ends if end in self.known]
-        if known and len(known) < len(ends):
-            (first, sent), *_ = known
-            for end, factor in ends:
-                self.known.setdefault(end, self.known[first] * sent / factor)
-
-    def _through_link(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> None:
-        tile = self.fifos[outputs[0]].producer.tile
-        keys = [(name, tile, "consume") for name in inputs]
-        keys += [(name, self.fifos[name].producer.tile, "produce") for name in outputs]
-        shares = dict(zip(keys, self._shares(inputs, outputs, kind), strict=True))
-        known = next((self.known[key] / shares[key] for key in keys if key in self.known), None)
+        known = next((self.known[end] for end in ends if end in self.known), None)
         if known is not None:
-            for key in keys:
-                self.known.setdefault(key, known * shares[key])
+            for end in ends:
+                self.known.setdefault(end, known)
 
-    def _shares(self, inputs: tuple[str, ...], outputs: tuple[str, ...], kind: str) -> list[Fraction]:
-        """The part of the link's data that each of its fifos carries."""
-        link = next(link for link in self.array.links if (link.inputs, link.outputs) == (inputs, outputs))
-        if kind == "forward":
-            return [Fraction(1), Fraction(1)]
-        whole = self.fifos[inputs[0] if kind == "split" else outputs[0]].type.elements
-        stops = [*link.offsets[1:], whole]
-        parts = [Fraction(stop - start, whole) for start, stop in zip(link.offsets, stops, strict=True)]
-        return [Fraction(1), *parts] if kind == "split" else [*parts, Fraction(1)]
+    def _shares(self, link: Link) -> dict[tuple[str, Tile, str], Fraction]:
+        """The part of the link's data that each of its ends carries."""
+        tile = self.fifos[link.outputs[0]].producer.tile
+        ends = [(name, tile, "consume") for name in link.inputs]
+        ends += [(name, self.fifos[name].producer.tile, "produce") for name in link.outputs]
+        if link.kind == "forward":
+            return dict.fromkeys(ends, Fraction(1))
+        whole, ranges = link_ranges(link, self.fifos)
+        parts = [Fraction(stop - start, whole.type.elements) for start, stop in ranges]
+        return dict(zip(ends, [Fraction(1), *parts] if link.kind == "split" else [*parts, Fraction(1)], strict=True))
 
     def _compare(self) -> None:
         for fifo in self.array.fifos:
-            (producer, factor), *consumers = self.ends[fifo.name]
-            for end, _ in consumers:
+            producer, *consumers = self.ends[fifo.name]
+            for end in consumers:
                 sent, taken = self.known.get(producer), self.known.get(end)
                 if sent is None or taken is None:
                     self._add(
@@ -260,19 +250,13 @@ class _Flow:
                         "none",
                         "nothing that the sequence moves reaches it",
                     )
-                elif sent * factor != taken:
+                elif sent != taken:
                     where = describe(end[1], self.limits)
                     detail = self.idle.get(end[1]) or self.idle.get(producer[1], "have: what its producer sends")
                     self._add(f"fifo {fifo.name}", f"elements that its consumer at {where} takes in a call",
-                              int(taken), int(sent * factor), detail)  # fmt: skip
+                              int(taken), int(sent), detail)  # fmt: skip
         for link in self.array.links:
-            shares = self._shares(link.inputs, link.outputs, link.kind)
-            tile = self.fifos[link.outputs[0]].producer.tile
-            keys = [(name, tile, "consume") for name in link.inputs]
-            keys += [(name, self.fifos[name].producer.tile, "produce") for name in link.outputs]
-            through = [
-                int(self.known[key] / share) for key, share in zip(keys, shares, strict=True) if key in self.known
-            ]
+            through = [int(self.known[end] / share) for end, share in self._shares(link).items() if end in self.known]
             if len(set(through)) > 1:
                 place = f"link {', '.join(link.inputs)} -> {', '.join(link.outputs)}"
                 entering, leaving = through[: len(link.inputs)], through[len(link.inputs) :]

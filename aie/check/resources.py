@@ -115,21 +115,13 @@ def _locks(array: Array, resources: Resources, limits: Limits) -> Iterator[Viola
     need: Counter[Tile] = Counter(barrier.tile for barrier in array.barriers)
     for pool in resources.pools:
         need[pool.tile] += pool.locks
-        if pool.lock_start > limits.lock_maximum:
+        if pool.count > limits.lock_maximum:
             resource = f"lock value of fifo {pool.fifo}"
-            yield Violation(
-                describe(pool.tile, limits), resource, pool.lock_start, limits.lock_maximum, "objects x repeats"
-            )
+            yield Violation(describe(pool.tile, limits), resource, pool.count, limits.lock_maximum)
     for tile, count in sorted(need.items()):
         have = limits.tile(tile.column, tile.row).locks
         if count > have:
             yield Violation(describe(tile, limits), "locks", count, have)
-    for barrier in array.barriers:
-        if not 0 <= barrier.initial_value <= limits.lock_maximum:
-            resource = f"initial value of {barrier.name}"
-            yield Violation(
-                describe(barrier.tile, limits), resource, barrier.initial_value, f"0..{limits.lock_maximum}"
-            )
 
 
 def _adjacency(array: Array, limits: Limits) -> Iterator[Violation]:
@@ -167,8 +159,6 @@ def _walks(array: Array, limits: Limits) -> Iterator[Violation]:
                 elements = sizes.get((fifo.name, port), [fifo.type.elements])
                 place = f"{describe(end.tile, limits)}, {port} end of fifo {fifo.name}"
                 yield from _walk(place, fifo, end, elements, limits)
-        if fifo.padding:
-            yield from _padding(fifo, limits)
 
 
 def _walked_elements(array: Array) -> dict[tuple[str, str], list[int]]:
@@ -178,7 +168,7 @@ def _walked_elements(array: Array) -> dict[tuple[str, str], list[int]]:
     for link in array.links:
         if link.kind == "forward":
             source, target = fifos[link.inputs[0]], fifos[link.outputs[0]]
-            moved = source.type.elements if target.padding else max(source.type.elements, target.type.elements)
+            moved = max(source.type.elements, target.type.elements)
             sizes[source.name, "consume"] = sizes[target.name, "produce"] = [moved]
             continue
         whole, ranges = link_ranges(link, fifos)
@@ -247,18 +237,3 @@ def words(
         has_register = len(walk) - number < dimensions
         if has_register and wrap >= 1 << wrap_bits and len(walk) > 1:
             yield Violation(place, f"size of {name} in words", wrap, (1 << wrap_bits) - 1)
-
-
-def _padding(fifo: Fifo, limits: Limits) -> Iterator[Violation]:
-    place = f"{describe(fifo.producer.tile, limits)}, produce end of fifo {fifo.name}"
-    if len(fifo.padding) != len(fifo.producer.walk):
-        yield Violation(place, "padding", f"{len(fifo.producer.walk)} dimensions, as the walk", len(fifo.padding))
-        return
-    inner_words = limits.granule_bytes // fifo.type.item_bytes or 1
-    for depth, (before, after) in enumerate(reversed(fifo.padding)):
-        most = limits.padding_maxima[depth] if depth < len(limits.padding_maxima) else 0
-        unit = inner_words if depth == 0 else 1
-        if max(before, after) > most * unit:
-            yield Violation(place, f"padding of dimension {depth} from the inside", max(before, after), most * unit)
-        if depth == 0 and (before % unit or after % unit):
-            yield Violation(place, "innermost padding", f"a multiple of {unit} elements", (before, after))

@@ -106,29 +106,14 @@ def _ends(array: Array, limits: Limits) -> Iterator[Violation]:
 
 def _fifo(fifo: Fifo, limits: Limits) -> Iterator[Violation]:
     place = f"fifo {fifo.name}"
-    producer_kind = limits.kind(fifo.producer.tile.column, fifo.producer.tile.row)
     if not fifo.consumers:
         yield Violation(place, "consumers", "1 or more", 0)
     for tile, count in Counter(end.tile for end in fifo.consumers).items():
         if count > 1:
             yield Violation(place, f"consumers on {describe(tile, limits)}", count, 1, "one end a tile")
-    if fifo.repeat_count < 1:
-        yield Violation(place, "repeat_count", "1 or more", fifo.repeat_count)
-    if fifo.repeat_count > 1 and producer_kind == "shim":
-        yield Violation(place, "repeat_count", fifo.repeat_count, 1, "a shim tile repeats by its tap, not by its fifo")
-    if fifo.padding and producer_kind != "memory":
-        yield Violation(place, "padding", "a memory tile as producer", producer_kind)
     if fifo.type.bytes % limits.granule_bytes:
         need = f"a multiple of {limits.granule_bytes} bytes"
         yield Violation(place, "object size", need, f"{fifo.type.bytes} bytes", "the DMA moves 32-bit words")
-    if fifo.delegate is not None and len(fifo.consumers) == 1:
-        memory = (fifo.delegate.column, fifo.delegate.row)
-        for end in (fifo.producer, fifo.consumers[0]):
-            if not limits.reaches_memory((end.tile.column, end.tile.row), memory):
-                yield Violation(
-                    place, f"reach of {describe(end.tile, limits)} into the memory of tile {fifo.delegate}",
-                    "own, north, south or west", "none",
-                )  # fmt: skip
 
 
 # --- Variables of a core's program ------------------------------------------------------------------------------------
@@ -225,7 +210,7 @@ def _forward(place: str, link: Link, fifos: dict[str, Fifo]) -> Iterator[Violati
     small, large = sorted((source.type.bytes, target.type.bytes))
     if source.type.dtype != target.type.dtype:
         yield Violation(place, "element type", str(source.type), str(target.type))
-    elif large % small and not target.padding:
+    elif large % small:
         yield Violation(place, "object sizes", "one a multiple of the other", f"{source.type} and {target.type}")
     if link.offsets:
         yield Violation(place, "offsets", "none for a forward", link.offsets)
@@ -246,7 +231,7 @@ def _coverage(place: str, link: Link, fifos: dict[str, Fifo]) -> Iterator[Violat
         if part.type.dtype != whole.type.dtype:
             yield Violation(place, f"element type of {part.name}", whole.type.dtype, part.type.dtype)
         small, large = sorted((end - start, part.type.elements))
-        if part.padding == () and large % small:
+        if large % small:
             yield Violation(
                 place, f"coverage of {whole.name} by {part.name}",
                 f"objects that fill elements {start}..{end - 1} exactly", f"objects of {part.type.elements} elements",

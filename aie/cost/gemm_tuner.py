@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles for our own GEMM (`designs.gemm`): those that are predicted to be the fastest for a shape, or for several.
+"""Tiles for our own GEMM (`designs.gemm`): those that are predicted to be the fastest for some shapes.
 
 The tuner tries tiles that fit in L1 and suit B's layout by the dequantisation engine: K padded to the 256 columns of a
 Q4NX block, 64 columns of a gate beside 64 of its up projection. The checker decides whether a design is valid.
@@ -12,8 +12,8 @@ import math
 from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.gemm_kernel import PRECISIONS
-from flownpu.aie.cost.gemm_model import GemmPrediction, predict_design
-from flownpu.aie.designs.common import BLOCK_COLUMNS, PARAMETERS, ceil_div
+from flownpu.aie.cost.gemm_model import predict_design
+from flownpu.aie.designs.common import BLOCK_COLUMNS, PARAMETERS
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.plan.kernel_memory import stack_for
 from flownpu.aie.plan.limits import NPU2
@@ -29,9 +29,7 @@ _ROWS = range(16, 129, 8)
 _COLUMNS = (32, 64, 96, 128)
 _DEPTHS = (32, 64, 128)
 _EXPANSIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
-_K_MT = (BLOCK_COLUMNS, 2 * BLOCK_COLUMNS)  # K is padded to a block's columns, and must be a multiple
 _WOVEN = 64  # columns of a gate that lie beside 64 of its up projection
-_SUB_TILE = 32  # N is padded to a multiple of it
 
 
 def l1_bytes(design: Gemm) -> float:
@@ -44,8 +42,8 @@ def l1_bytes(design: Gemm) -> float:
     return inputs + tile * (design.accumulators * precision.accumulator + precision.output) + 4 * words
 
 
-def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS) -> Iterator[Gemm]:
-    """All designs that are tried with this k_mt.
+def designs(target: str, weights: str, epilogue: str) -> Iterator[Gemm]:
+    """All designs that are tried; K is padded to a block's columns.
 
     Raises:
         ValueError: the target does not take these weights, or there is no such epilogue.
@@ -54,28 +52,9 @@ def designs(target: str, weights: str, epilogue: str, k_mt: int = BLOCK_COLUMNS)
     for n, m, k, (e_y, e_x) in itertools.product(_COLUMNS, _ROWS, _DEPTHS, _EXPANSIONS):
         if gated and n != _WOVEN:
             continue
-        design = Gemm(target, weights, epilogue, m, k, n, k_mt, e_y, e_x)
+        design = Gemm(target, weights, epilogue, m, k, n, BLOCK_COLUMNS, e_y, e_x)
         if l1_bytes(design) <= _L1_BYTES:
             yield design
-
-
-def rank(target: str, weights: str, epilogue: str, m: int, k: int, n: int) -> list[tuple[Gemm, GemmPrediction]]:
-    """All designs that take M x K x N, each with what is predicted for a call, the fastest first.
-
-    Among equally fast ones, fewer rows of padding come first, then larger calls.
-
-    Raises:
-        ValueError: as `designs`, or a size is not positive.
-    """
-    taken, depth = ceil_div(n, _SUB_TILE) * _SUB_TILE, ceil_div(k, BLOCK_COLUMNS) * BLOCK_COLUMNS
-    choices = [
-        (design, predict_design(design, m, k, taken))
-        for k_mt in _K_MT
-        if depth % k_mt == 0
-        for design in designs(target, weights, epilogue, k_mt)
-        if taken >= design.width
-    ]
-    return sorted(choices, key=lambda one: (one[1].seconds, one[1].padded[0], -one[0].m * one[0].n))
 
 
 def rank_for_shapes(

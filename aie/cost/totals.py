@@ -63,14 +63,13 @@ def array_flow(array: Array, moved: Mapping[str, int]) -> dict[str, float]:
                 _, ranges = link_ranges(link, fifos)
                 for name, (start, end) in zip(link.outputs, ranges, strict=True):
                     share = (end - start) / source.type.elements
-                    through[name] = share * through[source.name] * fifos[name].repeat_count
+                    through[name] = share * through[source.name]
             elif link.kind == "join":
                 _, ranges = link_ranges(link, fifos)
                 for name, (start, end) in zip(link.inputs, ranges, strict=True):
                     through[name] = (end - start) / target.type.elements * through[target.name]
             elif source.name in moved:
-                padded = target.type.bytes / source.type.bytes if target.padding else 1.0
-                through[target.name] = through[source.name] * padded * target.repeat_count
+                through[target.name] = through[source.name]
             else:
                 through[source.name] = through[target.name]
     return through

@@ -7,8 +7,6 @@ gives the depth of every end, and the compiler takes it):
 - A pool's objects are buffers, with two locks, *free* and *full*; one pair for each part where a link splits or joins.
   Who fills an object takes from *free* and adds to *full*; who empties it does the reverse.
 - A DMA channel goes through its descriptors in a circle. Shim channels have none: the sequence queues tasks on them.
-- Where objects are sent `repeat_count` times, a filler takes and adds that many, and the sender has as many
-  descriptors for each object.
 - At a link, objects are those of the larger fifo if it forwards, and whole ones if it splits or joins; each part's walk
   is over that part.
 
@@ -39,13 +37,12 @@ _TRANSFER, _AWAIT, _FREE, _WRITE, _SET = range(5)  # kinds of steps (program.h, 
 
 @dataclass(frozen=True)
 class _Part:
-    """A range of every object of a pool, its locks, and how often it is sent."""
+    """A range of every object of a pool, and its locks."""
 
     start: int
     bytes: int
     free: int
     full: int
-    repeat: int
 
 
 @dataclass(frozen=True)
@@ -114,12 +111,10 @@ def flatten_array(array: Array) -> FlatArray:
     return _Flattening(array, LIMITS[array.target]).run()
 
 
-def _walk(
-    words: WordWriter, walk: tuple[Dimension, ...], item_bytes: int, padding: tuple[tuple[int, int], ...] = ()
-) -> None:
+def _walk(words: WordWriter, walk: tuple[Dimension, ...], item_bytes: int) -> None:
     words.add(item_bytes, len(walk))
-    for dimension, (before, after) in zip(walk, padding or [(0, 0)] * len(walk), strict=True):
-        words.add(dimension.size, dimension.stride * item_bytes, before, after)
+    for dimension in walk:
+        words.add(dimension.size, dimension.stride * item_bytes)
 
 
 @dataclass
@@ -143,7 +138,7 @@ class _Flattening:
         self.link_of = {name: link for link in array.links for name in (*link.inputs, *link.outputs)}
         self.pool_of = {id(link): self._link_pool(link) for link in array.links}
         buffers = {buffer.name: self._buffer(buffer) for buffer in array.buffers}
-        barriers = {barrier.name: self._lock(barrier.name, barrier.initial_value) for barrier in array.barriers}
+        barriers = {barrier.name: self._lock(barrier.name, 0) for barrier in array.barriers}
         for fifo in array.fifos:
             self._fifo(fifo)
         words = self._words(self._cores(buffers, barriers))
@@ -193,26 +188,24 @@ class _Flattening:
         initial = np.array(values, dtype).tobytes() if values else b""
         return self._memory(buffer.name, buffer.type.bytes, parameters=buffer.run_time_parameter, initial=initial)
 
-    def _pool(self, fifo: Fifo, tile: Tile, depth: int, ranges: list[tuple[int, int]], repeats: list[int]) -> _Pool:
-        """Make a pool; `ranges`: (start, end) of an object's parts, in elements; `repeats`: how often each is sent."""
+    def _pool(self, fifo: Fifo, tile: Tile, depth: int, ranges: list[tuple[int, int]]) -> _Pool:
+        """Make a pool; `ranges`: (start, end) of an object's parts, in elements."""
         name, item = f"{fifo.name} at {tile}", fifo.type.item_bytes
         memories = [self._memory(f"object {place} of {name}", fifo.type.bytes) for place in range(depth)]
         parts = []
-        for place, ((start, end), repeat) in enumerate(zip(ranges, repeats, strict=True)):
+        for place, (start, end) in enumerate(ranges):
             label = f"{name}, part {place}" if len(ranges) > 1 else name
-            free, full = self._lock(f"free objects of {label}", depth * repeat), self._lock(f"full ones of {label}", 0)
-            parts.append(_Part(start * item, (end - start) * item, free, full, repeat))
+            free, full = self._lock(f"free objects of {label}", depth), self._lock(f"full ones of {label}", 0)
+            parts.append(_Part(start * item, (end - start) * item, free, full))
         return _Pool(memories, parts)
 
     def _link_pool(self, link: Link) -> _Pool:
         first, last = self.fifos[link.inputs[0]], self.fifos[link.outputs[0]]
-        larger = first if first.type.bytes >= last.type.bytes or last.padding else last
+        larger = first if first.type.bytes >= last.type.bytes else last
         fifo, ranges = (larger, []) if link.kind == "forward" else link_ranges(link, self.fifos)
         depth = consumer_at(first, last.producer.tile).depth if fifo is first else fifo.producer.depth
         ranges = ranges or [(0, fifo.type.elements)]
-        counts = [self.fifos[name].repeat_count for name in link.outputs]
-        repeats = counts if link.kind == "split" else counts * len(ranges)
-        return self._pool(fifo, last.producer.tile, depth, ranges, repeats)
+        return self._pool(fifo, last.producer.tile, depth, ranges)
 
     # --- Fifos --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +213,7 @@ class _Flattening:
         """Make a fifo's pools, its channels, and the ends that cores have."""
         memory = shared_memory(fifo, fifo.name in self.link_of, self.limits)
         if memory is not None:
-            pool = self._pool(fifo, memory, fifo.producer.depth, [(0, fifo.type.elements)], [1])
+            pool = self._pool(fifo, memory, fifo.producer.depth, [(0, fifo.type.elements)])
             self._core_end(fifo, fifo.producer, "produce", pool)
             self._core_end(fifo, fifo.consumers[0], "consume", pool)
             return
@@ -236,8 +229,7 @@ class _Flattening:
                 pool = self.pool_of[id(link)]
                 parts = self._parts(fifo, link, pool)
             else:
-                repeat = fifo.repeat_count if port == "produce" else 1
-                pool = self._pool(fifo, end.tile, end.depth, [(0, fifo.type.elements)], [repeat])
+                pool = self._pool(fifo, end.tile, end.depth, [(0, fifo.type.elements)])
                 parts = pool.parts
                 self._core_end(fifo, end, port, pool)
             self._channel(fifo, end, port, stream, pool, parts)
@@ -257,21 +249,13 @@ class _Flattening:
         words = WordWriter()
         words.text(f"{direction} channel {number} of {self._place(end.tile)} (fifo {fifo.name})")
         words.add(stream, int(port == "produce"))
-        repeats = range(fifo.repeat_count if pool is not None and port == "produce" else 1)
-        descriptors = [
-            (memory, part, number == repeats[-1])
-            for memory in (pool.memories if pool is not None else [])
-            for number in repeats
-            for part in parts
-        ]
+        descriptors = [(memory, part) for memory in (pool.memories if pool is not None else []) for part in parts]
         words.add(len(descriptors))
-        for memory, part, last in descriptors:
-            produce = port == "produce"
-            takes, gives, count = (part.full, part.free, 1) if produce else (part.free, part.full, part.repeat)
-            gives_back = part.bytes if produce and last else 0
-            words.add(memory, part.start, part.bytes, takes, gives, count, gives_back)
+        for memory, part in descriptors:
+            takes, gives = (part.full, part.free) if port == "produce" else (part.free, part.full)
+            words.add(memory, part.start, part.bytes, takes, gives, part.bytes if port == "produce" else 0)
             walk = end.walk or (Dimension(part.bytes // fifo.type.item_bytes, 1),)
-            _walk(words, walk, fifo.type.item_bytes, fifo.padding if produce else ())
+            _walk(words, walk, fifo.type.item_bytes)
         self.channels.append(words)
 
     def _core_end(self, fifo: Fifo, end: End, port: str, pool: _Pool) -> None:
@@ -280,7 +264,7 @@ class _Flattening:
         self.end_of[end.tile, fifo.name, port] = len(self.ends)
         words = WordWriter()
         words.text(f"{port} end of fifo {fifo.name}")
-        words.add(takes, gives, part.repeat, int(port == "consume"))
+        words.add(takes, gives, int(port == "consume"))
         words.list(pool.memories)
         self.ends.append(words)
 

@@ -81,8 +81,8 @@ class CoreCode:
         self.views: dict[str, int] = {}
         self._body(core.body)
         self.words.append(Op.END)
-        waits = any(isinstance(statement, (Acquire, BarrierWait)) for statement in core.statements)
-        self.forever = core.forever and waits  # a core that never waits would never let another one run
+        # A core that never waits would never let another one run.
+        self.forever = any(isinstance(statement, (Acquire, BarrierWait)) for statement in core.statements)
 
     def _body(self, body: tuple[Statement, ...]) -> None:
         for statement in body:

@@ -20,19 +20,14 @@ Walk read_walk(WordReader& reader) {
   auto bytes = static_cast<std::int64_t>(item);
   auto end = static_cast<std::int64_t>(item);
   std::vector<Dimension> dimensions = reader.list([&] {
-    const Dimension d{reader.next(), reader.next(), reader.next(), reader.next()};
-    std::int64_t steps = 0;
+    const Dimension d{reader.next(), reader.next()};
     std::int64_t last = 0;
     // A dimension of size 0 has no last step.
-    if (d.size < 0 || d.stride < 0 || d.before < 0 || d.after < 0 ||
-        __builtin_add_overflow(d.before, d.after, &steps) ||
-        __builtin_add_overflow(steps, d.size, &steps) ||
-        __builtin_mul_overflow(bytes, steps, &bytes) ||
+    if (d.size < 0 || d.stride < 0 || __builtin_mul_overflow(bytes, d.size, &bytes) ||
         __builtin_mul_overflow(std::max<std::int64_t>(d.size - 1, 0), d.stride, &last) ||
         __builtin_add_overflow(end, last, &end)) {
       throw Error("[emulator] a walk has a dimension of " + std::to_string(d.size) + " steps of " +
-                  std::to_string(d.stride) + " bytes, padded by " + std::to_string(d.before) +
-                  " and " + std::to_string(d.after));
+                  std::to_string(d.stride) + " bytes");
     }
     return d;
   });
@@ -60,7 +55,6 @@ Descriptor read_descriptor(WordReader& reader, const Array& array) {
                .bytes = reader.size(),
                .takes = reader.index(array.locks.size(), "locks"),
                .gives = reader.index(array.locks.size(), "locks"),
-               .count = reader.next(),
                .gives_back = reader.size(),
                .walk = read_walk(reader)};
   const Memory& memory = array.memories[d.memory];
@@ -85,9 +79,8 @@ EndRecord read_end(WordReader& reader, const Array& array) {
   std::string name = reader.text();
   const std::size_t takes = reader.index(array.locks.size(), "locks");
   const std::size_t gives = reader.index(array.locks.size(), "locks");
-  const std::int64_t count = reader.next();
   const bool consumes = reader.flag();
-  EndRecord end{std::move(name), takes, gives, count, consumes, {}};
+  EndRecord end{std::move(name), takes, gives, consumes, {}};
   end.objects = reader.list([&] { return reader.index(array.memories.size(), "memories"); });
   if (end.objects.empty()) throw Error("[emulator] the " + end.name + " has no objects");
   return end;

@@ -32,15 +32,14 @@ struct LockRecord {
   std::int64_t initial;
 };
 
-// One descriptor: take `count` from lock `takes`, walk over bytes offset .. offset + bytes of a
-// memory, add `count` to lock `gives`. The first `gives_back` of these bytes hold nothing then.
+// One descriptor: take 1 from lock `takes`, walk over bytes offset .. offset + bytes of a memory,
+// add 1 to lock `gives`. The first `gives_back` of these bytes hold nothing then.
 struct Descriptor {
   std::size_t memory;
   std::size_t offset;
   std::size_t bytes;
   std::size_t takes;
   std::size_t gives;
-  std::int64_t count;
   std::size_t gives_back;
   Walk walk;
 };
@@ -60,13 +59,12 @@ struct KernelRecord {
   std::vector<std::size_t> arguments;
 };
 
-// A core's end of a fifo: acquiring an object takes `count` from lock `takes`, releasing it adds
-// `count` to lock `gives`. `objects`: the memories of its objects.
+// A core's end of a fifo: acquiring an object takes 1 from lock `takes`, releasing it adds 1 to
+// lock `gives`. `objects`: the memories of its objects.
 struct EndRecord {
   std::string name;
   std::size_t takes;
   std::size_t gives;
-  std::int64_t count;
   bool consumes;
   std::vector<std::size_t> objects;
 };

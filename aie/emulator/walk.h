@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A DMA's walk over memory: nested dimensions, with padding; and copying from one walk to another.
+// A DMA's walk over memory: nested dimensions; and copying from one walk to another.
 #pragma once
 
 #include <array>
@@ -10,13 +10,10 @@
 
 namespace flownpu::emulator {
 
-// `size` steps of `stride` bytes; each pass begins with `before` and ends with `after` steps that
-// are zeros instead of memory.
+// `size` steps of `stride` bytes.
 struct Dimension {
   std::int64_t size;
   std::int64_t stride;
-  std::int64_t before;
-  std::int64_t after;
 };
 
 // The dimensions, outermost first, above runs of neighbouring bytes.
@@ -27,7 +24,7 @@ struct Walk {
   // Dimensions (strides in bytes) over elements of `item` bytes; contiguous ones become the run.
   static Walk over(std::vector<Dimension> dimensions, std::size_t item);
 
-  // Bytes that are moved, padding included.
+  // Bytes that are moved.
   [[nodiscard]] std::size_t bytes() const;
   // One past the highest byte that is touched.
   [[nodiscard]] std::size_t end() const;
@@ -40,11 +37,11 @@ class Cursor {
   static constexpr std::size_t kMost = 5;
 
   Cursor() = default;
-  Cursor(const Walk& walk, std::byte* base);
+  Cursor(const Walk& walk, std::byte* base) : walk_(&walk), at_(base) {}
 
-  // Bytes that can be moved at once, and where they are in memory; null: they are padding.
+  // Bytes that can be moved at once, and where they are in memory.
   [[nodiscard]] std::size_t available() const { return walk_->run - done_; }
-  [[nodiscard]] std::byte* data() const { return at_ == nullptr ? nullptr : at_ + done_; }
+  [[nodiscard]] std::byte* data() const { return at_ + done_; }
 
   void advance(std::size_t bytes) {
     done_ += bytes;
@@ -53,14 +50,11 @@ class Cursor {
 
  private:
   void next_run();
-  void place();
 
   const Walk* walk_ = nullptr;
-  std::byte* base_ = nullptr;
   std::byte* at_ = nullptr;  // the run's beginning
   std::size_t done_ = 0;
   std::array<std::int64_t, kMost> index_{};
-  bool padded_ = false;
 };
 
 // Copies bytes from one walk to another, and advances both cursors.

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only source of IRON's names for designs.
 
-By default these are the recorder's: a design gives a plan, on any machine. With the environment variable
-`FLOWNPU_IRON=mlir-aie` they are the installed mlir-aie's, and the same design file gives an MLIR module. mlir-aie's
-Python API changed three times in a year. Designs use generation C: layouts are `TensorAccessPattern`s (`to_stream=`),
-transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`. Another generation is refused here, not
-somewhere inside a design.
+By default these are the recorder's, the other files of this folder: a design gives a plan, on any machine. Each class
+has the constructor and the methods of its namesake in mlir-aie's python/iron, with the checks that IRON itself makes.
+Options for what a plan cannot hold (packets, cascades, hand-written DMA programs, ...) are refused, never ignored.
+
+With the environment variable `FLOWNPU_IRON=mlir-aie` the names are the installed mlir-aie's, and the same design file
+gives an MLIR module. mlir-aie's Python API changed three times in a year. Designs use generation C: layouts are
+`TensorAccessPattern`s (`to_stream=`), transfers are methods of fifos' ends, `Program(device, runtime, workers=...)`.
+Another generation is refused here, not somewhere inside a design.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 __all__ = [
-    "NPU1", "NPU2", "AnyComputeTile", "AnyMemTile", "AnyShimTile", "Buffer", "ExternalFunction", "Kernel", "ObjectFifo",
-    "ObjectFifoHandle", "Program", "Runtime", "TaskGroup", "TensorAccessPattern", "Tile", "Worker",
+    "NPU1", "NPU2", "Buffer", "Kernel", "ObjectFifo",
+    "ObjectFifoHandle", "Program", "Runtime", "TensorAccessPattern", "Tile", "Worker",
     "WorkerRuntimeBarrier", "object_file", "range_", "shared", "v8bfp16ebs8",
 ]  # fmt: skip
 
@@ -27,26 +30,12 @@ if _CHOICE not in {"recorder", "mlir-aie"}:
 
 if TYPE_CHECKING or _CHOICE == "recorder":
     from flownpu.aie.iron.access_pattern import TensorAccessPattern
-    from flownpu.aie.iron.recorder import (
-        NPU1,
-        NPU2,
-        AnyComputeTile,
-        AnyMemTile,
-        AnyShimTile,
-        Buffer,
-        ExternalFunction,
-        Kernel,
-        ObjectFifo,
-        ObjectFifoHandle,
-        Program,
-        Runtime,
-        TaskGroup,
-        Tile,
-        Worker,
-        WorkerRuntimeBarrier,
-        v8bfp16ebs8,
-    )
+    from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle
+    from flownpu.aie.iron.resolve import Program
+    from flownpu.aie.iron.runtime import Runtime
     from flownpu.aie.iron.symbolic import range_
+    from flownpu.aie.iron.types import NPU1, NPU2, Tile, v8bfp16ebs8
+    from flownpu.aie.iron.worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
 
     # Decorates functions that make an array's workers and fifos: programs of the same array share them. There is room
     # for the arrays of several models.
@@ -62,16 +51,14 @@ else:
         from aie.helpers.util import v8bfp16ebs8
         from aie.iron.controlflow import range_
         from aie.iron.dataflow import ObjectFifoHandle
-        from aie.iron.device import NPU1, NPU2, AnyComputeTile, AnyMemTile, AnyShimTile, Tile
+        from aie.iron.device import NPU1, NPU2, Tile
 
         from aie.iron import (
             Buffer,
-            ExternalFunction,
             Kernel,
             ObjectFifo,
             Program,
             Runtime,
-            TaskGroup,
             Worker,
             WorkerRuntimeBarrier,
         )
@@ -91,6 +78,6 @@ def object_file(file: str) -> str:
     """The object file of a kernel's source `kernels/<file>.cc`, as the argument of `Kernel`.
 
     A plan names the source. mlir-aie links an object file that Peano has compiled before: a source has several entries,
-    and an `ExternalFunction` for each entry would compile and link the whole source as many times.
+    and IRON's `ExternalFunction` would compile and link the whole source for each of them.
     """
     return f"kernels/{file}.cc" if _CHOICE == "recorder" else f"{file}.o"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flownpu.aie.iron.sequence import RuntimeData, Task, TaskGroup, current_sequence
+from flownpu.aie.iron.sequence import RuntimeData, Task, current_sequence
 from flownpu.aie.iron.symbolic import CoreTrace, ElementReference, RecordingError, View, current_core
-from flownpu.aie.iron.types import AnyMemTile, Tile, own_tile, plan_type, refuse
+from flownpu.aie.iron.types import Tile, plan_type, refuse
 from flownpu.aie.plan import data as plan
 
 if TYPE_CHECKING:
@@ -30,25 +30,17 @@ class ObjectFifo:
         name: str | None = None,
         to_stream: TensorAccessPattern | None = None,
         from_stream_per_cons: TensorAccessPattern | None = None,
-        repeat_count: int | None = None,
-        delegate_tile: Tile | None = None,
-        via_DMA: bool = False,  # noqa: N803
         **options: Any,
     ) -> None:
         refuse("ObjectFifo", options)
         if depth is not None and depth < 1:
             raise RecordingError(f"[ObjectFifo] expected a depth of 1 or more, got {depth}")
-        if repeat_count is not None and repeat_count < 1:
-            raise RecordingError(f"[ObjectFifo] expected a repeat_count of 1 or more, got {repeat_count}")
         self.obj_type = obj_type
         self.type = plan_type(obj_type)
         self.depth = depth
         self.name = name
         self.to_stream = _object_walk(to_stream)
         self.from_stream_per_cons = _object_walk(from_stream_per_cons)
-        self.repeat_count = 1 if repeat_count is None else repeat_count
-        self.delegate = delegate_tile
-        self.via_dma = via_DMA
         self.producer: ObjectFifoHandle | None = None
         self.consumers: list[ObjectFifoHandle] = []
 
@@ -56,19 +48,18 @@ class ObjectFifo:
         """The producer's handle; later calls return the same one and ignore their arguments."""
         refuse("ObjectFifo.prod", {"channel": channel is not None})
         if self.producer is None:
-            self.producer = ObjectFifoHandle(self, True, depth, None, tile)
+            self.producer = ObjectFifoHandle(self, True, depth, tile)
         return self.producer
 
     def cons(
         self,
         depth: int | None = None,
-        from_stream: TensorAccessPattern | None = None,
         channel: int | None = None,
         tile: Tile | None = None,
     ) -> ObjectFifoHandle:
         """One more consumer's handle."""
         refuse("ObjectFifo.cons", {"channel": channel is not None})
-        self.consumers.append(ObjectFifoHandle(self, False, depth, from_stream, tile))
+        self.consumers.append(ObjectFifoHandle(self, False, depth, tile))
         return self.consumers[-1]
 
 
@@ -86,16 +77,14 @@ class ObjectFifoHandle:
         fifo: ObjectFifo,
         is_producer: bool,
         depth: int | None,
-        from_stream: TensorAccessPattern | None,
         tile: Tile | None,
     ) -> None:
         depth = depth if depth is not None else fifo.depth
         if depth is None or depth < 1:
             raise RecordingError(f"[ObjectFifo] expected a depth of 1 or more for the fifo or its end, got {depth}")
         self.fifo, self.is_producer, self.depth = fifo, is_producer, depth
-        walk = fifo.to_stream if is_producer else _object_walk(from_stream) or fifo.from_stream_per_cons
-        self.walk = walk
-        self.tile = own_tile(tile)
+        self.walk = fifo.to_stream if is_producer else fifo.from_stream_per_cons
+        self.tile = tile or Tile()
         self.owner: object = None  # the Worker, Runtime or ObjectFifoLink that uses it
 
     @property
@@ -151,7 +140,6 @@ class ObjectFifoHandle:
         source: RuntimeData,
         tap: TensorAccessPattern | None = None,
         wait: bool = False,
-        group: TaskGroup | None = None,
         managed: bool = True,
         **options: Any,
     ) -> Task:
@@ -161,21 +149,19 @@ class ObjectFifoHandle:
             source: the host buffer.
             tap: which elements, in which order; None: all.
             wait: the task reports its end, so that it can be awaited.
-            group: ends the task with others; None: the sequence's end does.
             managed: False leaves it to the caller to await or free the task.
             options: IRON's others, which are refused.
         """
         refuse("fill", options)
         if not self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] fill is for the producer's end")
-        return current_sequence("fill").transfer(self.fifo.name or "", source, tap, wait, group, managed)
+        return current_sequence("fill").transfer(self.fifo.name or "", source, tap, wait, managed)
 
     def drain(
         self,
         dest: RuntimeData,
         tap: TensorAccessPattern | None = None,
         wait: bool = False,
-        group: TaskGroup | None = None,
         managed: bool = True,
         **options: Any,
     ) -> Task:
@@ -183,57 +169,49 @@ class ObjectFifoHandle:
         refuse("drain", options)
         if self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] drain is for a consumer's end")
-        return current_sequence("drain").transfer(self.fifo.name or "", dest, tap, wait, group, managed)
+        return current_sequence("drain").transfer(self.fifo.name or "", dest, tap, wait, managed)
 
     def split(
         self,
         offsets: Sequence[int],
-        tile: Tile | None = AnyMemTile,
+        tile: Tile | None = None,
         depths: Sequence[int] | None = None,
         obj_types: Sequence[Any] | None = None,
         names: Sequence[str | None] | None = None,
         to_stream: Sequence[TensorAccessPattern | None] | None = None,
-        from_stream: Sequence[TensorAccessPattern | None] | None = None,
-        repeat_counts: Sequence[int | None] | None = None,
         **options: Any,
     ) -> list[ObjectFifo]:
         """New fifos, each fed with the part of every object that begins at its offset (in elements)."""
         refuse("split", options)
         if self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] split is for a consumer's end")
-        parts = self._parts(len(offsets), "split", depths, obj_types, names, to_stream, from_stream, repeat_counts)
+        parts = self._parts(len(offsets), "split", depths, obj_types, names, to_stream)
         ObjectFifoLink([self], [part.prod() for part in parts], tile, offsets if len(offsets) > 1 else ())
         return parts
 
     def join(
         self,
         offsets: Sequence[int],
-        tile: Tile | None = AnyMemTile,
+        tile: Tile | None = None,
         depths: Sequence[int] | None = None,
         obj_types: Sequence[Any] | None = None,
-        names: Sequence[str | None] | None = None,
-        to_stream: Sequence[TensorAccessPattern | None] | None = None,
-        from_stream: Sequence[TensorAccessPattern | None] | None = None,
-        repeat_counts: Sequence[int | None] | None = None,
         **options: Any,
     ) -> list[ObjectFifo]:
         """New fifos, each of which feeds the part of every object that begins at its offset (in elements)."""
         refuse("join", options)
         if not self.is_producer:
             raise RecordingError(f"[ObjectFifo {self.fifo.name}] join is for the producer's end")
-        parts = self._parts(len(offsets), "join", depths, obj_types, names, to_stream, from_stream, repeat_counts)
+        parts = self._parts(len(offsets), "join", depths, obj_types, None, None)
         ObjectFifoLink([part.cons() for part in parts], [self], tile, offsets if len(offsets) > 1 else ())
         return parts
 
     def forward(
         self,
-        tile: Tile | None = AnyMemTile,
+        tile: Tile | None = None,
         obj_type: Any = None,
         depth: int | None = None,
         name: str | None = None,
         to_stream: TensorAccessPattern | None = None,
-        from_stream: TensorAccessPattern | None = None,
-        repeat_count: int | None = None,
         **options: Any,
     ) -> ObjectFifo:
         """A new fifo with the same stream of data."""
@@ -245,23 +223,19 @@ class ObjectFifoHandle:
             obj_types=[obj_type] if obj_type is not None else None,
             names=[name or (self.fifo.name and f"{self.fifo.name}_fwd")],
             to_stream=[to_stream],
-            from_stream=[from_stream],
-            repeat_counts=[repeat_count],
         )[0]
 
     def _parts(self, count: int, verb: str, *lists: Sequence[Any] | None) -> list[ObjectFifo]:
         """The fifos of a split or join; every list given has one entry for each."""
         stem = self.fifo.name
         names = [stem and f"{stem}_{verb}{place}" for place in range(count)]
-        defaults: list[list[Any]] = [[self.depth] * count, [self.obj_type] * count, names, *[[None] * count] * 3]
+        defaults: list[list[Any]] = [[self.depth] * count, [self.obj_type] * count, names, [None] * count]
         filled = [default if given is None else given for given, default in zip(lists, defaults, strict=True)]
         if any(len(values) != count for values in filled):
             raise RecordingError(f"[{verb}] expected lists of {count} entries, as many as offsets")
         return [
-            ObjectFifo(
-                kind, depth=depth, name=name, to_stream=to_stream, from_stream_per_cons=from_stream, repeat_count=repeat
-            )
-            for depth, kind, name, to_stream, from_stream, repeat in zip(*filled, strict=True)
+            ObjectFifo(kind, depth=depth, name=name, to_stream=to_stream)
+            for depth, kind, name, to_stream in zip(*filled, strict=True)
         ]
 
 
@@ -276,6 +250,6 @@ class ObjectFifoLink:
         offsets: Sequence[int],
     ) -> None:
         self.inputs, self.outputs, self.offsets = list(inputs), list(outputs), tuple(offsets)
-        self.tile = own_tile(tile)
+        self.tile = tile or Tile()
         for handle in (*inputs, *outputs):
             handle.belongs_to(self)

@@ -3,20 +3,18 @@
 
 IRON leaves the choice of tiles to the compiler (`--aie-place-tiles`); our own designs place everything themselves. The
 simple rule here, for programs that do not: workers column by column from the left; links on the memory tile, and the
-host's ends on the shim tile, that is nearest to the cores they serve and has channels left. Where a design gives only a
-column or only a row, that is kept.
+host's ends on the shim tile, of the column of the first core that they serve, whether or not it has channels left.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flownpu.aie.iron.fifo import ObjectFifo, ObjectFifoHandle, ObjectFifoLink
 from flownpu.aie.iron.runtime import Runtime
 from flownpu.aie.iron.symbolic import RecordingError
-from flownpu.aie.iron.types import Device, flatten
+from flownpu.aie.iron.types import Device, flatten, refuse
 from flownpu.aie.iron.types import Tile as OpenTile
 from flownpu.aie.iron.worker import Buffer, Kernel, Worker, WorkerRuntimeBarrier
 from flownpu.aie.plan import data as plan
@@ -28,14 +26,23 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def assemble(name: str, device: Device, runtime: Runtime, workers: list[Worker]) -> plan.Plan:
-    """The plan of a program; see `Program.resolve_program`.
+class Program:
+    """A whole design (`aie.iron.Program`)."""
 
-    Programs that share their workers and the host's ends share the array, which is recorded once.
-    """
-    ends = tuple(end for end in flatten(runtime.fn_args) if isinstance(end, ObjectFifoHandle))
-    array = _array(device.target, tuple(workers), ends)
-    return plan.Plan(name, array, runtime.record())
+    def __init__(self, device: Device, rt: Runtime, workers: Sequence[Worker] | None = None, **options: Any) -> None:
+        refuse("Program", options)
+        self.device, self.runtime, self.workers = device, rt, tuple(workers or ())
+
+    def resolve_program(self, device_name: str = "main") -> plan.Plan:
+        """Choose the open places of the design, run the functions of cores and sequence once, and return the plan.
+
+        Programs that share their workers and the host's ends share the array, which is recorded once.
+
+        Raises:
+            RecordingError: IRON would refuse the design, or a plan cannot hold it; the message says what and where.
+        """
+        ends = tuple(end for end in flatten(self.runtime.fn_args) if isinstance(end, ObjectFifoHandle))
+        return plan.Plan(device_name, _array(self.device.target, self.workers, ends), self.runtime.record())
 
 
 @lru_cache(maxsize=32)  # as many as compat.shared keeps; workers and ends compare by identity
@@ -51,7 +58,7 @@ def _array(target: str, workers: tuple[Worker, ...], ends: tuple[ObjectFifoHandl
     cores = tuple(worker.record(_place_of(worker.tile)) for worker in workers)
     links = {id(link): link for fifo in fifos for link in _links(fifo)}
     locks = [
-        plan.Barrier(lock, _place_of(worker.tile), barrier.initial_value)
+        plan.Barrier(lock, _place_of(worker.tile))
         for barrier in barriers
         for lock, worker in zip(barrier.locks, barrier.workers, strict=True)
     ]
@@ -136,17 +143,7 @@ def _end(handle: ObjectFifoHandle) -> plan.End:
 
 def _fifo(fifo: ObjectFifo) -> plan.Fifo:
     producer, *consumers = _ends(fifo)
-    padding = fifo.to_stream.padding if fifo.to_stream is not None else None
-    return plan.Fifo(
-        fifo.name or "",
-        fifo.type,
-        _end(producer),
-        tuple(map(_end, consumers)),
-        fifo.repeat_count,
-        fifo.via_dma,
-        None if fifo.delegate is None else _place_of(fifo.delegate),
-        padding or (),
-    )
+    return plan.Fifo(fifo.name or "", fifo.type, _end(producer), tuple(map(_end, consumers)))
 
 
 def _link(link: ObjectFifoLink) -> plan.Link:
@@ -164,77 +161,27 @@ def _buffer(buffer: Buffer) -> plan.TileBuffer:
 
 def _place(workers: Sequence[Worker], fifos: list[ObjectFifo], limits: Limits) -> None:
     _place_workers(workers, limits)
-    links = list({id(link): link for fifo in fifos for link in _links(fifo)}.values())
-    used: Counter[tuple[int, str]] = Counter()
-    for link in links:
-        _take(used, link.tile.col, len(link.inputs), len(link.outputs))
-    for link in links:
-        if link.tile.col is None:
-            need = len(link.inputs), len(link.outputs)
-            link.tile.col = _nearest(_column_served(link, fifos), used, need, limits, "memory")
-        if link.tile.row is None:
-            link.tile.row = 1
-    _place_host_ends(fifos, limits)
+    for link in {id(link): link for fifo in fifos for link in _links(fifo)}.values():
+        linked = {id(end.fifo) for end in (*link.inputs, *link.outputs)}
+        _settle(link.tile, [end for fifo in fifos if id(fifo) in linked for end in _ends(fifo)], row=1)
+    for fifo in fifos:
+        for end in _ends(fifo):
+            if isinstance(end.owner, Runtime):
+                _settle(end.tile, _ends(fifo), row=0)
+
+
+def _settle(tile: OpenTile, served: list[ObjectFifoHandle], *, row: int) -> None:
+    """Place an open tile in this row, in the column of the first core or link at the ends that it serves; 0 without."""
+    places = (end.owner.tile.place for end in served if isinstance(end.owner, (Worker, ObjectFifoLink)))
+    tile.place = tile.place or plan.Tile(next((place.column for place in places if place is not None), 0), row)
 
 
 def _place_workers(workers: Sequence[Worker], limits: Limits) -> None:
     taken = {worker.tile.place for worker in workers}
-    free = [
-        plan.Tile(column, row)
-        for column in range(limits.columns)
-        for row in range(limits.first_compute_row, limits.rows)
-        if plan.Tile(column, row) not in taken
-    ]
-    # Workers with a given column or row choose first; the others take what is left.
-    for worker in sorted(workers, key=lambda worker: worker.tile.is_open):
-        tile = worker.tile
-        if tile.place is not None:
-            continue
-        place = next((place for place in free if tile.may_be(place)), None)
-        if place is None:
-            count = limits.columns * (limits.rows - limits.first_compute_row)
-            where = "" if tile.is_open else f", and one of them in {tile}, where none is left"
-            raise RecordingError(f"[tiles] needs {len(workers)} compute tiles{where}, {limits.name} has {count}")
-        free.remove(place)
-        tile.col, tile.row = place.column, place.row
-
-
-def _place_host_ends(fifos: list[ObjectFifo], limits: Limits) -> None:
-    used: Counter[tuple[int, str]] = Counter()
-    ends = [end for fifo in fifos for end in _ends(fifo) if isinstance(end.owner, Runtime)]
-    for end in ends:
-        _take(used, end.tile.col, int(not end.is_producer), int(end.is_producer))
-    for end in ends:
-        if end.tile.col is None:
-            owners = [other.owner for other in _ends(end.fifo)]
-            columns = [owner.tile.col for owner in owners if isinstance(owner, (Worker, ObjectFifoLink))]
-            need = int(not end.is_producer), int(end.is_producer)
-            end.tile.col = _nearest(next(iter(columns), 0) or 0, used, need, limits, "shim")
-        if end.tile.row is None:
-            end.tile.row = 0
-
-
-def _take(used: Counter[tuple[int, str]], column: int | None, inputs: int, outputs: int) -> None:
-    if column is not None:
-        used[column, "in"] += inputs
-        used[column, "out"] += outputs
-
-
-def _nearest(wanted: int, used: Counter[tuple[int, str]], need: tuple[int, int], limits: Limits, kind: str) -> int:
-    """Take `need` (input, output) channels of the nearest column to `wanted` whose tile of a kind has them left."""
-    tile = getattr(limits, kind)
-    for column in sorted(range(limits.columns), key=lambda column: (abs(column - wanted), column)):
-        inputs, outputs = used[column, "in"] + need[0], used[column, "out"] + need[1]
-        if inputs <= tile.input_channels and outputs <= tile.output_channels:
-            _take(used, column, *need)
-            return column
-    raise RecordingError(
-        f"[tiles] no {kind} tile of {limits.name} has {need[0]} input and {need[1]} output channels left"
-    )
-
-
-def _column_served(link: ObjectFifoLink, fifos: list[ObjectFifo]) -> int:
-    """The column of the first core at the other ends of a link's fifos, 0 if there is none."""
-    linked = {id(end.fifo) for end in (*link.inputs, *link.outputs)}
-    ends = [end for fifo in fifos if id(fifo) in linked for end in _ends(fifo)]
-    return next((end.owner.tile.col or 0 for end in ends if isinstance(end.owner, Worker)), 0)
+    rows = range(limits.first_compute_row, limits.rows)
+    every = [plan.Tile(column, row) for column in range(limits.columns) for row in rows]
+    free = iter([place for place in every if place not in taken])
+    for worker in workers:
+        worker.tile.place = worker.tile.place or next(free, None)
+        if worker.tile.place is None:
+            raise RecordingError(f"[tiles] needs {len(workers)} compute tiles, {limits.name} has {len(every)}")

@@ -31,12 +31,11 @@ class Runtime:
         fn_args: Sequence[Any] | None = None,
         *,
         name: str | None = None,
-        strict_task_groups: bool = True,
         **options: Any,
     ) -> None:
         refuse("Runtime", options)
         self.seq_fn, self.fn_args = seq_fn, list(fn_args or ())
-        self.name, self.strict = name or "sequence", strict_task_groups
+        self.name = name or "sequence"
         for argument in flatten(self.fn_args):
             if isinstance(argument, ObjectFifoHandle):
                 argument.belongs_to_host(self)
@@ -61,5 +60,5 @@ class Runtime:
 
         with trace.active():
             self.seq_fn(*map(bind, range(len(self.fn_args)), self.fn_args))
-            trace.finish(strict=self.strict)
+            trace.finish()
         return plan.Sequence(self.name, tuple(buffers), tuple(trace.steps))

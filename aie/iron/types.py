@@ -37,38 +37,12 @@ class NPU2(Device):
 
 
 class Tile:
-    """A tile's place; the recorder chooses a column or row that is None (`flownpu.aie.iron.resolve`)."""
+    """A tile's place; without column and row the recorder chooses it (`flownpu.aie.iron.resolve`)."""
 
     def __init__(self, col: int | None = None, row: int | None = None) -> None:
-        self.col, self.row = col, row
-
-    @property
-    def place(self) -> plan.Tile | None:
-        """The place, None while the column or the row is open."""
-        return None if self.col is None or self.row is None else plan.Tile(self.col, self.row)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether neither the column nor the row is given."""
-        return self.col is None and self.row is None
-
-    def may_be(self, place: plan.Tile) -> bool:
-        """Whether a place has the given column and row."""
-        return self.col in (None, place.column) and self.row in (None, place.row)
-
-    def __str__(self) -> str:
-        given = {"column": self.col, "row": self.row}
-        return " and ".join(f"{name} {value}" for name, value in given.items() if value is not None) or "any tile"
-
-
-AnyComputeTile = Tile()
-AnyMemTile = Tile()
-AnyShimTile = Tile()
-
-
-def own_tile(tile: Tile | None) -> Tile:
-    """The given tile; a new open one for None or `Any...Tile`, which all designs share."""
-    return Tile() if tile is None or any(tile is name for name in (AnyComputeTile, AnyMemTile, AnyShimTile)) else tile
+        if (col is None) != (row is None):
+            raise RecordingError(f"[tiles] expected a column and a row, or neither, got {col} and {row}")
+        self.place = None if col is None or row is None else plan.Tile(col, row)
 
 
 def plan_type(kind: Any) -> plan.Type:

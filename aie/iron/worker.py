@@ -18,7 +18,7 @@ from flownpu.aie.iron.symbolic import (
     current_core,
     expression,
 )
-from flownpu.aie.iron.types import AnyComputeTile, Tile, flatten, own_tile, plan_type, refuse
+from flownpu.aie.iron.types import Tile, flatten, plan_type, refuse
 from flownpu.aie.plan import data as plan
 from flownpu.aie.plan.limits import NPU2
 
@@ -78,8 +78,7 @@ class Buffer:
 class WorkerRuntimeBarrier:
     """Lets workers wait for the sequence (`aie.iron.WorkerRuntimeBarrier`): one lock on each worker's tile."""
 
-    def __init__(self, initial_value: int = 0) -> None:
-        self.initial_value = initial_value
+    def __init__(self) -> None:
         self.workers: list[Worker] = []
         self.locks: list[str] = []
         self.number = 0
@@ -143,47 +142,25 @@ class Kernel:
         )
 
 
-class ExternalFunction(Kernel):
-    """A kernel that is compiled from its source (`aie.iron.ExternalFunction`)."""
-
-    def __init__(
-        self,
-        name: str,
-        object_file_name: str | None = None,
-        source_file: str | None = None,
-        arg_types: Sequence[Any] = (),
-        include_dirs: Sequence[str] = (),
-        compile_flags: Sequence[str] = (),
-        **options: Any,
-    ) -> None:
-        refuse("ExternalFunction", options)
-        if source_file is None and object_file_name is None:
-            raise RecordingError(f"[ExternalFunction {name}] expected a source file or an object file")
-        super().__init__(name, source_file or object_file_name or "", arg_types)
-        flags = (*compile_flags, *(f"-I{folder}" for folder in include_dirs))
-        self.record = plan.Kernel(name, self.record.arguments, self.record.source, flags)
-
-
 class Worker:
     """The program of a compute tile (`aie.iron.Worker`): `core_fn(*fn_args)`.
 
-    `while_true`: it starts over when it ends. `stack_size` is in bytes. `dynamic_objfifo_lowering`: see `plan.Core`.
+    `stack_size` is in bytes. `dynamic_objfifo_lowering`: see `plan.Core`.
     """
 
     def __init__(
         self,
         core_fn: Callable[..., None],
         fn_args: Sequence[Any] | None = None,
-        tile: Tile | None = AnyComputeTile,
-        while_true: bool = True,
+        tile: Tile | None = None,
         stack_size: int | None = None,
         dynamic_objfifo_lowering: bool | None = None,
         **options: Any,
     ) -> None:
         refuse("Worker", options)
         self.core_fn, self.fn_args = core_fn, list(fn_args or ())
-        self.tile = own_tile(tile)
-        self.while_true, self.stack_size, self.dynamic = while_true, stack_size, bool(dynamic_objfifo_lowering)
+        self.tile = tile or Tile()
+        self.stack_size, self.dynamic = stack_size, bool(dynamic_objfifo_lowering)
         self.arguments = list(flatten(self.fn_args))
         for argument in self.arguments:
             if isinstance(argument, ObjectFifo):
@@ -195,11 +172,6 @@ class Worker:
             if isinstance(argument, WorkerRuntimeBarrier):
                 argument.workers.append(self)
 
-    @staticmethod
-    def grid(rows: int, cols: int, factory: Callable[[int, int], Worker]) -> list[list[Worker]]:
-        """Lists of workers, one a row: `factory(row, col)` makes each."""
-        return [[factory(row, col) for col in range(cols)] for row in range(rows)]
-
     def record(self, place: plan.Tile) -> plan.Core:
         """Run the function once and record its actions."""
         trace = CoreTrace()
@@ -209,4 +181,4 @@ class Worker:
         with trace.active():
             self.core_fn(*self.fn_args)
         stack = NPU2.stack_bytes if self.stack_size is None else self.stack_size
-        return plan.Core(place, trace.body, self.while_true, stack, self.dynamic)
+        return plan.Core(place, trace.body, stack, self.dynamic)

@@ -55,10 +55,7 @@ class CorePrinter:
         lines, core = self.lines, self.core
         lines.add(f"{lines.result('core')} = aie.core({self.tile}) {{")
         with lines.inside():
-            if core.forever:
-                self._loop(Loop("pass", 0, sys.maxsize, 1, core.body))
-            else:
-                self._body(core.body)
+            self._loop(Loop("pass", 0, sys.maxsize, 1, core.body))
             lines.add("aie.end")
         dynamic = {"dynamic_objfifo_lowering": "true"} if core.dynamic else {}
         lines.add("}" + attributes(dynamic | {"stack_size": f"{core.stack_bytes} : i32"}))

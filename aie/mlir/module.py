@@ -10,7 +10,7 @@ the next. Fifos, links, cores and kernel calls are printed one to one; the rest 
 - Depths are printed for every end, so that the compiler takes them as they are.
 - A transfer is a DMA task: its repetitions are its `repeat_count`, its length is that of one of them, and a run of
   neighbours has no dimensions.
-- A barrier is a lock of the tile; a core's program that runs forever is an `scf.for` without end around its statements.
+- A barrier is a lock of the tile; a core's program is an `scf.for` without end around its statements.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Module:
                     self._buffer(buffer)
                 for barrier in array.barriers:
                     value = self.locks[barrier.name] = lines.result("lock")
-                    named = {"init": f"{barrier.initial_value} : i32", "sym_name": f'"{barrier.name}"'}
+                    named = {"init": "0 : i32", "sym_name": f'"{barrier.name}"'}
                     lines.add(f"{value} = aie.lock({self.tiles[barrier.tile]}){attributes(named)}")
                 for fifo in array.fifos:
                     self._fifo(fifo)
@@ -96,21 +96,13 @@ class _Module:
 
     def _fifo(self, fifo: Fifo) -> None:
         ends = (fifo.producer, *fifo.consumers)
-        more = {"via_DMA": "true"} if fifo.via_dma else {}
-        if fifo.padding:
-            pads = [f"<const_pad_before = {before}, const_pad_after = {after}>" for before, after in fifo.padding]
-            more["padDimensions"] = f"#aie<bd_pad_layout_array[{', '.join(pads)}]>"
-        if fifo.repeat_count > 1:
-            more["repeat_count"] = f"{fifo.repeat_count} : i32"
         source = self.tiles[fifo.producer.tile] + dimensions("dimensionsToStream", fifo.producer.walk, fifo.type)
         targets = ", ".join(
             self.tiles[end.tile] + dimensions("dimensionsFromStream", end.walk, fifo.type) for end in fifo.consumers
         )
         depths = ", ".join(f"{end.depth} : i32" for end in ends)
         kind = f"!aie.objectfifo<{memref(fifo.type)}>"
-        self.lines.add(f"aie.objectfifo @{fifo.name}({source}, {{{targets}}}, [{depths}]){attributes(more)} : {kind}")
-        if fifo.delegate is not None:
-            self.lines.add(f"aie.objectfifo.allocate @{fifo.name}({self.tiles[fifo.delegate]})")
+        self.lines.add(f"aie.objectfifo @{fifo.name}({source}, {{{targets}}}, [{depths}]) : {kind}")
 
     def _link(self, link: Link) -> None:
         offsets = f"[{', '.join(map(str, link.offsets))}]"
@@ -172,5 +164,4 @@ class _Module:
 
 def _tiles(array: Array) -> set[Tile]:
     tiles = {end.tile for fifo in array.fifos for end in (fifo.producer, *fifo.consumers)}
-    tiles |= {fifo.delegate for fifo in array.fifos if fifo.delegate is not None}
     return tiles | {core.tile for core in array.cores} | {buffer.tile for buffer in array.buffers}

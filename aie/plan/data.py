@@ -97,21 +97,12 @@ class End:
 
 @dataclass(frozen=True)
 class Fifo:
-    """An object fifo: objects of `type` go from `producer` to every one of `consumers` in order.
-
-    `repeat_count`: how often the producer's DMA sends each object. `via_dma`: use the DMA even where both ends reach
-    the same memory. `delegate`: the tile whose memory holds the objects of a fifo in shared memory. `padding`: zeros
-    (before, after) each dimension of the producer's walk; memory tiles only.
-    """
+    """An object fifo: objects of `type` go from `producer` to every one of `consumers` in order."""
 
     name: str
     type: Type
     producer: End
     consumers: tuple[End, ...]
-    repeat_count: int = 1
-    via_dma: bool = False
-    delegate: Tile | None = None
-    padding: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,21 +137,19 @@ class TileBuffer:
 
 @dataclass(frozen=True)
 class Barrier:
-    """A lock on which a core waits for the sequence."""
+    """A lock on which a core waits for the sequence; it begins at 0."""
 
     name: str
     tile: Tile
-    initial_value: int = 0
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry point in C++: its arguments' types (a shape of () is a scalar), its source file and compiler flags."""
+    """An entry point in C++: its arguments' types (a shape of () is a scalar) and its source file."""
 
     entry: str
     arguments: tuple[Type, ...]
     source: str
-    flags: tuple[str, ...] = ()
 
 
 # --- A core's program: what the compiler sees, loops not unrolled --------------------------------------------------
@@ -293,7 +282,7 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 @dataclass(frozen=True)
 class Core:
-    """The program of a compute tile; `forever`: it starts over when it ends, and so serves several calls.
+    """The program of a compute tile, which starts over when it ends, and so serves several calls.
 
     `dynamic`: the core counts at run time which object of a fifo comes next. Otherwise the compiler unrolls every loop
     with acquires until the count is known, which it cannot do for a loop whose length is a run-time parameter.
@@ -301,7 +290,6 @@ class Core:
 
     tile: Tile
     body: tuple[Statement, ...]
-    forever: bool = True
     stack_bytes: int = 1024
     dynamic: bool = False
 
@@ -312,7 +300,7 @@ class Core:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.tile, self.body, self.forever, self.stack_bytes, self.dynamic))
+        return hash((self.tile, self.body, self.stack_bytes, self.dynamic))
 
     def __hash__(self) -> int:
         """Computed once from all fields, like `Loop`'s."""

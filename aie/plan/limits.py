@@ -68,7 +68,6 @@ class Limits:
     repeat_maximum: int
     layout_size_maximum: int
     granule_bytes: int
-    padding_maxima: tuple[int, int, int]
     task_queue: int
     stack_bytes: int
     buffer_alignment: int
@@ -160,7 +159,6 @@ TABLE: tuple[Row, ...] = (
     Row("repeat_maximum", 256, 256, "repetitions", "Xilinx/mlir-aie:lib/Dialect/AIEX/Transforms/AIEDMATasksToNPU.cpp: the field is 0..255, one less than the count"),
     Row("layout_size_maximum", 512, 512, "elements", "Xilinx/mlir-aie:lib/Dialect/AIE/IR/AIEDialect.cpp (DMABDOp verifier; its message says 1023)"),
     Row("granule_bytes", 4, 4, "bytes", f"{_TARGET_MODEL_HEADER} (getAddressGenGranularity: 32 bits)"),
-    Row("padding_maxima", (63, 31, 15), (63, 31, 15), "words, innermost first", "FIM43-Redeye/xdna-emu:catalog-dma.md (memory tiles, MM2S only)"),
     Row("task_queue", 4, 4, "tasks a channel", "amd/IRON:iron/operators/flm/gemm/README.md measured 4 good, 8 hanging; the register manual says 8"),
     Row("stack_bytes", 1024, 1024, "bytes", f"{_TARGET_MODEL_HEADER} (default of aie.core's stack_size)"),
     Row("buffer_alignment", 32, 64, "bytes", f"{_TARGET_MODEL_HEADER} (getComputeTileMaxVectorAlignBits: the widest access; smaller buffers may have 32)"),

@@ -4,11 +4,11 @@
 These are the rules of mlir-aie's `aie-objectFifo-stateful-transform` (lib/Dialect/AIE/Transforms), which the checker
 counts with:
 
-- A fifo with one consumer whose tile shares memory with the producer's, and without walks, links, repeats or `via_dma`,
-  is one pool of objects in that memory and no DMA. Every other fifo has a pool at each end and a DMA channel at each.
+- A fifo with one consumer whose tile shares memory with the producer's, and without walks and links, is one pool of
+  objects in that memory and no DMA. Every other fifo has a pool at each end and a DMA channel at each.
 - At a link the ends that meet share one pool, that of the whole object (of the larger one where a link forwards). It
   has a pair of locks for every part, and its DMAs have a descriptor for every part of every object.
-- A pool has one descriptor for each object on each channel; on the producer's side, times the repeat count.
+- A pool has one descriptor for each object on each channel.
 - A core that counts its objects at run time (`Core.dynamic`) keeps one word for every fifo's end that it uses.
 - Channels are handed out per tile and direction in the order of the fifos.
 
@@ -36,14 +36,13 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Pool:
-    """The objects of a fifo in the memory of a tile; `lock_start`: initial value of the lock that counts free ones."""
+    """The objects of a fifo in the memory of a tile; the lock that counts free ones begins with their `count`."""
 
     fifo: str
     tile: Tile
     count: int
     object_bytes: int
     locks: int
-    lock_start: int
 
     @property
     def bytes(self) -> int:
@@ -73,13 +72,11 @@ class Resources:
 def shared_memory(fifo: Fifo, linked: bool, limits: Limits) -> Tile | None:
     """The tile whose memory holds a fifo without a DMA; None if the fifo needs one."""
     producer, consumer = fifo.producer, fifo.consumers[0]
-    if linked or fifo.via_dma or fifo.repeat_count > 1 or len(fifo.consumers) > 1 or producer.walk or consumer.walk:
+    if linked or len(fifo.consumers) > 1 or producer.walk or consumer.walk:
         return None
     kinds = [limits.kind(end.tile.column, end.tile.row) for end in (producer, consumer)]
     if kinds != ["compute", "compute"]:
         return None
-    if fifo.delegate is not None:
-        return fifo.delegate
     ours, theirs = _place(producer.tile), _place(consumer.tile)
     if limits.reaches_memory(theirs, ours):
         return producer.tile
@@ -125,25 +122,24 @@ def resources_of(array: Array, limits: Limits) -> Resources:
     for fifo in array.fifos:
         memory = shared_memory(fifo, fifo.name in linked, limits)
         if memory is not None:
-            pools.append(Pool(fifo.name, memory, fifo.producer.depth, fifo.type.bytes, 2, fifo.producer.depth))
+            pools.append(Pool(fifo.name, memory, fifo.producer.depth, fifo.type.bytes, 2))
             continue
         for end, direction in [(fifo.producer, "out"), *((end, "in") for end in fifo.consumers)]:
             link = parts.get(fifo.name)
             pool = pool_of_link[id(link)] if link is not None else None
-            repeat = fifo.repeat_count if direction == "out" else 1
             if link is not None and pool is not None and end.tile == pool.tile:
                 whole = link.inputs[0] if link.kind == "split" else link.outputs[0]
                 factor = (
                     max(len(link.inputs), len(link.outputs)) if link.kind != "forward" and fifo.name == whole else 1
                 )
-                descriptors = pool.count * repeat * factor
+                descriptors = pool.count * factor
             elif limits.kind(end.tile.column, end.tile.row) == "shim":
                 descriptors = 0  # the sequence's transfers have their own
-                pools.append(Pool(fifo.name, end.tile, 0, 0, 2, 0))
+                pools.append(Pool(fifo.name, end.tile, 0, 0, 2))
             else:
                 count = _depth(fifo, end, most)
-                pools.append(Pool(fifo.name, end.tile, count, fifo.type.bytes, 2, count * repeat))
-                descriptors = count * repeat
+                pools.append(Pool(fifo.name, end.tile, count, fifo.type.bytes, 2))
+                descriptors = count
             channels.append(Channel(fifo.name, end.tile, direction, used[end.tile, direction], descriptors))
             used[end.tile, direction] += 1
     return Resources(tuple(pools), tuple(channels))
@@ -151,14 +147,13 @@ def resources_of(array: Array, limits: Limits) -> Resources:
 
 def _link_pool(link: Link, fifos: dict[str, Fifo]) -> Pool:
     first, last = fifos[link.inputs[0]], fifos[link.outputs[0]]
-    whole_first = link.kind == "forward" and (first.type.bytes >= last.type.bytes or bool(last.padding))
+    whole_first = link.kind == "forward" and first.type.bytes >= last.type.bytes
     if link.kind == "split" or whole_first:
         fifo, depth = first, consumer_at(first, last.producer.tile).depth
     else:
         fifo, depth = last, last.producer.depth
-    repeat = max(fifos[name].repeat_count for name in link.outputs)
     parts = max(len(link.inputs), len(link.outputs))
-    return Pool(fifo.name, last.producer.tile, depth, fifo.type.bytes, 2 * parts, depth * repeat)
+    return Pool(fifo.name, last.producer.tile, depth, fifo.type.bytes, 2 * parts)
 
 
 def _most_acquired(array: Array) -> dict[tuple[str, Tile], int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAGIC = int.from_bytes(b"FlowNPU\0", "little")
-VERSION = 5
+VERSION = 6
 # Kinds of words: two for the emulator, two in a folder of artifacts (artifacts/index.py, programs/call_family.py).
 ARRAY, SEQUENCE, INDEX, FAMILY = 1, 2, 3, 4
 

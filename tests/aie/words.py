@@ -31,7 +31,7 @@ class Reader:
 
     def head(self):
         """Checks magic and version, keeps the identity, and returns the kind."""
-        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 5)
+        assert (struct.pack("<q", self.integer()), self.integer()) == (b"FlowNPU\0", 6)
         kind, self.identity = self.integer(), self.integer()
         return kind
 

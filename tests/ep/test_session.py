@@ -75,7 +75,7 @@ def test_values_live_as_long_as_they_are_read(make_session: MakeSession) -> None
         check(session, graph, {"x": integers(size)})
 
 
-def test_changed_run_shapes_compute_right_outputs(make_session: MakeSession) -> None:
+def test_outputs_are_right_after_shapes_change_between_runs(make_session: MakeSession) -> None:
     session = make_session(CHAIN)
     for size in (1, 100, 3, 1000, 0, 7):
         check(session, CHAIN, {"x": integers(size), "y": integers(size)})

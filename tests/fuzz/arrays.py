@@ -84,7 +84,7 @@ def _special(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[A
     tiny = float(info.smallest_subnormal)
     rare = [np.nan, np.inf, -np.inf, -0.0, tiny, -float(info.tiny), float(info.max), float(info.min), 0.0, 88.8, -104.0]
     numbers = rng.standard_normal(shape)
-    # The share of rare numbers: some 3 % of a thousand, one or two of ten.
+    # Rare numbers are 3 % of a thousand numbers, and 20 % of ten.
     share = min(0.2, 8 / max(1, numbers.size) + 0.02)
     return np.where(rng.random(shape) < share, np.array(rare)[rng.integers(0, len(rare), shape)], numbers)
 

@@ -77,9 +77,7 @@ def test_window_sized_caches_are_kept_when_asked_for(source: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layers", [[], [1]], ids=str)
-def test_window_of_configuration_alone_is_converted(
-    layers: list[int], exports: dict[str, Path], tmp_path: Path
-) -> None:
+def test_window_only_in_configuration_is_converted(layers: list[int], exports: dict[str, Path], tmp_path: Path) -> None:
     """As GenAI's builder writes Mistral; an empty list means all layers. Reference: ORT with windows in the graph."""
     source, folder, expected = tmp_path / "source", tmp_path / "model", tmp_path / "expected"
     shutil.copytree(exports["llama"], source)

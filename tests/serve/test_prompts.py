@@ -70,7 +70,7 @@ def written(tokenizer, *turns):
         ("/api/generate", {"model": "topics", "stream": False, "prompt": NUL}, ("prompt_eval_count",)),
     ],
 )
-def test_nul_in_message_cuts_nothing(http, tokenizer, path, body, count):
+def test_nul_character_does_not_truncate_message(http, tokenizer, path, body, count):
     options = {"options": {"num_predict": 1}} if path.startswith("/api") else {}
     found = answer(http, path, **body, **options)
     for key in count:
@@ -117,7 +117,7 @@ def test_image_mark_in_text_is_text(http):
         assert (found["usage"]["prompt_tokens"] > 256) == bool(images)
 
 
-def test_bytes_of_tokens_joined_are_texts(http):
+def test_joined_bytes_of_tokens_equal_whole_text(http):
     """The tokenizer spells é with two tokens."""
     said = [{"role": "user", "content": "x"}]
     body = {**GREEDY, "max_tokens": 40, "response_format": ACCENT, "logprobs": True, "top_logprobs": 3}

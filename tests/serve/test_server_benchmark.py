@@ -6,7 +6,7 @@ import asyncio
 from benchmarks.engines.servers import Answers, ask_all, prompts_of
 
 
-def test_prompts_of_clients_share_their_first_half() -> None:
+def test_client_prompts_share_first_half() -> None:
     prompts = prompts_of(3, [10, 64], 1000, seed=1)
     longest = max(prompts[0], key=len)
     for own in prompts:

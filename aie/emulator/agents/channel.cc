@@ -65,7 +65,7 @@ bool Channel::next() {
 
 bool Channel::take() {
   const Descriptor& d = descriptor();
-  if (!(*locks_)[d.takes]->take(d.count, *this)) return false;
+  if (!(*locks_)[d.takes]->take(1, *this)) return false;
   cursor_ = Cursor(d.walk, memories_->data(d.memory) + d.offset);
   left_ = d.walk.bytes();
   state_ = State::kMoving;
@@ -115,7 +115,7 @@ void Channel::give() {
   const Descriptor& d = descriptor();
   if (d.gives_back > 0) Memories::forget(memories_->data(d.memory) + d.offset, d.gives_back);
   next_ = next_ + 1 == record_->descriptors.size() ? 0 : next_ + 1;
-  (*locks_)[d.gives]->add(d.count);
+  (*locks_)[d.gives]->add(1);
 }
 
 void Channel::queue(Task& task) {

@@ -148,7 +148,7 @@ bool Core::acquire() {
   const std::size_t count = number(3);
   if (count > end.held) {
     const auto missing = static_cast<std::int64_t>(count - end.held);
-    if (!(*locks_)[record.takes]->take(missing * record.count, *this)) return false;
+    if (!(*locks_)[record.takes]->take(missing, *this)) return false;
     end.held = count;
   }
   views_[number(2)] = {number(1), end.oldest};
@@ -169,7 +169,7 @@ void Core::release() {
     end.oldest = (end.oldest + 1) % record.objects.size();
   }
   end.held -= count;
-  (*locks_)[record.gives]->add(static_cast<std::int64_t>(count) * record.count);
+  (*locks_)[record.gives]->add(static_cast<std::int64_t>(count));
 }
 
 aie_host::Argument Core::memory_argument(std::size_t memory) const {
@@ -218,7 +218,7 @@ Wait Core::wait() const {
     const EndRecord& record = array_->ends[number(1)];
     const Lock& lock = *(*locks_)[record.takes];
     const auto missing = static_cast<std::int64_t>(number(3) - ends_[number(1)].held);
-    return {std::to_string(missing * record.count) + " of the " + lock.name() + " (" +
+    return {std::to_string(missing) + " of the " + lock.name() + " (" +
                 std::to_string(lock.value()) + " there)",
             lock.givers()};
   }

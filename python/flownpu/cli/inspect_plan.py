@@ -39,7 +39,7 @@ def read_plan(path: Path) -> Plan:
         plan = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise FlowNPUError(
-            f"{path} is no plan ({error}): `flownpu build --emit plan DIR` writes plans, `flownpu convert` models"
+            f"{path} is no plan ({error}): `flownpu build MODEL` writes plans, `flownpu convert` models"
         ) from error
     if plan.array.target not in LIMITS:
         raise FlowNPUError(f"{path} is a plan for {plan.array.target}: expected {' or '.join(LIMITS)}")

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from flownpu import _native
 from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
@@ -14,26 +14,6 @@ from flownpu.ops.opencl_loader import use_installed_packages
 # From pip, without the system's packages: PoCL, which computes on the CPU, and a loader, which pyopencl includes.
 FROM_PIP = "pip install pocl-binary-distribution pyopencl"
 ENABLE_RUSTICL = "export RUSTICL_ENABLE=radeonsi (Intel: iris), without which Mesa's OpenCL offers no device"
-
-
-class Device(Protocol):
-    """The properties of `flownpu._native.OpenClFacts` that are used here."""
-
-    @property
-    def title(self) -> str:
-        """The device's name and its platform."""
-
-    @property
-    def kind(self) -> str:
-        """Either "gpu", "cpu" or "other"."""
-
-    @property
-    def driver(self) -> str:
-        """The driver's version."""
-
-    @property
-    def compute_units(self) -> int:
-        """How many compute units it has."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +30,7 @@ class OpenCl:
 
     problem: str = ""
     platforms: Sequence[str] = ()
-    devices: Sequence[Device] = ()
+    devices: Sequence[_native.OpenClFacts] = ()
     failure: str = ""
     stored_type: str = ""
 

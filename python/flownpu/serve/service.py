@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flownpu.generate.worker import Finished, Likelihood, Piece
 from flownpu.model.folder import is_embedding_folder, is_pipeline_folder
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from flownpu.serve.in_process import InProcess
 
 log = logging.getLogger(__name__)
+
+Kind = TypeVar("Kind", Embedder, Painter)
 
 UNENFORCED = "FlowNPU-Unenforced"
 """The response's header that tells which keywords of schemas the answer may violate."""
@@ -155,26 +157,15 @@ class Service:
         await self.catalogue.close()
         await self.grammars.close()
 
-    def embedder(self, name: str) -> Embedder:
-        """A model that embeds texts.
+    def of_kind(self, name: str, kind: type[Kind]) -> Kind:
+        """A model that is not a chat's, of this class.
 
         Raises:
             ApiError: there is no model of that name, or it does something else.
         """
         found = self.in_process.get(name)
-        if not isinstance(found, Embedder):
-            raise self._unfit(name, Embedder)
-        return found
-
-    def painter(self, name: str) -> Painter:
-        """A model that makes pictures.
-
-        Raises:
-            ApiError: there is no model of that name, or it does something else.
-        """
-        found = self.in_process.get(name)
-        if not isinstance(found, Painter):
-            raise self._unfit(name, Painter)
+        if not isinstance(found, kind):
+            raise self._unfit(name, kind)
         return found
 
     def _unfit(self, name: str, wanted: type) -> ApiError:

@@ -53,23 +53,6 @@ STRUCTURE = {
         with_array(CHAIN, cores=(dataclasses.replace(CORE, body=(Store("extra", Variable("i"), 0), *CORE.body)),)),
         "[compute tile (0, 2)] the variable i: need a loop around it or a load before, have none",
     ),
-    "repeats from the shim": (
-        with_fifo(CHAIN, "a", repeat_count=2),
-        "[fifo a] repeat_count: need 2, have 1 (a shim tile repeats by its tap, not by its fifo)",
-    ),
-    "repeat 0": (with_fifo(CHAIN, "b", repeat_count=0), "[fifo b] repeat_count: need 1 or more, have 0"),
-    "padding by a core": (
-        with_fifo(CHAIN, "c", padding=((0, 4),)),
-        "[fifo c] padding: need a memory tile as producer, have compute",
-    ),
-    "odd object": (
-        with_fifo(CHAIN, "a", type=Type((3,), "bf16")),
-        "[fifo a] object size: need a multiple of 4 bytes, have 6 bytes",
-    ),
-    "delegate out of reach": (
-        with_fifo(CHAIN, "c", delegate=Place(3, 3)),
-        "[fifo c] reach of compute tile (0, 2) into the memory of tile (3, 3): need own, north, south or west",
-    ),
     "links in a chain": (
         with_array(CHAIN, links=(LINK, Link(("b",), ("c",)))),
         "[fifo b] links: need 2, have 1 (a fifo cannot be in more than one link",

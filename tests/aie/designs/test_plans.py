@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The designs at rare shapes: the plan passes the checker, and shapes do not change the array.
 
-tests/cli/npu/test_catalogue.py has every design at the usual shapes of every model; test_emulated.py has results.
+tests/cli/npu/test_build_model.py has programs of whole models; test_emulated.py has results.
 """
 
 import re

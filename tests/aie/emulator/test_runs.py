@@ -193,36 +193,6 @@ def test_walks_at_every_kind_of_tile_equal_numpy():
     np.testing.assert_array_equal(found["target"].reshape(8, 12), 3 * source[:, 4:16])
 
 
-def test_memory_tile_padding_equals_numpy():
-    """An object of a, [4, 6], leaves the memory tile with a row before it, a column before and one after: [5, 8]."""
-    plan = chain(2, 5 * 8)
-    plan = with_fifo(plan, "a", type=Type((24,), "i32"))
-    plan = with_fifo(plan, "b", padding=((1, 0), (1, 1)))
-    plan = with_end(plan, "b", "produce", walk=(Dimension(4, 6), Dimension(6, 1)))
-    plan = with_taps(plan, a=(0, (48, 1)))
-    source = numbers(80)
-    for seed in SEEDS:
-        found = emulate(plan, functions={"scale": scale}, source=source, checked=False, seed=seed)
-        expected = np.pad(source[:48].reshape(2, 4, 6), ((0, 0), (1, 0), (1, 1)))
-        np.testing.assert_array_equal(found["target"].reshape(2, 5, 8), 3 * expected)
-
-
-@pytest.mark.parametrize("producer", ["memory tile", "core"])
-def test_objects_are_sent_as_often_as_they_are_repeated(producer):
-    plan = chain(4)
-    name, times = ("b", 2) if producer == "memory tile" else ("c", 3)
-    plan = with_fifo(plan, name, repeat_count=times)
-    sent, received = (2, 4) if producer == "memory tile" else (4, 12)
-    plan = with_host(plan, source=sent * 64, target=received * 64)
-    plan = with_taps(plan, a=(0, (sent * 64, 1)), c=(0, (received * 64, 1)))
-    source = numbers(sent * 64)
-    for seed in SEEDS:
-        found = emulate(plan, functions={"scale": scale}, source=source, seed=seed)
-        np.testing.assert_array_equal(
-            found["target"].reshape(-1, 64), 3 * source.reshape(sent, 64).repeat(times, axis=0)
-        )
-
-
 def test_loops_over_parameters_and_indices_run_expected_times():
     kind, words = tensor(16), tensor(16)
     a, c = ObjectFifo(kind, name="a"), ObjectFifo(kind, name="c")

@@ -20,11 +20,9 @@ MLIR_AIE = {
         class ObjectFifo:
             def __init__(self, obj_type, *, depth=2, {layout}=None): pass
         class Buffer: pass
-        class ExternalFunction: pass
         class Kernel: pass
         class Program: pass
         class Runtime: pass
-        class TaskGroup: pass
         class Worker: pass
         class WorkerRuntimeBarrier: pass
     """,
@@ -34,7 +32,6 @@ MLIR_AIE = {
         class NPU1: pass
         class NPU2: pass
         class Tile: pass
-        AnyComputeTile = AnyMemTile = AnyShimTile = None
     """,
 }
 

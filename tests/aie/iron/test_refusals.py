@@ -10,12 +10,10 @@ from flownpu.aie.iron.access_pattern import TensorAccessPattern
 from flownpu.aie.iron.compat import (
     NPU2,
     Buffer,
-    ExternalFunction,
     Kernel,
     ObjectFifo,
     Program,
     Runtime,
-    TaskGroup,
     Worker,
     range_,
 )
@@ -82,7 +80,6 @@ def test_loop_left_by_break_is_refused():
         (lambda x, z, a, c: a.drain(z), "drain is for a consumer's end"),
         (lambda x, z, a, c: a.fill(3), "expected a buffer of the sequence, got 3"),
         (lambda x, z, a, c: a.fill(x, packet=(0, 1)), r"\[fill\] a plan does not hold packet"),
-        (lambda x, z, a, c: a.fill(x, group=TaskGroup()), "a TaskGroup was not finished"),
         (lambda x, z, a, c: [None for _ in range_(3)], "a sequence uses Python's range"),
         (lambda x, z, a, c: COPY(x), "expected to be called in a core's function"),
     ],
@@ -114,26 +111,6 @@ def test_unknown_name_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("steps", "depth", "message"),
-    [(np.int32, 2, "expected a number, got"), (4, 0, "expected a depth of 1 or more, got 0")],
-)
-def test_impossible_pipelines_are_refused(steps, depth, message):
-    with pytest.raises(RecordingError, match=message):
-        one_core(idle, sequence=lambda x, z, a, c: list(TaskGroup.pipelined(steps, depth)))
-
-
-def test_mixed_task_groups_are_refused():
-    def sequence(x, z, a, c):
-        group = TaskGroup()
-        a.fill(x, group=group)
-        c.drain(z, wait=True)
-        group.finish()
-
-    with pytest.raises(RecordingError, match="all transfers in task groups or none"):
-        one_core(idle, sequence=sequence)
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: ObjectFifo(KIND, depth=0), "depth of 1 or more"),
@@ -150,11 +127,10 @@ def test_mixed_task_groups_are_refused():
         (lambda: Worker(idle, [], data_size=0), r"\[Worker\] a plan does not hold data_size"),
         (lambda: ObjectFifo(KIND, pad_value=1), r"\[ObjectFifo\] a plan does not hold pad_value"),
         (lambda: ObjectFifo(KIND).prod(channel=0), r"\[ObjectFifo.prod\] a plan does not hold channel"),
-        (lambda: ObjectFifo(KIND, repeat_count=0), "a repeat_count of 1 or more, got 0"),
+        (lambda: ObjectFifo(KIND, repeat_count=2), r"\[ObjectFifo\] a plan does not hold repeat_count"),
         (lambda: ObjectFifo(KIND).cons().forward(depth=0), "a depth of 1 or more, got 0"),
         (Buffer, "expected a type, an initial value or both"),
         (lambda: Buffer(KIND, address=64), r"\[Buffer\] a plan does not hold address"),
-        (lambda: ExternalFunction("f"), "expected a source file or an object file"),
         (lambda: Runtime(idle, [np.int32]), "give a number rather than the type"),
         (lambda: ObjectFifo(np.ndarray[(4,), np.dtype[np.complex64]]), "no DMA or kernel of ours uses elements of"),
     ],

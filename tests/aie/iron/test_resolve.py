@@ -6,9 +6,6 @@ import pytest
 from flownpu.aie.iron.compat import (
     NPU1,
     NPU2,
-    AnyComputeTile,
-    AnyMemTile,
-    AnyShimTile,
     ObjectFifo,
     Program,
     Runtime,
@@ -37,31 +34,19 @@ def adder(tile=None, *, host=None, link=None):
     return array.cores[0].tile, fifos["a"].consumers[0].tile, fifos["a"].producer.tile, fifos["c"].consumers[0].tile
 
 
-def test_column_or_row_alone_is_kept():
-    """Open places follow the core; given places stay, however far from the core they are."""
-    assert adder(Tile(col=5)) == (Place(5, 2), Place(5, 1), Place(5, 0), Place(5, 0))
-    assert adder(Tile(row=4)) == (Place(0, 4), Place(0, 1), Place(0, 0), Place(0, 0))
-    assert adder(Tile(col=5), link=Tile(col=3)) == (Place(5, 2), Place(3, 1), Place(3, 0), Place(5, 0))
-    assert adder(Tile(col=5), host=Tile(col=7)) == (Place(5, 2), Place(5, 1), Place(7, 0), Place(5, 0))
+def test_open_places_follow_core_and_given_ones_stay():
+    assert adder() == (Place(0, 2), Place(0, 1), Place(0, 0), Place(0, 0))
+    assert adder(Tile(5, 3)) == (Place(5, 3), Place(5, 1), Place(5, 0), Place(5, 0))
+    assert adder(Tile(5, 2), link=Tile(3, 1)) == (Place(5, 2), Place(3, 1), Place(3, 0), Place(5, 0))
+    assert adder(Tile(5, 2), host=Tile(7, 0)) == (Place(5, 2), Place(5, 1), Place(7, 0), Place(5, 0))
 
 
-def test_open_tile_is_resolved_anew_for_each_use():
-    """Each name for any tile is one object that all uses share, so it must not keep the place of the first use."""
-    assert adder(AnyComputeTile, host=AnyShimTile, link=AnyMemTile) == adder()
-    assert adder(Tile(col=2), host=AnyShimTile, link=AnyMemTile)[2] == Place(2, 0)
-    assert adder(AnyComputeTile)[0] == Place(0, 2)
-    assert AnyComputeTile.is_open
-
-
-def test_workers_with_column_are_placed_first():
-    workers = [Worker(lambda: None) for _ in range(2)] + [Worker(lambda: None, tile=Tile(col=0)) for _ in range(3)]
+def test_open_workers_take_tiles_that_are_left():
+    workers = [Worker(lambda: None), Worker(lambda: None, tile=Tile(0, 2)), Worker(lambda: None)]
     array = Program(NPU2(), Runtime(lambda: None), workers).resolve_program().array
-    assert [core.tile for core in array.cores] == [Place(*at) for at in [(0, 5), (1, 2), (0, 2), (0, 3), (0, 4)]]
+    assert [core.tile for core in array.cores] == [Place(0, 3), Place(0, 2), Place(0, 4)]
 
 
-def test_workers_beyond_column_are_refused():
-    workers = [Worker(lambda: None, tile=Tile(col=6)) for _ in range(5)]
-    with pytest.raises(
-        RecordingError, match=r"\[tiles\] needs 5 compute tiles, and one of them in column 6, where none is left"
-    ):
-        Program(NPU2(), Runtime(lambda: None), workers).resolve_program()
+def test_column_without_row_is_refused():
+    with pytest.raises(RecordingError, match="expected a column and a row, or neither, got 3 and None"):
+        Tile(3)

@@ -11,10 +11,15 @@ import pytest
 
 from flownpu.ops import q4nx
 from flownpu.ops.emulated import as_read
+from flownpu.selftest.reference.projections import (
+    ACTIVATIONS,
+    activation_tolerance,
+    projection_tolerance,
+    random_weight,
+)
 from tests.aie.host_kernels import (
     BF16_ROUNDING,
     BFLOAT16,
-    EXP2,
     F32_ROUNDING,
     INVERSE,
     PRODUCT,
@@ -29,39 +34,7 @@ from tests.aie.host_kernels import (
     wide,
 )
 
-
-def random_weight(rng, rows, columns, bits=4):
-    """Blocks of a weight with parameters of any size, and its values in float64."""
-    groups = -(-columns // 32)
-    codes = rng.integers(-128, 128, (rows, columns), np.int8)
-    if bits == 4:
-        codes = (codes & 15).astype(np.uint8)
-    scale, minimum = bf16(rng.uniform(0.01, 2, (rows, groups))), bf16(rng.normal(size=(rows, groups)))
-    weight = wide(codes) * np.repeat(wide(scale), 32, 1)[:, :columns] + np.repeat(wide(minimum), 32, 1)[:, :columns]
-    return q4nx.pack(codes, scale, minimum, q4nx.WIDE if bits == 4 else q4nx.EIGHT_BITS_WITH_MINIMA), weight
-
-
-def silu(x, exponent=None):
-    """x sigmoid(exponent), by default of x. For GELU, 1/2 (1 + tanh u) is sigmoid(2 u) without the cancellation."""
-    return x / (1 + np.exp(np.minimum(-(x if exponent is None else exponent), 700)))
-
-
-def gelu(x):
-    return silu(x, 2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-
-
-# sigmoid's argument in powers of two: x log2(e), and for GELU x (1 + 0.0447 x^2) 1.596 log2(e).
-ACTIVATIONS = {
-    "gelu": (gelu, lambda x: 1.4427 * 1.5958 * np.abs(x + 0.044715 * x**3)),
-    "silu": (silu, lambda x: 1.4427 * np.abs(x)),
-}
-
-
-def activation_tolerance(name, x):
-    """Bounds act(x)'s error: five products make the exponent, whose error makes a factor; exp2, its reciprocal (two
-    products) and the product with x follow. Where the exponent is limited to 60, sigmoid is 2^-60 rather than less."""
-    act, exponent = ACTIVATIONS[name]
-    return (5 * np.minimum(exponent(x), 64) * PRODUCT + EXP2 + 4 * PRODUCT) * np.abs(act(x)) + np.abs(x) * 2.0**-59
+KERNELS = {"geglu": "gelu", "swiglu": "silu"}
 
 
 DEQUANT = pytest.mark.parametrize(("name", "bits"), [("q4nx_dequant", 4), ("q4nx_dequant_planes", 8)])
@@ -118,7 +91,8 @@ def test_gemm_in_bfp16_equals_float64(rng, m, k, n):
 
 
 def test_dequantised_blocks_multiply_as_gemm_operand(kernels, rng):
-    blocks, weight = random_weight(rng, 64, 512)
+    blocks, _ = random_weight(rng, 64, 512)
+    weight = wide(q4nx.dequantize(blocks, 64, 512))
     operand = np.zeros((2, 2, 8192), BFLOAT16)
     for place in np.ndindex(2, 2):
         kernels.call("q4nx_dequant_bf16", blocks[place], operand[place])
@@ -147,36 +121,29 @@ def test_plain_stores_equal_float64(kernels, rng):
 ARGUMENTS = np.concatenate([np.linspace(-12, 12, 480), [0, -0.0, 1e-6, -1e-6, 60, -60, 1000, -1000], np.zeros(8)])
 
 
-@pytest.mark.parametrize("name", ["gelu", "silu"])
-def test_accumulator_activations_equal_float64(kernels, rng, name):
-    gate, up = ARGUMENTS.astype(np.float32), rng.normal(size=496).astype(np.float32)
-    y = np.zeros(496, BFLOAT16)
-    kernels.call(f"store_{name}_mul", gate, up, y, 496)
-    expected = ACTIVATIONS[name][0](wide(gate)) * up
-    tolerance = activation_tolerance(name, wide(gate)) * np.abs(up) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
+@pytest.mark.parametrize("gating", ["geglu", "swiglu"])
+@pytest.mark.parametrize("of_accumulators", [False, True])
+def test_gated_activations_equal_float64(kernels, rng, gating, of_accumulators):
+    dtype, kernel = (np.float32, f"store_{KERNELS[gating]}_mul") if of_accumulators else (BFLOAT16, gating)
+    gate, up, y = ARGUMENTS.astype(dtype), rng.normal(size=496).astype(dtype), np.zeros(496, BFLOAT16)
+    kernels.call(kernel, gate, up, y, 496)
+    act = ACTIVATIONS[gating](wide(gate))
+    expected = act * wide(up)
+    tolerance = activation_tolerance(wide(gate), act) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
     assert_within(y, expected, tolerance)
 
 
 def test_accumulator_gelu_equals_float64(kernels):
     c, y = ARGUMENTS.astype(np.float32), np.zeros(496, BFLOAT16)
     kernels.call("store_gelu", c, y, 496)
-    expected = gelu(wide(c))
-    assert_within(y, expected, activation_tolerance("gelu", wide(c)) + BF16_ROUNDING * np.abs(expected))
-
-
-@pytest.mark.parametrize(("kernel", "name"), [("geglu", "gelu"), ("swiglu", "silu")])
-def test_gated_activations_equal_float64(kernels, rng, kernel, name):
-    gate, up, y = bf16(ARGUMENTS), bf16(rng.normal(size=496)), np.zeros(496, BFLOAT16)
-    kernels.call(kernel, gate, up, y, 496)
-    expected = ACTIVATIONS[name][0](wide(gate)) * wide(up)
-    tolerance = activation_tolerance(name, wide(gate)) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
-    assert_within(y, expected, tolerance)
+    expected = ACTIVATIONS["geglu"](wide(c))
+    assert_within(y, expected, activation_tolerance(wide(c), expected) + BF16_ROUNDING * np.abs(expected))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("m", "k"), [(32, 256), (64, 768), (40, 300), (32, 2560)])
 def test_fused_dqp_equals_float64(kernels, rng, m, k, bits):
-    given, weight = random_weight(rng, m, k, bits)
+    given, quantized = random_weight(rng, m, k, bits)
     blocks, planes = as_read(given), bits // 4
     rows, columns = blocks.shape[0], blocks.shape[1] // planes
     # Any finite numbers may follow the last group of 32 columns: scales and minima are 0 there.
@@ -188,14 +155,8 @@ def test_fused_dqp_equals_float64(kernels, rng, m, k, bits):
         kernels.call("zero_f32", y[row], 32)
         for j in range(columns * planes):
             kernels.call("fused_dqp", blocks[row, j], x, sums, y[row], j, planes)
-    # Magnitudes of the terms that are added: |scale| sum code |x| and |minimum| sum |x|. The codes of planes, 16 times
-    # the high one's, add up to c + 128, and the high one's minimum is -128 scales.
-    quantized = q4nx.unpack(given, m, k)
-    scale, minimum = (np.repeat(np.abs(wide(p)), 32, 1)[:, :k] for p in (quantized.scale, quantized.minimum))
-    magnitude = (scale * (wide(quantized.codes) + 256 * (bits == 8)) + minimum) @ np.abs(wide(x[:k]))
-    # Splitting a group's sums in two bf16 parts errs by 2^-16; 32 products, and 4 sums a group, are f32 additions.
-    tolerance = (2.0**-16 + (32 + 4 * planes * k / 32) * F32_ROUNDING) * magnitude
-    assert_within(y.reshape(-1)[:m], weight @ wide(x[:k]), tolerance)
+    weight = wide(q4nx.dequantize(given, m, k))
+    assert_within(y.reshape(-1)[:m], weight @ wide(x[:k]), projection_tolerance(quantized, x[:k]))
 
 
 def rms(x, weight, epsilon):

@@ -12,7 +12,6 @@ VALUE, KIND, TILE = r"%\w+", r"memref<\d+x\w+>", r"%tile_\d+_\d+"
 _PAIRS = r"\[<size = \d+, stride = \d+>(?:, <size = \d+, stride = \d+>)*\]"
 _END = rf"{TILE}(?: dimensions(?:To|From)Stream {_PAIRS})?"
 _NUMBERS = r"\[\d+(?:, \d+)*\]"
-_FIFO_ATTRIBUTES = r"(?:via_DMA = true|padDimensions = #aie<bd_pad_layout_array\[.*\]>|repeat_count = \d+ : i32)"
 
 # Operations that open a region: the form, the generic form, and the end of the region in generic form.
 _REGIONS = [
@@ -43,10 +42,9 @@ _LINES = [
     ),
     (
         rf"aie\.objectfifo @\w+\({_END}, \{{{_END}(?:, {_END})*\}}, \[\d+ : i32(?:, \d+ : i32)+\]\)"
-        rf"(?: \{{{_FIFO_ATTRIBUTES}(?:, {_FIFO_ATTRIBUTES})*\}})? : !aie\.objectfifo<{KIND}>",
+        rf" : !aie\.objectfifo<{KIND}>",
         '"aie.objectfifo"() : () -> ()',
     ),
-    (rf"aie\.objectfifo\.allocate @\w+\(({TILE})\)", r'"aie.objectfifo.allocate"(\1) : (index) -> ()'),
     (
         rf"aie\.objectfifo\.link \[@\w+(?:, @\w+)*\] -> \[@\w+(?:, @\w+)*\]\((?:\[\]|{_NUMBERS}) (?:\[\]|{_NUMBERS})\)",
         '"aie.objectfifo.link"() : () -> ()',

@@ -293,7 +293,7 @@ def test_incomparable_models_are_refused(flownpu, model, arguments, words):
     assert words in done.err
 
 
-def test_text_given_twice_is_refused(flownpu, model, checkpoint):
+def test_text_beside_file_is_refused(flownpu, model, checkpoint):
     done = flownpu("verify", model, "--against", model, "--text", "a", "--file", checkpoint / "held_out.txt")
     assert done.code == 2
 

@@ -83,7 +83,7 @@ DAMAGE = {
     "a changed byte of the index": (lambda folder: changed(folder / "index.words", -3), r"index\.words is damaged"),
     "an index cut short": (lambda folder: cut(folder / "index.words"), r"index\.words (is damaged|ends in the middle)"),
     "an index of before": (
-        lambda folder: changed(folder / "index.words", 8, 3), "expected version 5, got version 3: write it again",
+        lambda folder: changed(folder / "index.words", 8, 3), "expected version 6, got version 3: write it again",
     ),
     "of another kind": (
         lambda folder: changed(folder / "index.words", 16, 4), "expected an index of artifacts",

@@ -39,7 +39,7 @@ def test_several_patches_of_word_add_up():
     ],
     ids=["one", "window", "prompt", "parts of a prompt"],
 )
-def test_features_are_those_of_designs_sweeps(keys, sweeps):
+def test_call_family_features_equal_sweeps_of_design(keys, sweeps):
     """Word n of every class is feature n."""
     positions, most = 700, 3
 

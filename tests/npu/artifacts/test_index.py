@@ -195,7 +195,7 @@ def test_damaged_index_is_refused(folder):
         (whole[:-8], "index.words is damaged"),
         (b"", "index.words ends in the middle"),
         (b"FlowNPU." + whole[8:], "these are no words that FlowNPU wrote"),
-        (whole[:8] + b"\x03" + whole[9:], "expected version 5, got version 3: write it again"),
+        (whole[:8] + b"\x03" + whole[9:], "expected version 6, got version 3: write it again"),
         (whole[:16] + b"\x04" + whole[17:], "expected an index of artifacts"),
     ]:
         index.write_bytes(content)

@@ -23,7 +23,7 @@ def test_first_call_is_polled_by_16ths_of_time(taken):
 
 
 @pytest.mark.parametrize("taken", [500 * US, 3 * MS, 20 * MS])
-def test_repeated_call_is_slept_through(taken):
+def test_wait_for_repeated_call_sleeps(taken):
     """Sleeps all but a 16th at once; each later sleep is a 256th of that plus a 16th of the time since."""
     expectation = npu.Expectation()
     expectation.learn(taken)

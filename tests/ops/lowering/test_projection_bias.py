@@ -60,7 +60,7 @@ def test_projection_takes_bias_of_following_add(operands: str) -> None:
     ],
     ids=["no constant", "rows of it", "one number", "axes before it", "a product that is read", "a bias", "gated"],
 )
-def test_other_sums_stay(model: ir.Model) -> None:
+def test_sum_that_is_no_projection_bias_is_left(model: ir.Model) -> None:
     changed, misses = testing.rewritten(model, "projection_bias")
     assert misses == []
     assert testing.operator_names(changed) == ["Q4NXMatMul", "Add"]

@@ -51,7 +51,7 @@ def _attention(
     attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "head_size": size}
     attributes |= {"softcap": softcap, "local_window_size": window, "causal": int(causal)}
     return Case(
-        name="", op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=inputs,
+        op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=inputs,
         attributes=attributes, outputs=["float", cache, cache], expected={0: Expected(y, tolerance)},
     )  # fmt: skip
 

@@ -32,10 +32,10 @@ class Case:
     """A node with its inputs and expected outputs.
 
     Attributes:
-        name: the kernel's name, a comma, and the variant.
         op_type: the operator.
         inputs: the node's inputs in order, None for an absent one.
         expected: the outputs that are compared, by their indices.
+        name: the kernel's name, a comma, and the variant, whose `case` sets it.
         outputs: ONNX names of the outputs' types, "" for an unused output.
         domain: the operator's domain.
         attributes: the node's attributes.
@@ -45,10 +45,10 @@ class Case:
         operations: multiplications and additions of a product, likewise.
     """
 
-    name: str
     op_type: str
     inputs: Sequence[np.ndarray | None]
     expected: Mapping[int, Expected]
+    name: str = ""
     outputs: Sequence[str] = ("float",)
     domain: str = "ai.flownpu"
     attributes: Mapping[str, Any] = field(default_factory=dict)

@@ -59,7 +59,7 @@ def _dense(
     of_result = (repeats, tokens // repeats, rows) if repeats else (tokens, rows)
     given_x = x.reshape(*of_result[:-1], columns)
     return Case(
-        name="", op_type="DenseMatMul", constants=[1], read=given.nbytes, operations=2 * tokens * rows * columns,
+        op_type="DenseMatMul", constants=[1], read=given.nbytes, operations=2 * tokens * rows * columns,
         inputs=[given_x, given.T.copy() if transposed else given, scale, of_bias, residual],
         expected={0: Expected(y.reshape(of_result), tolerance.reshape(of_result))},
         attributes={"activation": activation, "transposed": int(transposed)},

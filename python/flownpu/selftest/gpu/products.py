@@ -101,7 +101,7 @@ def _product(
             tolerance = tolerance + F32 * (np.abs(y) + np.abs(addend))
     blocks = np.concatenate([blocks for blocks, _, _ in weights])
     return Case(
-        name="", op_type="FusedDQP" if tokens == 1 else "Q4NXMatMul", inputs=[x, blocks, *addends.values()],
+        op_type="FusedDQP" if tokens == 1 else "Q4NXMatMul", inputs=[x, blocks, *addends.values()],
         expected={0: Expected(y, tolerance)}, attributes={"M": rows, "K": columns, "gating": gating}, constants=[1],
         options={name: chosen for name, chosen, usual in (
             ("activations", activations, "int8"), ("gpu_weights", storage, "auto")
@@ -148,6 +148,6 @@ def _gather(layout: str, rows: int, columns: int, rng: Rng) -> Case:
     blocks, weight, magnitude = _weight(rng, LAYOUTS[layout], rows, columns)
     indices = rng.integers(0, rows, (2, 3))
     return Case(
-        name="", op_type="Q4NXGather", inputs=[blocks, indices], attributes={"M": rows, "K": columns}, constants=[0],
+        op_type="Q4NXGather", inputs=[blocks, indices], attributes={"M": rows, "K": columns}, constants=[0],
         expected={0: Expected(weight[indices], 3 * F32 * magnitude[indices])},
     )  # fmt: skip

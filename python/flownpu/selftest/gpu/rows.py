@@ -43,12 +43,12 @@ def _norm(shape: tuple[int, ...], skip: tuple[int, ...] | None, rng: Rng) -> Cas
     tolerance = (additions / 2 + 12) * F32 * np.abs(y)
     if residual is None:
         return Case(
-            name="", op_type="SimplifiedLayerNormalization", domain="", inputs=[x, weight],
+            op_type="SimplifiedLayerNormalization", domain="", inputs=[x, weight],
             attributes={"axis": -1, "epsilon": _EPSILON}, expected={0: Expected(y, tolerance)},
         )  # fmt: skip
     # The sum with the residual is rounded, too; the norm keeps this error's relative size.
     return Case(
-        name="", op_type="SkipSimplifiedLayerNormalization", domain=_MICROSOFT, inputs=[x, residual, weight],
+        op_type="SkipSimplifiedLayerNormalization", domain=_MICROSOFT, inputs=[x, residual, weight],
         attributes={"epsilon": _EPSILON}, outputs=["float", "", "", "float"],
         expected={0: Expected(y, tolerance + 2 * F32 * np.abs(y)), 3: Expected(added, F32 * np.abs(added))},
     )  # fmt: skip
@@ -75,7 +75,7 @@ def _rotation(heads: int, head_size: int, half: int, rng: Rng, *, interleaved: b
         attributes["rotary_embedding_dim"] = 2 * half
     # Roundings of a product and of a sum; elements that are not rotated are exact.
     return Case(
-        name="", op_type="RotaryEmbedding", domain=_MICROSOFT, inputs=[x, ids, cos, sin], attributes=attributes,
+        op_type="RotaryEmbedding", domain=_MICROSOFT, inputs=[x, ids, cos, sin], attributes=attributes,
         expected={0: Expected(y.reshape(x.shape), 2 * F32 * magnitude.reshape(x.shape))},
     )  # fmt: skip
 
@@ -86,6 +86,6 @@ def _argmax(count: int, columns: int, rng: Rng, *, distinct: int | None = None) 
         x = rng.integers(0, distinct, (count, columns)).astype(np.float32)
     expected = np.argmax(x, axis=-1).astype(np.float64)
     return Case(
-        name="", op_type="ArgMax", domain="", inputs=[x], attributes={"axis": -1, "keepdims": 0}, outputs=["int64"],
+        op_type="ArgMax", domain="", inputs=[x], attributes={"axis": -1, "keepdims": 0}, outputs=["int64"],
         expected={0: Expected(expected, 0.0)},
     )  # fmt: skip

@@ -109,21 +109,18 @@ def gated(sums: list[np.ndarray], errors: list[np.ndarray], gating: str) -> tupl
 
 def fused_dqp_case(design: FusedDQP, m: int, k: int, rng: Rng, *, interleaved: bool = False, bits: int = 4) -> Case:
     """One row times a random weight [m, k], or two of them under the design's gating."""
-    gated = design.epilogue in {"geglu", "swiglu"}
-    weights = [random_weight(rng, m, k, bits) for _ in range(2 if gated else 1)]
+    gating = design.epilogue if design.epilogue in ACTIVATIONS else "none"
+    parts = 1 if gating == "none" else 2
+    weights = [random_weight(rng, m, k, bits) for _ in range(parts)]
     blocks = np.concatenate([blocks for blocks, _ in weights])
     x = np.zeros(design.k_max, BFLOAT16)
-    x[:k] = bf16(rng.normal(size=k) / (16 if gated else 1))
-    sums = [projection_tolerance(weight, x[:k]) for _, weight in weights]
-    gating = design.epilogue if gated else "none"
+    x[:k] = bf16(rng.normal(size=k) / (16 if parts == 2 else 1))
+    errors = [projection_tolerance(weight, x[:k]) for _, weight in weights]
     expected = fused_dqp.reference(wide(x[:k]), blocks, rows=m, columns=k, gating=gating)
-    tolerance = sums[0]
-    if gated:
-        gate, up = (wide(q4nx.dequantize(b, m, k)) @ wide(x[:k]) for b, _ in weights)
-        act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating](gate)
-        tolerance = (STEEPEST * sums[0] + activation_tolerance(gate, act)) * (np.abs(up) + sums[1])
-        tolerance = tolerance + np.abs(act) * sums[1] + PRODUCT * np.abs(expected)
-    tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
+    if parts == 2:
+        _, tolerance = gated([wide(q4nx.dequantize(b, m, k)) @ wide(x[:k]) for b, _ in weights], errors, gating)
+    else:
+        tolerance = errors[0] + BF16_ROUNDING * (np.abs(expected) + errors[0])
     read = as_read(blocks)
     weight = interleave(read) if interleaved else read
     make = partial(design.program, m, k, interleaved=interleaved, planes=bits // 4)
@@ -168,14 +165,7 @@ def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = F
     rows, inner = design.padded(m, k)
     a, b = bf16(rng.normal(size=(rows, inner))), bf16(rng.normal(size=(inner, n)))
     a[:, k:] = 0
-    left, right = wide(a), wide(b)
-    operand = panels(b)
-    if design.target == "npu2":  # in block floating point along k
-        coded, turned = blocks_of(np.ascontiguousarray(b.T))
-        left, right = blocks_of(a)[1], turned.T
-        if design.weights == "bfp16":
-            coded = coded.reshape(n // 32, 4, 8, inner // 8, 9).transpose(0, 3, 1, 2, 4)
-            operand = np.ascontiguousarray(coded).reshape(-1)
+    left, right = as_multiplied(a, b, design.target)
     sums = left @ right
     tolerance = (inner + 1) * F32_ROUNDING * (np.abs(left) @ np.abs(right))
     expected = sums
@@ -184,7 +174,7 @@ def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = F
         tolerance = STEEPEST * tolerance + activation_tolerance(sums, expected)
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
     make = partial(design.program, m, k, n, plain=plain)
-    return Case(make, {"a": a, "b": operand}, "c", expected, tolerance)
+    return Case(make, {"a": a, "b": operand(b, design.weights)}, "c", expected, tolerance)
 
 
 def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:

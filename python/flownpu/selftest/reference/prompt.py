@@ -28,6 +28,7 @@ from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
 from flownpu.selftest.reference.layer import EPSILON, SAMPLES, Rounding, rms_norm, with_norms_of_all_heads, with_one
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, wide
+from flownpu.selftest.reference.projections import ACTIVATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     _Step = tuple[int, str, np.ndarray, np.ndarray]
 
 DEVIATIONS = 9
-ACTIVATIONS = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flownpu.aie.designs.one_tile import ROW, ROW_HEADS
-from flownpu.ops.definitions import flow_qkv_attention, q4nx_matmul
+from flownpu.ops.definitions import flow_qkv_attention
 from flownpu.selftest.reference.case import Case
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, bf16, wide
-from flownpu.selftest.reference.projections import activation_tolerance
+from flownpu.selftest.reference.projections import ACTIVATIONS, activation_tolerance
 
 if TYPE_CHECKING:
     from flownpu.aie.designs.copy import Copy
@@ -38,7 +38,7 @@ def copy_cases(design: Copy, rows: int, rng: Rng) -> list[Case]:
 def rms_norm_case(design: RMSNorm, rows: int, rng: Rng) -> Case:
     """Rows divided by their root mean square, times a weight."""
     x, weight = bf16(rng.normal(size=(rows, design.n)) * 3), bf16(rng.normal(size=design.n))
-    expected = wide(x) / np.sqrt((wide(x) ** 2).mean(-1, keepdims=True) + 1e-6) * wide(weight)
+    expected = _rms(wide(x), wide(weight))
     # Errors of 1/n, of the inverse root (its argument's error counts half), of f32 sums and of two split products.
     relative = BF16_ROUNDING + 2 * INVERSE + design.n * F32_ROUNDING + 2 * PRODUCT
     make = partial(design.program, rows, 1e-6)
@@ -107,7 +107,7 @@ def rope_case(design: OneTile, rng: Rng) -> Case:
 def gated_activation_case(design: OneTile, rng: Rng) -> Case:
     """One call of GeGLU's or SwiGLU's kernel."""
     gate, up = bf16(rng.normal(size=ROW) * 3), bf16(rng.normal(size=ROW))
-    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[design.kernel](wide(gate))
+    act = ACTIVATIONS[design.kernel](wide(gate))
     expected = act * wide(up)
     tolerance = activation_tolerance(wide(gate), act) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
     return Case(partial(design.program, 1), {"gate": gate, "up": up}, "y", expected, tolerance)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 
+from flownpu.serve.embeddings import Embedder
 from flownpu.serve.requests.embeddings import EmbeddingsRequest, OllamaEmbed
 from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Service
@@ -22,7 +23,7 @@ def embeddings_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings")
     async def embeddings(request: EmbeddingsRequest, connection: Request) -> dict[str, Any]:
-        embedder = service.embedder(request.model)
+        embedder = service.of_kind(request.model, Embedder)
         found = await unless_gone(connection, embedder.embed(request.texts(), dimensions=request.dimensions))
         tokens, packed = sum(found.tokens), request.encoding_format == "base64"
         return {
@@ -38,7 +39,7 @@ def embeddings_routes(service: Service) -> APIRouter:
     @router.post("/api/embed")
     async def embed(request: OllamaEmbed, connection: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        embedder = service.embedder(request.model.removesuffix(":latest"))
+        embedder = service.of_kind(request.model.removesuffix(":latest"), Embedder)
         await embedder.load()
         loaded = time.perf_counter()
         texts = request.texts()

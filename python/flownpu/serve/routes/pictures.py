@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from flownpu.serve.pictures import Painter
 from flownpu.serve.requests.pictures import ImagesRequest
 from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Service
@@ -20,7 +21,7 @@ def pictures_routes(service: Service) -> APIRouter:
     @router.post("/v1/images/generations")
     async def generations(request: ImagesRequest, connection: Request) -> dict[str, Any]:
         first = request.request()
-        files = await unless_gone(connection, service.painter(request.model).paint(first, request.n or 1))
+        files = await unless_gone(connection, service.of_kind(request.model, Painter).paint(first, request.n or 1))
         return {
             "created": int(time.time()),
             "data": [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Progress, silent
 from flownpu.errors import require
-from flownpu.model.folder import EXPORTED_GRAPH
+from flownpu.model.folder import EXPORTED_GRAPH, check_pipeline_folder, is_pipeline_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,18 +71,24 @@ def convert(
     from flownpu.convert.model_writer import ModelOptions  # noqa: PLC0415
     from flownpu.convert.request import Request  # noqa: PLC0415
 
+    is_pipeline = source.is_dir() and is_pipeline_folder(source)
     options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, weights)
     request = Request(source, name or source.resolve().name, output, options, context_length, force, progress)
-    is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not _has_graph(source)
+    is_checkpoint = source.is_dir() and not is_pipeline and not (source / "genai_config.json").is_file() and not _has_graph(source)
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
     if encoder_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: encoder weights can be chosen for Hugging Face checkpoints only")
     is_graph = source.is_dir() and not is_checkpoint
     for option, given in (("--paged", paged), ("--weights", weights != "auto")):
-        if given and is_graph:
+        if given and is_graph and not (is_pipeline and option == "--weights"):
             raise ConversionError(f"{source}: {option} takes Hugging Face checkpoints and GGUF files, not graphs")
-    if source.is_file():
+    if is_pipeline:
+        check_pipeline_folder(source)
+        from flownpu.convert.sources.pipeline_folder import convert_pipeline_folder  # noqa: PLC0415
+
+        convert_pipeline_folder(request)
+    elif source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.sources.gguf import convert_gguf  # noqa: PLC0415
 

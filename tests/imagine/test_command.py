@@ -17,12 +17,13 @@ from tests.imagine import pipelines
 
 
 @pytest.fixture(scope="module")
-def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(exported: Path, pocl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of all commands, which run in one process; "folder" has their pictures."""
+    del pocl  # it has set the variables
     folder = tmp_path_factory.mktemp("made")
 
     def task(name: str, prompt: str, *more: object, **around: Any) -> dict[str, Any]:
-        device = () if "--provider" in more else ("--device", "cpu")
+        device = () if {"--provider", "--device"} & {*more} else ("--device", "cpu")
         options = ["--guidance", GUIDANCE, *device, *more]
         arguments = ["imagine", exported, "-p", prompt, "-o", folder / f"{name}.png", *options]
         return {"task": "command", "arguments": [str(each) for each in arguments], **around}
@@ -33,6 +34,7 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "eight": task("eight", "a green square", "--seed", 8, "--scheduler", "euler-a", "--steps", 12),
         "negative": task("negative", "a green square", "--seed", 7, "--negative", "a circle", "--size", "40x32"),
         "stock": task("stock", "a green square", "--seed", 7, "--provider", "cpu"),
+        "gpu": task("gpu", "a green square", "--seed", 7, "--device", "gpu", "--option", "on_unsupported=error"),
         "interrupted": task("interrupted", "a red star", event="interrupt"),
         "full": task("full", "a red star", event="full disk"),
         "long": task("long", "a red star " * 6),
@@ -64,9 +66,16 @@ def test_negative_prompt_and_size_are_used(results: dict[str, Any]) -> None:
     assert picture(results, "negative").size == (40, 32)
 
 
-def test_provider_changes_no_picture(results: dict[str, Any]) -> None:
-    ours, stock = (np.asarray(picture(results, name), float) for name in ("seven", "stock"))
-    assert np.sqrt(np.square(ours - stock).mean()) < 255 / 100  # 40 dB
+def test_provider_and_device_change_no_picture(results: dict[str, Any]) -> None:
+    stock = np.asarray(picture(results, "stock"), float)
+    for name, peak_to_error in (("seven", 100), ("gpu", 255)):  # 40 dB; float32 rounds no more than to a level of 255
+        found = np.asarray(picture(results, name), float)
+        assert np.sqrt(np.square(found - stock).mean()) < 255 / peak_to_error
+
+
+def test_networks_run_whole_on_the_gpu(results: dict[str, Any]) -> None:
+    assert read(picture(results, "gpu")) == ("green", "square")
+    assert results["gpu"]["err"].count("steps on the device") == 3
 
 
 @pytest.mark.parametrize(

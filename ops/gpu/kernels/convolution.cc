@@ -28,28 +28,26 @@ constexpr const char* kWindow = R"(
 }  // namespace
 
 KernelDescription convolution(const ConvolutionShape& shape) {
-  const std::int64_t m = shape.rows * shape.groups;
   const std::int64_t taps = shape.axes[0].kernel * shape.axes[1].kernel;
-  const std::vector<Size> result{"images", m, "plane"};
+  const std::vector<Size> result{"images", "m", "plane"};
   KernelDescription kernel{
       .name = "convolution",
       .tensors = {{.name = "x",
                    .element = shape.given,
-                   .sizes = {"images", shape.channels * shape.groups, "height", "width"}},
-                  {.name = "w", .element = shape.weight, .sizes = {m, shape.channels * taps}},
+                   .sizes = {"images", "all_channels", "height", "width"}},
+                  {.name = "w", .element = shape.weight, .sizes = {"m", "depth"}},
                   {.name = "y", .element = shape.given, .access = Access::kWrite, .sizes = result}},
-      .constants = {{"rows", shape.rows},
-                    {"channels", shape.channels},
-                    {"taps", taps},
+      .constants = {{"taps", taps},
                     {"kernel_x", shape.axes[1].kernel},
                     {"stride_y", shape.axes[0].stride},
                     {"stride_x", shape.axes[1].stride},
                     {"dilation_y", shape.axes[0].dilation},
                     {"dilation_x", shape.axes[1].dilation}},
-      .parameters = {"columns", "plane", "result_width", "height", "width", "head_y", "head_x"}};
+      .parameters = {"rows", "m", "channels", "all_channels", "depth", "columns", "plane",
+                     "result_width", "height", "width", "head_y", "head_x"}};
   fill_tiled_product(
       {.rows = "args.rows",
-       .depth = "(args.channels * args.taps)",
+       .depth = "args.depth",
        .columns = "args.columns",
        .setup = kSetup,
        .left = "element = args.w.Read(group(2) * args.rows + row, k);",
@@ -60,7 +58,7 @@ KernelDescription convolution(const ConvolutionShape& shape) {
   std::vector<Link>& links = kernel.links["y"];
   if (shape.has_bias)
     links.push_back({.code = "value += args.bias.Read(at1);",
-                     .tensors = {{.name = "bias", .element = shape.given, .sizes = {m}}}});
+                     .tensors = {{.name = "bias", .element = shape.given, .sizes = {"m"}}}});
   if (shape.has_residual)
     links.push_back({.code = "value += args.residual.Read(at);",
                      .tensors = {{.name = "residual", .element = shape.given, .sizes = result}}});

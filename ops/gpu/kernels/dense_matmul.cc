@@ -23,18 +23,17 @@ const char* activation_of(DenseActivation activation) {
 
 KernelDescription dense_matmul(const DenseShape& shape) {
   const std::string tokens = "tokens";
-  std::vector<Size> of_weight{shape.columns, shape.rows};
+  std::vector<Size> of_weight{"columns", "rows"};
   if (shape.transposed) std::swap(of_weight[0], of_weight[1]);
   KernelDescription kernel{
       .name = "dense_matmul",
-      .tensors = {{.name = "x", .element = shape.given, .sizes = {tokens, shape.columns}},
+      .tensors = {{.name = "x", .element = shape.given, .sizes = {tokens, "columns"}},
                   {.name = "w", .element = shape.weight, .sizes = of_weight},
                   {.name = "y",
                    .element = shape.given,
                    .access = Access::kWrite,
-                   .sizes = {tokens, shape.rows}}},
-      .constants = {{"rows", shape.rows}, {"columns", shape.columns}},
-      .parameters = {tokens}};
+                   .sizes = {tokens, "rows"}}},
+      .parameters = {tokens, "rows", "columns"}};
   fill_tiled_product(
       {.rows = "args.tokens",
        .depth = "args.columns",
@@ -48,17 +47,17 @@ KernelDescription dense_matmul(const DenseShape& shape) {
   std::vector<Link>& links = kernel.links["y"];
   if (shape.has_scale)
     links.push_back({.code = "value *= args.scale.Read(at1);",
-                     .tensors = {{.name = "scale", .sizes = {shape.rows}}}});
+                     .tensors = {{.name = "scale", .sizes = {"rows"}}}});
   if (shape.has_bias)
     links.push_back({.code = "value += args.bias.Read(at1);",
-                     .tensors = {{.name = "bias", .element = shape.given, .sizes = {shape.rows}}}});
+                     .tensors = {{.name = "bias", .element = shape.given, .sizes = {"rows"}}}});
   if (const std::string code = activation_of(shape.activation); !code.empty())
     links.push_back({.code = code});
   if (shape.has_residual) {
     links.push_back({.code = "value += args.residual.Read(at0 % args.residual_rows, at1);",
                      .tensors = {{.name = "residual",
                                   .element = shape.given,
-                                  .sizes = {tokens, shape.rows}}}});
+                                  .sizes = {tokens, "rows"}}}});
     kernel.parameters.push_back("residual_rows");
   }
   return kernel;

@@ -78,7 +78,7 @@ struct DenseShape {
 
 // DenseMatMul: y[t] = activation((x[t] . W) scale + bias) + residual[t % residual_rows]. Arguments:
 // x [t, columns], W, y [t, rows], then, if the shape has them, scale and bias [rows] and residual
-// [residual_rows, rows]; parameters: tokens, and with a residual residual_rows.
+// [residual_rows, rows]; parameters: tokens, rows, columns, and with a residual residual_rows.
 KernelDescription dense_matmul(const DenseShape& shape);
 Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens);
 
@@ -108,8 +108,9 @@ struct ConvolutionShape {
 };
 
 // Arguments: x [images, C, height, width], w [M, channels, kernel, kernel], y [images, M, plane],
-// then, if the shape has them, bias [M] and residual, like y; parameters: columns (images x plane),
-// plane, the width of the result, height, width, the pads before the first row and column.
+// then, if the shape has them, bias [M] and residual, like y; parameters: rows, M, channels, C, the
+// depth of the product, columns (images x plane), plane, the width of the result, height, width, the
+// pads before the first row and column. Layers of all widths so share their kernels.
 KernelDescription convolution(const ConvolutionShape& shape);
 Grid convolution_grid(const ConvolutionShape& shape, std::int64_t columns);
 

@@ -52,7 +52,10 @@ class Convolution final : public HostCheckedStep {
     if (shape_.has_residual) buffers.push_back(at(run, inputs, kZ));
     run.launch(*prepared({}, [&] { return convolution(shape_); }).kernel,
                convolution_grid(shape_, columns), buffers,
-               std::vector{columns, plane, over.count, down.size, over.size, down.head, over.head});
+               std::vector{shape_.rows, shape_.rows * shape_.groups, shape_.channels,
+                           shape_.channels * shape_.groups,
+                           shape_.channels * down.kernel * over.kernel, columns, plane, over.count,
+                           down.size, over.size, down.head, over.head});
     run.read(y, outputs[0]);
   }
 

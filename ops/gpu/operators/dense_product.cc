@@ -66,7 +66,7 @@ class DenseProduct final : public HostCheckedStep {
     Run run(context());
     const Buffer* y = run.output(outputs[0]);
     std::vector<const Buffer*> buffers{at(run, inputs, 0), at(run, inputs, kWeight), y};
-    std::vector<std::int64_t> parameters{tokens};
+    std::vector<std::int64_t> parameters{tokens, shape_.rows, shape_.columns};
     if (shape_.has_scale) buffers.push_back(at(run, inputs, transformer::kDenseScale));
     if (shape_.has_bias) buffers.push_back(at(run, inputs, transformer::kDenseBias));
     if (shape_.has_residual) {

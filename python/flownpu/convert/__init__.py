@@ -39,7 +39,8 @@ def convert(
 
     Args:
         source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), a GGUF file, an ORT GenAI
-            model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
+            model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json; of a pipeline
+            of diffusers model_index.json).
         output: the folder to make.
         name: the name that the manifest gives the source; None: that of the file or folder itself.
         kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; in an optimum export it stays float32.
@@ -52,7 +53,7 @@ def convert(
         weights: bits of the codes of a decoder's weights, 4 or 8: "q4", "q8", or those of attention, embedding with LM
             head, and feed-forward, such as "8/4/4"; an average such as "4.75", for which weights that are floats are
             measured, and those get 8 that gain most; "auto": as many as the source has, 4 if it has floats of 16 or 32
-            bits. Only from checkpoints and GGUF files.
+            bits. Only from checkpoints and GGUF files. Of a pipeline of diffusers: "bf16" (also "auto") or "q8".
         context_length: how many positions the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
             omits the tower; None: "bf16" if there is a tower.
@@ -72,7 +73,7 @@ def convert(
     from flownpu.convert.request import Request  # noqa: PLC0415
 
     is_pipeline = source.is_dir() and is_pipeline_folder(source)
-    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, weights)
+    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, "auto" if is_pipeline else weights)
     request = Request(source, name or source.resolve().name, output, options, context_length, force, progress)
     is_checkpoint = source.is_dir() and not is_pipeline and not (source / "genai_config.json").is_file() and not _has_graph(source)
     if vision_weights is not None and not is_checkpoint:
@@ -87,7 +88,7 @@ def convert(
         check_pipeline_folder(source)
         from flownpu.convert.sources.pipeline_folder import convert_pipeline_folder  # noqa: PLC0415
 
-        convert_pipeline_folder(request)
+        convert_pipeline_folder(request, weights)
     elif source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.sources.gguf import convert_gguf  # noqa: PLC0415

@@ -29,17 +29,22 @@ _OF_OPERATOR = {"Conv": (1, 0), "MatMul": (1, -1), "Gemm": (1, -1), "Gather": (0
 _LEAST = 4096
 
 
-def convert_pipeline_folder(request: Request) -> None:
+def convert_pipeline_folder(request: Request, weights: str) -> None:
     """Writes the pipeline with narrower weights; graphs stay ONNX's own, for any provider, and compute in float32.
 
-    A weight in bfloat16 is followed by Cast; one in 8 bits, with a scale for each result, by DequantizeLinear. All
-    other files (schedulers, tokenizers, configurations) are copied.
+    A weight in bfloat16 is followed by Cast; one in 8 bits, with a scale for each result, by DequantizeLinear, or for a
+    convolution by Cast and Mul, which ONNX Runtime computes when a session is made. All other files (schedulers,
+    tokenizers, configurations) are copied.
+
+    Args:
+        request: source and output.
+        weights: "bf16", which "auto" stands for, or "q8".
 
     Raises:
         ConversionError: a graph cannot be read, or the output cannot be written; nothing is left behind.
     """
     source = request.source
-    kind = "bf16" if request.options.weights == "auto" else request.options.weights
+    kind = "bf16" if weights == "auto" else weights
     if kind not in WEIGHTS:
         raise ConversionError(f"{source}: a pipeline's --weights are {' or '.join(WEIGHTS)}, got {kind}")
     graphs = sorted(source.glob(f"*/{GRAPH_FILE}"))
@@ -84,12 +89,12 @@ def _narrow(model: ir.Model, kind: str) -> None:
             continue
         if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
             axis = 0
-        key = f"{name} {axis}"
+        key = f"{name} {axis} {node.op_type == 'Conv'}"
         if key not in done:
-            made = _narrowed(tensor.numpy(), name, axis, kind)
+            made = _narrowed(tensor.numpy(), name, axis, kind, folds=node.op_type == "Conv")
             for one in made:
                 for given in one.inputs:
-                    if given is not None:
+                    if given is not None and given.const_value is not None:
                         model.graph.initializers[str(given.name)] = given
             model.graph.insert_before(node, made)
             done[key] = made[-1].outputs[0]
@@ -99,8 +104,8 @@ def _narrow(model: ir.Model, kind: str) -> None:
             del model.graph.initializers[name]
 
 
-def _narrowed(weight: NDArray[np.float32], name: str, axis: int, kind: str) -> list[ir.Node]:
-    """The node that makes the weight in float32 again, of the axis's rank, from initializers."""
+def _narrowed(weight: NDArray[np.float32], name: str, axis: int, kind: str, *, folds: bool) -> list[ir.Node]:
+    """The nodes that make the weight in float32 again from initializers; with `folds` before the first run."""
 
     def given(suffix: str, array: NDArray[np.generic]) -> ir.Value:
         full = f"{name}_{suffix}"
@@ -109,14 +114,18 @@ def _narrowed(weight: NDArray[np.float32], name: str, axis: int, kind: str) -> l
             shape=ir.Shape(array.shape),
         )  # fmt: skip
 
+    attributes = {"to": int(ir.DataType.FLOAT)}
     if kind == "bf16":
         narrow = given("bf16", weight.astype(ml_dtypes.bfloat16))
-        attributes = {"to": int(ir.DataType.FLOAT)}
         return [ir.node("Cast", [narrow], attributes=attributes, name=f"{name}_f32")]
     axis %= weight.ndim
     others = tuple(other for other in range(weight.ndim) if other != axis)
     # Codes from -127 to 127: the largest magnitude of a result's weights is one of them.
     scale = np.maximum(np.abs(weight).max(axis=others, keepdims=True) / 127, np.float32(np.finfo(np.float32).tiny))
-    codes = np.rint(weight / scale).astype(np.int8)
-    inputs = [given(f"q8_{axis}", codes), given(f"scale_{axis}", scale.reshape(-1).astype(np.float32))]
-    return [ir.node("DequantizeLinear", inputs, attributes={"axis": axis}, name=f"{name}_f32_{axis}")]
+    codes = given(f"q8_{axis}", np.rint(weight / scale).astype(np.int8))
+    if folds:
+        cast = ir.node("Cast", [codes], attributes=attributes, name=f"{name}_cast_{axis}")
+        factors = [cast.outputs[0], given(f"scales_{axis}", scale)]
+        return [cast, ir.node("Mul", factors, name=f"{name}_f32_{axis}")]
+    inputs = [codes, given(f"scale_{axis}", scale.reshape(-1))]
+    return [ir.node("DequantizeLinear", inputs, attributes={"axis": axis}, name=f"{name}_rows_{axis}")]

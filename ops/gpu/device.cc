@@ -66,7 +66,8 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
 
 std::vector<Contract> GpuDevice::contracts() const {
   std::vector<Contract> taken = host_->contracts();
-  std::erase_if(taken, [](const Contract& one) { return find_operator(one.domain, one.op_type) == nullptr; });
+  std::erase_if(
+      taken, [](const Contract& one) { return find_operator(one.domain, one.op_type) == nullptr; });
   return taken;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu` of a session. An OpenCL device runs the layers of a decoder, or the operators of a
-// graph without a KV cache; other nodes run on the host, an inner cpu device.
+// The device `gpu` of a session. An OpenCL device runs the layers of a decoder, or the operators of
+// a graph without a KV cache; other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>

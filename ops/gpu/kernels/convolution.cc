@@ -5,7 +5,7 @@
 // (channels, then taps), since a work-group reads it into its own memory before use: the paper's
 // order (G, S_O, O4, HW, S_I, I4) pays where lanes read weights themselves.
 #include "ops/gpu/kernels/kernels.h"
-#include "ops/gpu/kernels/tiled_product.h"
+#include "ops/gpu/kernels/pieces.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -45,16 +45,15 @@ KernelDescription convolution(const ConvolutionShape& shape) {
                     {"dilation_x", shape.axes[1].dilation}},
       .parameters = {"rows", "m", "channels", "all_channels", "depth", "columns", "plane",
                      "result_width", "height", "width", "head_y", "head_x"}};
-  fill_tiled_product(
-      {.rows = "args.rows",
-       .depth = "args.depth",
-       .columns = "args.columns",
-       .setup = kSetup,
-       .left = "element = args.w.Read(group(2) * args.rows + row, k);",
-       .right = kWindow,
-       .write = "args.y.Write(sum, column / args.plane, group(2) * args.rows + row, "
-                "column % args.plane);"},
-      kernel);
+  fill_tiled_product({.rows = "args.rows",
+                      .depth = "args.depth",
+                      .columns = "args.columns",
+                      .setup = kSetup,
+                      .left = "element = args.w.Read(group(2) * args.rows + row, k);",
+                      .right = kWindow,
+                      .write = "args.y.Write(sum, column / args.plane, group(2) * args.rows + row, "
+                               "column % args.plane);"},
+                     kernel);
   std::vector<Link>& links = kernel.links["y"];
   if (shape.has_bias)
     links.push_back({.code = "value += args.bias.Read(at1);",

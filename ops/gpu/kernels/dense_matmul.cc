@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul (ops/definitions/dense_matmul.py), and MatMul of two activations.
 #include "ops/gpu/kernels/kernels.h"
-#include "ops/gpu/kernels/tiled_product.h"
+#include "ops/gpu/kernels/pieces.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -34,16 +34,15 @@ KernelDescription dense_matmul(const DenseShape& shape) {
                    .access = Access::kWrite,
                    .sizes = {tokens, "rows"}}},
       .parameters = {tokens, "rows", "columns"}};
-  fill_tiled_product(
-      {.rows = "args.tokens",
-       .depth = "args.columns",
-       .columns = "args.rows",
-       .left = "element = args.x.Read(row, k);",
-       .right = shape.transposed ? "element = args.w.Read(column, k);"
-                                 : "element = args.w.Read(k, column);",
-       .right_along = shape.transposed ? ReadAlong::kDepth : ReadAlong::kColumns,
-       .write = "args.y.Write(sum, row, column);"},
-      kernel);
+  fill_tiled_product({.rows = "args.tokens",
+                      .depth = "args.columns",
+                      .columns = "args.rows",
+                      .left = "element = args.x.Read(row, k);",
+                      .right = shape.transposed ? "element = args.w.Read(column, k);"
+                                                : "element = args.w.Read(k, column);",
+                      .right_along = shape.transposed ? ReadAlong::kDepth : ReadAlong::kColumns,
+                      .write = "args.y.Write(sum, row, column);"},
+                     kernel);
   std::vector<Link>& links = kernel.links["y"];
   if (shape.has_scale)
     links.push_back({.code = "value *= args.scale.Read(at1);",
@@ -54,10 +53,9 @@ KernelDescription dense_matmul(const DenseShape& shape) {
   if (const std::string code = activation_of(shape.activation); !code.empty())
     links.push_back({.code = code});
   if (shape.has_residual) {
-    links.push_back({.code = "value += args.residual.Read(at0 % args.residual_rows, at1);",
-                     .tensors = {{.name = "residual",
-                                  .element = shape.given,
-                                  .sizes = {tokens, "rows"}}}});
+    links.push_back(
+        {.code = "value += args.residual.Read(at0 % args.residual_rows, at1);",
+         .tensors = {{.name = "residual", .element = shape.given, .sizes = {tokens, "rows"}}}});
     kernel.parameters.push_back("residual_rows");
   }
   return kernel;

@@ -44,9 +44,9 @@ KernelDescription elementwise(const ElementwiseShape& shape) {
     operands += text_of("const float ", name, " = args.", name, ".Read(", place, ");\n    ");
   }
   const std::string place = add("y", shape.result, Access::kWrite);
-  kernel.body = text_of("\n  int rest = group(0) * args.lanes + lane();\n  if (rest < args.count) {\n    ",
-                        places, "\n    ", operands, "args.y.Write(", shape.code, ", ", place,
-                        ");\n  }\n");
+  kernel.body =
+      text_of("\n  int rest = group(0) * args.lanes + lane();\n  if (rest < args.count) {\n    ",
+              places, "\n    ", operands, "args.y.Write(", shape.code, ", ", place, ");\n  }\n");
   return kernel;
 }
 

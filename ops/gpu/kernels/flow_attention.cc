@@ -348,80 +348,10 @@ constexpr const char* kMergeBody = R"(
   }
 )";
 
-constexpr const char* kLengthsOfBatch = R"(
-  const int batch = group(2);
-  const int past = args.rows.Read(batch, 0);
-  const int valid = args.rows.Read(batch, 1);
-  const int base = args.rows.Read(batch, 2);
-  const int first_row = 0;
-)";
-constexpr const char* kLengthsOfSequence = R"(
-  const int batch = 0;
-  const int past = args.before;
-  const int valid = args.tokens;
-  const int base = 0;
-  const int first_row = args.first;
-)";
-
-// With is_whole: a causal token sees the keys up to its own place.
-constexpr const char* kLengthsOfWhole = R"(
-  const int batch = group(2);
-  const int past = args.causal ? 0 : args.capacity - args.tokens;
-  const int valid = args.tokens;
-  const int base = 0;
-  const int first_row = 0;
-)";
-
-// A number is added, or, where there is none, the key is hidden if the mask's byte is 0.
-constexpr const char* kMask = R"(
-        if (is_seen) {
-          const int row = slot / args.chunk;
-          const int head = first_head + row % args.heads;
-          const int token = min(first_token + row / args.heads, args.tokens - 1);
-          const MASKED mask = args.mask.Read(batch % args.mask_batches, head % args.mask_heads,
-                                             token % args.mask_rows, (start + key) % args.mask_keys);
-          score = APPLIED;
-        }
-)";
-
 TensorDescription states_of(const AttentionShape& shape, Access access) {
   return {.name = "states",
           .access = access,
           .sizes = {std::string("parts"), shape.heads, std::int64_t{2}}};
-}
-
-// The mask's tensor, of which each size may be 1, and its text.
-void add_mask(const AttentionShape& shape, KernelDescription& kernel) {
-  const bool is_float = shape.mask != Element::kInt8;
-  std::string text = shape.has_mask ? kMask : "";
-  text = replaced(text, "MASKED", is_float ? "float" : "int");
-  text = replaced(text, "APPLIED", is_float ? "score + mask" : "mask != 0 ? score : -INFINITY");
-  kernel.body = replaced(kernel.body, "UNMASKED",
-                         shape.has_mask ? "&& slot_scores[i] > -INFINITY" : "");
-  kernel.body = replaced(kernel.body, "MASK", text);
-  if (!shape.has_mask) return;
-  const std::vector<std::string> sizes{"mask_batches", "mask_heads", "mask_rows", "mask_keys"};
-  kernel.tensors.push_back(
-      {.name = "mask", .element = shape.mask, .sizes = {sizes.begin(), sizes.end()}});
-  kernel.parameters.insert(kernel.parameters.end(), sizes.begin(), sizes.end());
-}
-
-// Whole attention of tensors by head [b, heads, t, head_size], or by token [b, t, heads head_size].
-KernelDescription as_whole(const AttentionShape& shape, KernelDescription kernel) {
-  const auto sizes = [&](const char* tokens, std::int64_t heads) {
-    return shape.by_head ? std::vector<Size>{"batches", heads, tokens, shape.head_size}
-                         : std::vector<Size>{"batches", tokens, heads * shape.head_size};
-  };
-  const auto tensor = [&](const char* name, std::vector<Size> of) {
-    return TensorDescription{.name = name, .element = shape.cache, .sizes = std::move(of)};
-  };
-  kernel.tensors = {tensor("query_heads", sizes("tokens", shape.heads)),
-                    tensor("key", sizes("capacity", shape.kv_heads)),
-                    tensor("value_rows", sizes("capacity", shape.kv_heads)),
-                    tensor("y", sizes("tokens", shape.heads))};
-  kernel.tensors.back().access = Access::kWrite;
-  add_mask(shape, kernel);
-  return kernel;
 }
 
 }  // namespace
@@ -433,18 +363,14 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
   const Plan plan = plan_of(shape);
   const bool is_wide = plan.width > 1;
-  const std::string seen = shape.has_blocks
-                               ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
-                           : shape.is_whole
-                               ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
-                               : "(args.causal ? token + 1 : valid)";
+  const std::string seen =
+      shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
+      : shape.is_whole ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
+                       : "(args.causal ? token + 1 : valid)";
   const bool by_tokens = shape.is_whole && !shape.by_head;
   std::string body = kBody;
   for (const auto& [word, by] :
-       {std::pair<std::string, std::string>(
-            "LENGTHS", shape.is_whole       ? kLengthsOfWhole
-                       : shape.one_sequence ? kLengthsOfSequence
-                                            : kLengthsOfBatch),
+       {std::pair<std::string, std::string>("LENGTHS", lengths_of(shape)),
         {"RANGE", kRange},
         {"SEEN", seen},
         {"PART", shape.has_parts ? kPart : ""},
@@ -484,36 +410,36 @@ KernelDescription flow_attention(const AttentionShape& shape) {
         {.name = "y", .element = Element::kActivation, .access = Access::kWrite, .sizes = heads});
   }
   KernelDescription kernel{.name = "flow_attention",
-          .body = body,
-          .tensors = std::move(tensors),
-          .constants = {{"per_group", shape.heads_per_group()},
-                        {"head_size", shape.head_size},
-                        {"softcap", shape.softcap},
-                        {"causal", std::int64_t{shape.causal ? 1 : 0}},
-                        {"shares", kShares},
-                        {"passes", kPasses},
-                        {"width", plan.width},
-                        {"units", plan.units},
-                        {"heads", plan.heads},
-                        {"blocks", plan.blocks},
-                        {"tile", plan.tile},
-                        {"rows", plan.rows},
-                        {"row_quads", plan.row_quads()},
-                        {"chunk", plan.chunk},
-                        {"slots", plan.slots},
-                        {"ahead", plan.ahead},
-                        {"columns", plan.columns},
-                        {"each", plan.each},
-                        {"teams", plan.teams},
-                        {"values", plan.values},
-                        {"padded", plan.padded},
-                        {"scratch", plan.scratch},
-                        {"together", plan.together},
-                        {"scale", shape.scale}},
-          .parameters = std::move(parameters),
-          .lanes = shape.lanes};
-  if (shape.is_whole) return as_whole(shape, std::move(kernel));
-  add_mask(shape, kernel);
+                           .body = body,
+                           .tensors = std::move(tensors),
+                           .constants = {{"per_group", shape.heads_per_group()},
+                                         {"head_size", shape.head_size},
+                                         {"softcap", shape.softcap},
+                                         {"causal", std::int64_t{shape.causal ? 1 : 0}},
+                                         {"shares", kShares},
+                                         {"passes", kPasses},
+                                         {"width", plan.width},
+                                         {"units", plan.units},
+                                         {"heads", plan.heads},
+                                         {"blocks", plan.blocks},
+                                         {"tile", plan.tile},
+                                         {"rows", plan.rows},
+                                         {"row_quads", plan.row_quads()},
+                                         {"chunk", plan.chunk},
+                                         {"slots", plan.slots},
+                                         {"ahead", plan.ahead},
+                                         {"columns", plan.columns},
+                                         {"each", plan.each},
+                                         {"teams", plan.teams},
+                                         {"values", plan.values},
+                                         {"padded", plan.padded},
+                                         {"scratch", plan.scratch},
+                                         {"together", plan.together},
+                                         {"scale", shape.scale}},
+                           .parameters = std::move(parameters),
+                           .lanes = shape.lanes};
+  set_mask(shape, kernel);
+  if (shape.is_whole) set_tensors_of_whole(shape, kernel);
   return kernel;
 }
 

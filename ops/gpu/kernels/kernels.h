@@ -109,8 +109,8 @@ struct ConvolutionShape {
 
 // Arguments: x [images, C, height, width], w [M, channels, kernel, kernel], y [images, M, plane],
 // then, if the shape has them, bias [M] and residual, like y; parameters: rows, M, channels, C, the
-// depth of the product, columns (images x plane), plane, the width of the result, height, width, the
-// pads before the first row and column. Layers of all widths so share their kernels.
+// depth of the product, columns (images x plane), plane, the width of the result, height, width,
+// the pads before the first row and column. Layers of all widths so share their kernels.
 KernelDescription convolution(const ConvolutionShape& shape);
 Grid convolution_grid(const ConvolutionShape& shape, std::int64_t columns);
 
@@ -147,6 +147,10 @@ struct LayerNormShape {
 // each is for `pixels` elements. Arguments: x [rows, columns], scale, y [rows, columns], shift if
 // there is one; parameters: columns, groups, pixels. The grid is a work-group a row.
 KernelDescription layer_norm(const LayerNormShape& shape);
+
+// exp(x) over its sum along rows. Arguments: x and y [rows, columns]; parameter: columns. The grid
+// is a work-group a row.
+KernelDescription softmax(Element given);
 
 struct ElementwiseShape {
   // Of the operands a, b, ... and of the result.

@@ -39,7 +39,7 @@ KernelDescription layer_norm(const LayerNormShape& shape) {
   };
   KernelDescription kernel{
       .name = "layer_norm",
-      .body = replaced(replaced(kBody, "REDUCE", kSumOverLanes), "SHIFT",
+      .body = replaced(replaced(kBody, "REDUCE", over_lanes()), "SHIFT",
                        shape.has_shift ? "+ args.shift.Read(of_weight)" : ""),
       .tensors = {tensor("x", {"rows", "columns"}), tensor("scale", {"channels"}),
                   tensor("y", {"rows", "columns"})},

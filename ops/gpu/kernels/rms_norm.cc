@@ -46,7 +46,7 @@ KernelDescription rms_norm(const NormShape& shape) {
   if (shape.norms_skip) sum += " * inverse_skip * args.skip_weight.Read(k)";
   const std::string keep = shape.writes_sum ? "args.sum.Write(x, row, k);" : "";
   std::string body = replaced(kBody, "NORM_SKIP", shape.norms_skip ? kNormSkip : "");
-  body = replaced(replaced(replaced(body, "REDUCE", kSumOverLanes), "SUM", sum), "KEEP", keep);
+  body = replaced(replaced(replaced(body, "REDUCE", over_lanes()), "SUM", sum), "KEEP", keep);
   KernelDescription kernel{.name = "rms_norm",
                            .body = body,
                            .tensors = {{.name = "x", .sizes = {rows, shape.columns}},

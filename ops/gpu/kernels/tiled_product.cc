@@ -3,8 +3,6 @@
 // factor and the rows of the right one for them into its own memory, the left one transposed
 // [step, tile], and waits; then each of its 64 lanes adds them to 8 rows and 4 columns of the
 // result, which are registers. For 32 multiplications a lane so reads 3 vectors of 4.
-#include "ops/gpu/kernels/tiled_product.h"
-
 #include "ops/gpu/kernels/pieces.h"
 
 namespace flownpu::gpu {
@@ -77,16 +75,16 @@ constexpr const char* kBody = R"(
 void fill_tiled_product(const TiledProduct& product, KernelDescription& kernel) {
   const bool along_depth = product.right_along == ReadAlong::kDepth;
   kernel.body = kBody;
-  for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("K_OF", along_depth ? "i % args.step" : "i / args.wide"),
-        {"COLUMN_OF", along_depth ? "i / args.step" : "i % args.wide"},
-        {"SETUP", product.setup},
-        {"RIGHT", product.right},
-        {"LEFT", product.left},
-        {"WRITE", product.write},
-        {"ROWS", product.rows},
-        {"DEPTH", product.depth},
-        {"COLUMNS", product.columns}})
+  for (const auto& [word, by] : {std::pair<std::string, std::string>(
+                                     "K_OF", along_depth ? "i % args.step" : "i / args.wide"),
+                                 {"COLUMN_OF", along_depth ? "i / args.step" : "i % args.wide"},
+                                 {"SETUP", product.setup},
+                                 {"RIGHT", product.right},
+                                 {"LEFT", product.left},
+                                 {"WRITE", product.write},
+                                 {"ROWS", product.rows},
+                                 {"DEPTH", product.depth},
+                                 {"COLUMNS", product.columns}})
     kernel.body = replaced(kernel.body, word, by);
   kernel.constants.insert(
       {{"tile", kTileRows}, {"wide", kTileColumns}, {"over", kOver}, {"step", kStep}});

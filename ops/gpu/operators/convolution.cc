@@ -50,12 +50,12 @@ class Convolution final : public HostCheckedStep {
     std::vector<const Buffer*> buffers{at(run, inputs, kX), at(run, inputs, kW), y};
     if (shape_.has_bias) buffers.push_back(at(run, inputs, kB));
     if (shape_.has_residual) buffers.push_back(at(run, inputs, kZ));
-    run.launch(*prepared({}, [&] { return convolution(shape_); }).kernel,
-               convolution_grid(shape_, columns), buffers,
-               std::vector{shape_.rows, shape_.rows * shape_.groups, shape_.channels,
-                           shape_.channels * shape_.groups,
-                           shape_.channels * down.kernel * over.kernel, columns, plane, over.count,
-                           down.size, over.size, down.head, over.head});
+    run.launch(
+        *prepared({}, [&] { return convolution(shape_); }).kernel,
+        convolution_grid(shape_, columns), buffers,
+        std::vector{shape_.rows, shape_.rows * shape_.groups, shape_.channels,
+                    shape_.channels * shape_.groups, shape_.channels * down.kernel * over.kernel,
+                    columns, plane, over.count, down.size, over.size, down.head, over.head});
     run.read(y, outputs[0]);
   }
 

@@ -117,8 +117,9 @@ class ActivationsProduct final : public HostCheckedStep {
     std::int64_t last = 1;
     for (int axis = -3; -axis <= result.rank() && last < batches; --axis) last *= result[axis];
     if (last != batches)
-      unsupported("[", name(), "] expected factors whose leading axes are the last of those of the ",
-                  "product ", to_string(result), " on device 'gpu', got ", to_string(factor),
+      unsupported("[", name(),
+                  "] expected factors whose leading axes are the last of those of the ", "product ",
+                  to_string(result), " on device 'gpu', got ", to_string(factor),
                   ": use device = cpu");
     return batches;
   }

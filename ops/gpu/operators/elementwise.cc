@@ -13,27 +13,26 @@ struct Code {
   std::string_view op_type;
   const char* code;  // of a, and for two operands b
 };
-constexpr Code kCodes[] = {
-    {"Abs", "fabs(a)"},
-    {"Add", "a + b"},
-    {"Cos", "cos(a)"},
-    {"Div", "a / b"},
-    {"Erf", "erf(a)"},
-    {"Exp", "exp(a)"},
-    {"Gelu", "0.5f * a * (1.0f + erf(0.70710678f * a))"},  // sqrt(1 / 2)
-    {"Log", "log(a)"},
-    {"Mul", "a * b"},
-    {"Neg", "-a"},
-    {"Pow", "pow(a, b)"},
-    {"QuickGelu", "a / (1.0f + exp(-args.alpha * a))"},
-    {"Reciprocal", "1.0f / a"},
-    {"Relu", "a < 0.0f ? 0.0f : a"},
-    {"Sigmoid", "1.0f / (1.0f + exp(-a))"},
-    {"Sin", "sin(a)"},
-    {"Sqrt", "sqrt(a)"},
-    {"Sub", "a - b"},
-    {"Swish", "a / (1.0f + exp(-args.alpha * a))"},
-    {"Tanh", "tanh(a)"}};
+constexpr Code kCodes[] = {{"Abs", "fabs(a)"},
+                           {"Add", "a + b"},
+                           {"Cos", "cos(a)"},
+                           {"Div", "a / b"},
+                           {"Erf", "erf(a)"},
+                           {"Exp", "exp(a)"},
+                           {"Gelu", "0.5f * a * (1.0f + erf(0.70710678f * a))"},  // sqrt(1 / 2)
+                           {"Log", "log(a)"},
+                           {"Mul", "a * b"},
+                           {"Neg", "-a"},
+                           {"Pow", "pow(a, b)"},
+                           {"QuickGelu", "a / (1.0f + exp(-args.alpha * a))"},
+                           {"Reciprocal", "1.0f / a"},
+                           {"Relu", "a < 0.0f ? 0.0f : a"},
+                           {"Sigmoid", "1.0f / (1.0f + exp(-a))"},
+                           {"Sin", "sin(a)"},
+                           {"Sqrt", "sqrt(a)"},
+                           {"Sub", "a - b"},
+                           {"Swish", "a / (1.0f + exp(-args.alpha * a))"},
+                           {"Tanh", "tanh(a)"}};
 // sqrt(2 / pi) = 0.79788456
 constexpr const char* kGeluTanh =
     "0.5f * a * (1.0f + tanh(0.79788456f * (a + 0.044715f * a * a * a)))";

@@ -94,8 +94,8 @@ class Move final : public ViewStep {
           cpu::wrap(name(), cpu::is_given(inputs, 3) ? cpu::integer_at(inputs[3], i) : i, x.rank());
       const std::int64_t size = x[static_cast<int>(axis)];
       const std::int64_t start = cpu::integer_at(inputs[1], i);
-      const std::int64_t first =
-          std::clamp<std::int64_t>(start < 0 ? start + size : start, 0, std::max<std::int64_t>(size - 1, 0));
+      const std::int64_t first = std::clamp<std::int64_t>(start < 0 ? start + size : start, 0,
+                                                          std::max<std::int64_t>(size - 1, 0));
       view.offset += first * own.steps[index(axis)];
       if (cpu::is_given(inputs, 4)) view.steps[index(axis)] *= cpu::integer_at(inputs[4], i);
     }
@@ -130,14 +130,14 @@ class Move final : public ViewStep {
   std::vector<std::int64_t> permutation_;
 };
 
-// Whether a Resize by whole scales repeats each pixel: so do these roundings. The middle of repeat r
-// of pixel p in s is p + (r + 1/2) / s - 1/2, nearest to p for each r.
+// Whether a Resize by whole scales repeats each pixel: so do these roundings. The middle of repeat
+// r of pixel p in s is p + (r + 1/2) / s - 1/2, nearest to p for each r.
 bool repeats_pixels(const Node& node) {
   const std::string coordinates = node.text("coordinate_transformation_mode", "half_pixel");
   const std::string rounding = node.text("nearest_mode", "round_prefer_floor");
-  const bool is_nearest = coordinates == "asymmetric"
-                              ? rounding == "floor"
-                              : coordinates.ends_with("half_pixel") && rounding.starts_with("round");
+  const bool is_nearest = coordinates == "asymmetric" ? rounding == "floor"
+                                                      : coordinates.ends_with("half_pixel") &&
+                                                            rounding.starts_with("round");
   return node.text("mode", "nearest") == "nearest" && is_nearest && node.integers("axes").empty();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators on rows: norms, RMS norms with a residual or without, rotation, and ArgMax.
+// Operators on rows: norms, RMS norms with a residual or without, Softmax, rotation, and ArgMax.
 #include <algorithm>
 #include <vector>
 
@@ -101,8 +101,7 @@ class RotaryEmbedding final : public HostCheckedStep {
 
 class ArgMax final : public HostCheckedStep {
  public:
-  ArgMax(const Node& node, StepArguments arguments)
-      : HostCheckedStep(node, std::move(arguments)) {}
+  ArgMax(const Node& node, StepArguments arguments) : HostCheckedStep(node, std::move(arguments)) {}
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
@@ -113,13 +112,34 @@ class ArgMax final : public HostCheckedStep {
     {
       Run run(context());
       const Buffer* y = run.output(found.size() * sizeof(found[0]));
-      run.launch(kernel, {.groups = {rows, 1, 1}, .lanes = kernel.lanes},
-                 {at(run, inputs, 0), y});
+      run.launch(kernel, {.groups = {rows, 1, 1}, .lanes = kernel.lanes}, {at(run, inputs, 0), y});
       run.read(y, std::as_writable_bytes(std::span(found)));
     }
     std::ranges::copy(found, outputs[0].as<std::int64_t>());
     context().twins().written_by_host(outputs);
   }
+};
+
+class Softmax final : public HostCheckedStep {
+ public:
+  Softmax(const Node& node, StepArguments arguments)
+      : HostCheckedStep(node, std::move(arguments)),
+        kernel_(softmax(element_of(node.inputs[0].type))) {}
+
+  void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+           std::span<std::byte> /*scratch*/) const override {
+    const std::int64_t rows = rows_of(inputs[0].shape);
+    if (rows == 0) return;
+    Run run(context());
+    const Buffer* y = run.output(outputs[0]);
+    run.launch(*prepared({}, [&] { return kernel_; }).kernel,
+               {.groups = {rows, 1, 1}, .lanes = kernel_.lanes}, std::vector{at(run, inputs, 0), y},
+               std::vector{inputs[0].shape[-1]});
+    run.read(y, outputs[0]);
+  }
+
+ private:
+  KernelDescription kernel_;
 };
 
 // LayerNormalization over the last axes, and the norms of groups of channels.
@@ -179,6 +199,17 @@ std::unique_ptr<Step> make_group_norm(const Node& node, StepArguments arguments)
 
 std::unique_ptr<Step> make_rotary_embedding(const Node& node, StepArguments arguments) {
   return std::make_unique<RotaryEmbedding>(node, std::move(arguments));
+}
+
+std::string refused_softmax(const Node& node) {
+  const Value& x = *node.input(0);
+  const std::int64_t axis = node.integer("axis", node.since_version < 13 ? 1 : -1);
+  if (axis == -1 || (x.shape && axis == x.shape->rank() - 1)) return refused_floats(node);
+  return "expected the last axis on device 'gpu'";
+}
+
+std::unique_ptr<Step> make_softmax(const Node& node, StepArguments arguments) {
+  return std::make_unique<Softmax>(node, std::move(arguments));
 }
 
 std::string refused_argmax(const Node& node) {

@@ -51,6 +51,7 @@ std::span<const Operator> operators() {
         {kOnnx, "GroupNormalization", make_group_norm, refused_floats},
         {kMicrosoft, "GroupNorm", make_group_norm, refused_floats},
         {kOnnx, "InstanceNormalization", make_group_norm, refused_floats},
+        {kOnnx, "Softmax", make_softmax, refused_softmax},
         {kMicrosoft, "RotaryEmbedding", make_rotary_embedding, takes_all},
         {kOnnx, "ArgMax", make_argmax, refused_argmax}};
     for (const std::string_view name :
@@ -59,9 +60,9 @@ std::span<const Operator> operators() {
       made.push_back({kOnnx, name, make_elementwise, refused_floats});
     for (const std::string_view name : {"Gelu", "QuickGelu"})
       made.push_back({kMicrosoft, name, make_elementwise, refused_floats});
-    for (const std::string_view name : {"Cast", "Concat", "Expand", "Flatten", "Identity",
-                                        "Reshape", "Resize", "Slice", "Split", "Squeeze",
-                                        "Transpose", "Unsqueeze"})
+    for (const std::string_view name :
+         {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Resize", "Slice", "Split",
+          "Squeeze", "Transpose", "Unsqueeze"})
       made.push_back({kOnnx, name, make_move, refused_move});
     return made;
   }();

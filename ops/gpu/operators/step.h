@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators: a step runs kernels on its inputs' and outputs' twins (twins.h); what has none, such as
-// a graph's inputs and outputs, is copied. Weights stay on the device. Shapes and lengths are
+// Operators: a step runs kernels on its inputs' and outputs' twins (twins.h); what has none, such
+// as a graph's inputs and outputs, is copied. Weights stay on the device. Shapes and lengths are
 // inferred and checked by the CPU device's step for the same node, the host's.
 #pragma once
 
@@ -77,6 +77,7 @@ std::unique_ptr<Step> make_attention(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_whole_attention(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_rms_norm(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_group_norm(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_softmax(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_rotary_embedding(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_argmax(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_elementwise(const Node& node, StepArguments arguments);
@@ -100,6 +101,7 @@ const Operator* find_operator(std::string_view domain, std::string_view op_type)
 std::string refused_attention(const Node& node);
 std::string refused_whole_attention(const Node& node);
 std::string refused_convolution(const Node& node);
+std::string refused_softmax(const Node& node);
 std::string refused_argmax(const Node& node);
 std::string refused_move(const Node& node);
 // That an input or output is not of floats.

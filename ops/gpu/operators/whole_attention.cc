@@ -79,9 +79,9 @@ class WholeAttention final : public HostCheckedStep {
 }  // namespace
 
 std::string refused_whole_attention(const Node& node) {
-  const bool has_presents = std::ranges::any_of(
-      node.outputs.begin() + 1, node.outputs.end(),
-      [](const Value& value) { return !value.name.empty(); });
+  const bool has_presents =
+      std::ranges::any_of(node.outputs.begin() + 1, node.outputs.end(),
+                          [](const Value& value) { return !value.name.empty(); });
   if (node.input(kPast) != nullptr || has_presents)
     return "expected attention without a cache on device 'gpu'";
   Node of_floats = node;

@@ -75,7 +75,9 @@ def convert(
     is_pipeline = source.is_dir() and is_pipeline_folder(source)
     options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, "auto" if is_pipeline else weights)
     request = Request(source, name or source.resolve().name, output, options, context_length, force, progress)
-    is_checkpoint = source.is_dir() and not is_pipeline and not (source / "genai_config.json").is_file() and not _has_graph(source)
+    is_checkpoint = (
+        source.is_dir() and not is_pipeline and not (source / "genai_config.json").is_file() and not _has_graph(source)
+    )
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
     if encoder_weights is not None and not is_checkpoint:

@@ -16,8 +16,6 @@ from flownpu.convert.manifest import write_manifest
 from flownpu.convert.output import output_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from flownpu.convert.request import Request
@@ -87,7 +85,8 @@ def _narrow(model: ir.Model, kind: str) -> None:
         tensor, name = value.const_value, str(value.name)
         if tensor.dtype != ir.DataType.FLOAT or tensor.size < _LEAST or len(tensor.shape) < 2:
             continue
-        if node.op_type == "Gemm" and node.attributes.get_int("transB", 0):
+        transposed = node.attributes.get("transB")
+        if transposed is not None and transposed.as_int():
             axis = 0
         key = f"{name} {axis} {node.op_type == 'Conv'}"
         if key not in done:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of what diffusion models and other networks of images consist of, beside products: convolutions, norms with a
-mean, attention over other tokens, functions, moves."""
+"""Cases of graphs' operators: convolutions, norms with a mean, attention over other tokens, functions, moves."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ def graphs() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "layer_norm, groups", partial(_norm, (2, 12, 5, 7), 3)
     yield "layer_norm, groups and silu", partial(_norm, (2, 12, 5, 7), 4, silu=True)
     yield "layer_norm, channels", partial(_norm, (2, 3, 40), 3)
+    yield "softmax", partial(_softmax, (2, 3, 133))
     yield "activations_matmul", partial(_matmul, (3, 2, 35, 19), (3, 2, 19, 70))
     yield "activations_matmul, one right factor", partial(_matmul, (4, 3, 5), (5, 7))
     yield "flow_attention, whole, by head", partial(_attention, 2, 9, 13, 40, by_head=True)
@@ -147,8 +147,8 @@ def _norm(shape: tuple[int, ...], groups: int, rng: Rng, *, silu: bool = False) 
     by_channel = (-1, *[1] * (len(shape) - 2)) if groups else (-1,)
     normed = (centred / deviation).reshape(shape) * scale.reshape(by_channel)
     y = normed + shift.reshape(by_channel)
-    # A lane adds columns / lanes terms, then come two stages of sums of 16: so many roundings does the mean have, of the
-    # mean magnitude, and the variance, whose root halves them; products, quotient and root: 10.
+    # A lane adds columns / lanes terms, then come two stages of sums of 16: so many roundings has the mean, of the mean
+    # magnitude, and the variance, whose root halves them; products, quotient and root: 10.
     additions = rows.shape[-1] // _LANES + 32
     of_mean = additions * F32 * np.abs(rows).mean(axis=-1, keepdims=True) / deviation
     off = np.broadcast_to(of_mean, rows.shape).reshape(shape) * np.abs(scale.reshape(by_channel))
@@ -206,6 +206,18 @@ def _attention(
     return Case(
         name="", op_type="Attention", domain="", inputs=inputs, attributes=attributes,
         expected={0: Expected(placed(y), placed(tolerance))},
+    )  # fmt: skip
+
+
+def _softmax(shape: tuple[int, ...], rng: Rng) -> Case:
+    x = rng.standard_normal(shape, dtype=np.float32) * 4
+    powers = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
+    y = powers / powers.sum(axis=-1, keepdims=True)
+    # The difference to the largest element rounds, and exp keeps this error's size; exp's own, and those of the sum.
+    relative = 2 * np.abs(x).max() + 2 * 6 + shape[-1] // 64 + 32
+    return Case(
+        name="", op_type="Softmax", domain="", inputs=[x], attributes={"axis": -1},
+        expected={0: Expected(y, relative * F32 * y)},
     )  # fmt: skip
 
 

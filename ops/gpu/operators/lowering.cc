@@ -15,11 +15,13 @@ namespace {
 constexpr char kOf = ':';
 
 bool keeps_cache(const Node& node) {
-  return transformer::is_attention(node) &&
-         (node.input(kPastKey) != nullptr ||
-          std::ranges::any_of(
-              node.outputs.begin() + std::min<std::ptrdiff_t>(1, std::ssize(node.outputs)),
-              node.outputs.end(), [](const Value& present) { return !present.name.empty(); }));
+  constexpr std::size_t kPastOfOnnx = 4;
+  const bool is_onnx = node.domain.empty() && node.op_type == "Attention";
+  if (!is_onnx && !transformer::is_attention(node)) return false;
+  return node.input(is_onnx ? kPastOfOnnx : std::size_t{kPastKey}) != nullptr ||
+         std::ranges::any_of(
+             node.outputs.begin() + std::min<std::ptrdiff_t>(1, std::ssize(node.outputs)),
+             node.outputs.end(), [](const Value& present) { return !present.name.empty(); });
 }
 
 bool is_heavy(const Node& node) {

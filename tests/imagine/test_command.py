@@ -88,7 +88,7 @@ def test_provider_and_device_change_no_picture(results: dict[str, Any]) -> None:
 
 def test_networks_run_whole_on_the_gpu(results: dict[str, Any]) -> None:
     assert read(picture(results, "gpu")) == ("green", "square")
-    assert results["gpu"]["err"].count("steps on the device") == 3
+    assert results["gpu"]["err"].count("steps on the device") == 4  # with the encoder of pictures
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_narrow_weights_change_no_picture(weights: str, results: dict[str, Any])
     """A rounding to bf16 errs by 2^-9 at most, to 8 bits by 1 / 254 of a result's largest weight."""
     stock, found = (np.asarray(picture(results, name), float) for name in ("stock", weights))
     assert read(picture(results, weights)) == ("green", "square")
-    assert np.sqrt(np.square(found - stock).mean()) < 255 / 10  # 20 dB, after 20 steps
+    assert np.sqrt(np.square(found - stock).mean()) < 255 / 100  # 40 dB, after all steps
 
 
 def test_other_weights_of_a_pipeline_are_refused(exported: Path, tmp_path: Path) -> None:

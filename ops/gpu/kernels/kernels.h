@@ -153,7 +153,7 @@ KernelDescription layer_norm(const LayerNormShape& shape);
 KernelDescription softmax(Element given);
 
 struct ElementwiseShape {
-  // Of the operands a, b, ... and of the result.
+  // The types of the operands a, b, ... and of the result.
   std::vector<Element> operands;
   Element result = Element::kFloat32;
   std::int64_t axes = 1;

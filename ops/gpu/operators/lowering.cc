@@ -11,7 +11,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// Of an operator alone: the device's domain, this letter, and the domain that it has in the graph.
+// An operator alone has the device's domain, this letter, and the domain that it has in the graph.
 constexpr char kOf = ':';
 
 bool keeps_cache(const Node& node) {

@@ -128,7 +128,7 @@ class Step {
 };
 
 // Memory that the device can access, 64-byte aligned; freed with its owner.
-using Memory = std::unique_ptr<std::byte, void (*)(std::byte*)>;
+using Memory = std::unique_ptr<std::byte, std::function<void(std::byte*)>>;
 
 class Device {
  public:

@@ -42,12 +42,12 @@ std::string GpuDevice::unsupported(const Node& node, const Producer& /*producer*
 }
 
 std::string GpuDevice::unsupported_in_file(const Node& node, const Producer& producer) const {
-  if (find_operator(node.op_type) == nullptr) return unsupported(node, producer);
+  if (find_operator(node.domain, node.op_type) == nullptr) return unsupported(node, producer);
   return host_->unsupported_in_file(node, producer);
 }
 
 std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
-  const Operator* found = find_operator(node.op_type);
+  const Operator* found = find_operator(node.domain, node.op_type);
   if (found == nullptr) {
     std::string names;
     for (const Operator& one : operators())
@@ -55,6 +55,8 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
     fail("[", to_string(node), "] expected one of the operators of device 'gpu': ", names,
          "; use device = cpu");
   }
+  if (const std::string reason = found->refused(node); !reason.empty())
+    fail("[", to_string(node), "] ", reason, ": use device = cpu");
   return found->make(node, {.context = open(),
                             .host = host_->prepare(node),
                             .activations = options_.activations,
@@ -64,7 +66,8 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
 
 std::vector<Contract> GpuDevice::contracts() const {
   std::vector<Contract> taken = host_->contracts();
-  std::erase_if(taken, [](const Contract& one) { return find_operator(one.op_type) == nullptr; });
+  std::erase_if(
+      taken, [](const Contract& one) { return find_operator(one.domain, one.op_type) == nullptr; });
   return taken;
 }
 

@@ -8,6 +8,7 @@
 #include "ops/gpu/decoder/lowering.h"
 #include "ops/gpu/decoder/step.h"
 #include "ops/gpu/opencl/status.h"
+#include "ops/gpu/operators/host_step.h"
 #include "ops/gpu/operators/lowering.h"
 #include "ops/gpu/operators/step.h"
 
@@ -17,7 +18,7 @@ namespace {
 
 // Version of the order of a lowered node's constants: nodes that another version kept in a file are
 // lowered anew.
-constexpr std::string_view kLayout = "decoder layers 1, operators 1";
+constexpr std::string_view kLayout = "decoder layers 1, operators 2";
 
 }  // namespace
 
@@ -53,11 +54,16 @@ std::string SessionDevice::unsupported(const Node& node, const Producer& produce
 }
 
 std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
-  if (!is_own(node)) return host().prepare(node);
+  if (!is_own(node)) {
+    std::unique_ptr<Step> step = host().prepare(node);
+    const std::shared_ptr<Context> context = opened();
+    if (context == nullptr) return step;
+    return std::make_unique<HostStep>(node, context, std::move(step));
+  }
   const std::shared_ptr<Context> context = open();
   if (is_operator_alone(node)) {
     const Node of_graph = operator_of_graph(node);
-    return find_operator(node.op_type)
+    return find_operator(of_graph.domain, of_graph.op_type)
         ->make(of_graph, {.context = context,
                           .host = host().prepare(of_graph),
                           .activations = options().activations,
@@ -68,6 +74,18 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
   auto step = std::make_unique<DecoderStep>(node, context, options());
   caches().add(step->caches());
   return step;
+}
+
+Memory SessionDevice::allocate(std::size_t bytes) const {
+  Memory memory = DeviceWithHost::allocate(bytes);
+  const std::shared_ptr<Context> context = opened();
+  if (context == nullptr) return memory;
+  context->twins().add(memory.get(), bytes);
+  auto release = memory.get_deleter();
+  return {memory.release(), [context, release](std::byte* freed) {
+            context->twins().remove(freed);
+            release(freed);
+          }};
 }
 
 bool SessionDevice::is_own(const Node& node) const {

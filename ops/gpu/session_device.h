@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device `gpu` of a session. An OpenCL device runs the layers of a decoder, or the products and
-// attention of a graph without a KV cache; other nodes run on the host, an inner cpu device.
+// The device `gpu` of a session. An OpenCL device runs the layers of a decoder, or the operators of
+// a graph without a KV cache; other nodes run on the host, an inner cpu device.
 #pragma once
 
 #include <memory>
@@ -26,6 +26,8 @@ class SessionDevice final : public transformer::DeviceWithHost {
   std::string warning() const override;
   std::string unsupported(const Node& node, const Producer& producer) const override;
   std::unique_ptr<Step> prepare(const Node& node) const override;
+  // The host's memory, with a twin on the device if that is open.
+  Memory allocate(std::size_t bytes) const override;
   std::string compatibility(const Lowering& lowering) const override;
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override;

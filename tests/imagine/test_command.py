@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from flownpu.cli import main
+from flownpu.convert import ConversionError, convert
 from flownpu.errors import FlowNPUError
 from flownpu.imagine.request import read_size
 from tests.fixtures.shapes_drawings import GUIDANCE, read
@@ -17,14 +18,26 @@ from tests.imagine import pipelines
 
 
 @pytest.fixture(scope="module")
-def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def narrow(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pipeline in both forms that `flownpu convert` writes."""
+    folder = tmp_path_factory.mktemp("narrow")
+    for weights in ("bf16", "q8"):
+        convert(exported, folder / weights, weights=weights)
+    return {weights: folder / weights for weights in ("bf16", "q8")}
+
+
+@pytest.fixture(scope="module")
+def results(
+    exported: Path, narrow: dict[str, Path], pocl: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """The results of all commands, which run in one process; "folder" has their pictures."""
+    del pocl  # it has set the variables
     folder = tmp_path_factory.mktemp("made")
 
-    def task(name: str, prompt: str, *more: object, **around: Any) -> dict[str, Any]:
-        device = () if "--provider" in more else ("--device", "cpu")
+    def task(name: str, prompt: str, *more: object, model: Path = exported, **around: Any) -> dict[str, Any]:
+        device = () if {"--provider", "--device"} & {*more} else ("--device", "cpu")
         options = ["--guidance", GUIDANCE, *device, *more]
-        arguments = ["imagine", exported, "-p", prompt, "-o", folder / f"{name}.png", *options]
+        arguments = ["imagine", model, "-p", prompt, "-o", folder / f"{name}.png", *options]
         return {"task": "command", "arguments": [str(each) for each in arguments], **around}
 
     tasks = {
@@ -33,6 +46,8 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         "eight": task("eight", "a green square", "--seed", 8, "--scheduler", "euler-a", "--steps", 12),
         "negative": task("negative", "a green square", "--seed", 7, "--negative", "a circle", "--size", "40x32"),
         "stock": task("stock", "a green square", "--seed", 7, "--provider", "cpu"),
+        **{weights: task(weights, "a green square", "--seed", 7, model=narrow[weights]) for weights in narrow},
+        "gpu": task("gpu", "a green square", "--seed", 7, "--device", "gpu", "--option", "on_unsupported=error"),
         "interrupted": task("interrupted", "a red star", event="interrupt"),
         "full": task("full", "a red star", event="full disk"),
         "long": task("long", "a red star " * 6),
@@ -64,9 +79,16 @@ def test_negative_prompt_and_size_are_used(results: dict[str, Any]) -> None:
     assert picture(results, "negative").size == (40, 32)
 
 
-def test_provider_changes_no_picture(results: dict[str, Any]) -> None:
-    ours, stock = (np.asarray(picture(results, name), float) for name in ("seven", "stock"))
-    assert np.sqrt(np.square(ours - stock).mean()) < 255 / 100  # 40 dB
+def test_provider_and_device_change_no_picture(results: dict[str, Any]) -> None:
+    stock = np.asarray(picture(results, "stock"), float)
+    for name, peak_to_error in (("seven", 100), ("gpu", 255)):  # 40 dB; float32 rounds no more than to a level of 255
+        found = np.asarray(picture(results, name), float)
+        assert np.sqrt(np.square(found - stock).mean()) < 255 / peak_to_error
+
+
+def test_networks_run_whole_on_the_gpu(results: dict[str, Any]) -> None:
+    assert read(picture(results, "gpu")) == ("green", "square")
+    assert results["gpu"]["err"].count("steps on the device") == 4  # with the encoder of pictures
 
 
 @pytest.mark.parametrize(
@@ -111,3 +133,26 @@ def test_size_is_read() -> None:
     for text in ("", "0", "512x", "-8", "1.5", "512 x 512", "100000", "auto"):
         with pytest.raises(FlowNPUError, match="expected a size in pixels, WIDTHxHEIGHT or one number"):
             read_size(text)
+
+
+def test_narrow_pipelines_are_smaller(exported: Path, narrow: dict[str, Path]) -> None:
+    """The weights are most of the 4.4 MB; the rest is the graphs' text."""
+
+    def size(folder: Path) -> int:
+        return sum(file.stat().st_size for file in folder.rglob("*.onnx*"))
+
+    assert size(narrow["q8"]) < size(narrow["bf16"]) < 0.7 * size(exported)
+
+
+@pytest.mark.parametrize("weights", ["bf16", "q8"])
+def test_narrow_weights_change_no_picture(weights: str, results: dict[str, Any]) -> None:
+    """A rounding to bf16 errs by 2^-9 at most, to 8 bits by 1 / 254 of a result's largest weight."""
+    stock, found = (np.asarray(picture(results, name), float) for name in ("stock", weights))
+    assert read(picture(results, weights)) == ("green", "square")
+    assert np.sqrt(np.square(found - stock).mean()) < 255 / 100  # 40 dB, after all steps
+
+
+def test_other_weights_of_a_pipeline_are_refused(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="a pipeline's --weights are bf16 or q8, got q4"):
+        convert(exported, tmp_path / "out", weights="q4")
+    assert not (tmp_path / "out").exists()

@@ -29,6 +29,7 @@
 #include <utility>
 
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/pieces.h"
 #include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
@@ -120,9 +121,9 @@ constexpr const char* kBody = R"(
   for (int i = lane(); i < args.rows * args.units; i += args.lanes) {
     const int of_tile = i / args.units;
     const int token = min(first_token + of_tile / args.heads, args.tokens - 1);
-    query[i] = args.query_heads.READ(
-        batch, first_row + token,
-        (first_head + of_tile % args.heads) * args.head_size + i % args.units * args.width);
+    const int head = first_head + of_tile % args.heads;
+    const int element = i % args.units * args.width;
+    query[i] = args.query_heads.READ(PLACE_OF_ROW) * args.scale;
   }
   for (int i = lane(); i < args.padded * args.row_quads; i += args.lanes) weights[i] = 0.0f;
   int begin = 0x7fffffff;
@@ -166,9 +167,10 @@ constexpr const char* kBody = R"(
       unrolled for (int i = 0; i < args.ahead; ++i) {
         const int unit = min(first + i * args.shares + share, args.units - 1);
         unrolled for (int pass = 0; pass < args.passes; ++pass) {
-          const int key = min(pass * (args.lanes / args.shares) + key_of_pass, last);
+          const int key =
+              start + min(pass * (args.lanes / args.shares) + key_of_pass, last) - base;
           keys[i * args.passes + pass] =
-              args.key.READ(batch, kv, start + key - base, unit * args.width);
+              args.key.READ(PLACE_OF_KEY);
         }
       }
       unrolled for (int i = 0; i < args.ahead; ++i) {
@@ -198,6 +200,7 @@ constexpr const char* kBody = R"(
         if (args.softcap > 0.0f) score = args.softcap * tanh(score / args.softcap);
         const int key = slot % args.chunk;
         const int is_seen = key <= last && start + key >= froms[i] && start + key < tos[i];
+        MASK
         slot_scores[i] = score;
         ((shared float*)scores)[slot] = is_seen ? score : -INFINITY;
       }
@@ -212,7 +215,7 @@ constexpr const char* kBody = R"(
         unrolled for (int j = 0; j < args.chunk / 4; ++j)
           larger = fmax(larger, scores[row * (args.chunk / 4) + j]);
         const float maximum = fmax(fmax(larger.x, larger.y), fmax(larger.z, larger.w));
-        const int is_seen = key <= last && start + key >= froms[i] && start + key < tos[i];
+        const int is_seen = key <= last && start + key >= froms[i] && start + key < tos[i] UNMASKED;
         const float weight = is_seen ? exp(slot_scores[i] - maximum) : 0.0f;
         const float rescale = maximum == maxima[i] ? 1.0f : exp(maxima[i] - maximum);
         maxima[i] = maximum;
@@ -231,7 +234,7 @@ constexpr const char* kBody = R"(
           UNIT values[args.values];
           unrolled for (int i = 0; i < args.values; ++i) {
             const int key = start + min(first + i * args.teams, last) - base;
-            values[i] = args.value_rows.READ(batch, kv, key, unit * args.width);
+            values[i] = args.value_rows.READ(PLACE_OF_KEY);
           }
           unrolled for (int i = 0; i < args.values; ++i) {
             const int place = (first + i * args.teams) * args.row_quads;
@@ -274,7 +277,7 @@ constexpr const char* kBody = R"(
         float sum = 0.0f;
         for (int j = 0; j < args.teams; ++j)
           sum += ((shared float*)scratch)[place + j * args.head_size];
-        const int at = (first_head + row % args.heads) * args.head_size + element;
+        const int head = first_head + row % args.heads;
         RESULT
       }
     }
@@ -293,7 +296,7 @@ constexpr const char* kRange = R"(
 // Only a row without keys has a denominator of 0: otherwise the largest weight is 1.
 constexpr const char* kMean = R"(
         const float denominator = of_rows[row];
-        args.y.Write(denominator == 0.0f ? 0.0f : sum / denominator, batch, first_row + token, at);
+        args.y.Write(denominator == 0.0f ? 0.0f : sum / denominator, PLACE_OF_ROW);
 )";
 // With has_parts: a work-group has a part of the keys, and writes the softmax's state beside its
 // sum.
@@ -304,7 +307,7 @@ constexpr const char* kPart = R"(
   end = min(end, begin + portion);
 )";
 constexpr const char* kSum = R"(
-        args.y.Write(sum, part, at);
+        args.y.Write(sum, part, head * args.head_size + element);
 )";
 constexpr const char* kMaximum = R"(
       if (slot % args.chunk == 0)
@@ -345,27 +348,6 @@ constexpr const char* kMergeBody = R"(
   }
 )";
 
-constexpr const char* kLengthsOfBatch = R"(
-  const int batch = group(2);
-  const int past = args.rows.Read(batch, 0);
-  const int valid = args.rows.Read(batch, 1);
-  const int base = args.rows.Read(batch, 2);
-  const int first_row = 0;
-)";
-constexpr const char* kLengthsOfSequence = R"(
-  const int batch = 0;
-  const int past = args.before;
-  const int valid = args.tokens;
-  const int base = 0;
-  const int first_row = args.first;
-)";
-
-void replace_all(std::string& text, const std::string& word, const std::string& by) {
-  for (std::size_t at = text.find(word); at != std::string::npos;
-       at = text.find(word, at + by.size()))
-    text.replace(at, word.size(), by);
-}
-
 TensorDescription states_of(const AttentionShape& shape, Access access) {
   return {.name = "states",
           .access = access,
@@ -381,13 +363,14 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
   const Plan plan = plan_of(shape);
   const bool is_wide = plan.width > 1;
-  const std::string seen = shape.has_blocks
-                               ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
-                               : "(args.causal ? token + 1 : valid)";
+  const std::string seen =
+      shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
+      : shape.is_whole ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
+                       : "(args.causal ? token + 1 : valid)";
+  const bool by_tokens = shape.is_whole && !shape.by_head;
   std::string body = kBody;
   for (const auto& [word, by] :
-       {std::pair<std::string, std::string>(
-            "LENGTHS", shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch),
+       {std::pair<std::string, std::string>("LENGTHS", lengths_of(shape)),
         {"RANGE", kRange},
         {"SEEN", seen},
         {"PART", shape.has_parts ? kPart : ""},
@@ -398,9 +381,14 @@ KernelDescription flow_attention(const AttentionShape& shape) {
         {"RESULT", shape.has_parts ? kSum : kMean},
         {"MAXIMUM", shape.has_parts ? kMaximum : ""},
         {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+        {"PLACE_OF_ROW", shape.by_head
+                             ? "batch, head, token, element"
+                             : "batch, first_row + token, head * args.head_size + element"},
+        {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + unit * args.width"
+                                   : "batch, kv, key, unit * args.width"},
         {"UNIT", is_wide ? "float4" : "float"},
         {"READ", is_wide ? "ReadFloats" : "Read"}})
-    replace_all(body, word, by);
+    body = replaced(body, word, by);
   std::vector<TensorDescription> tensors{
       {.name = "query_heads", .element = Element::kActivation, .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},
@@ -421,34 +409,38 @@ KernelDescription flow_attention(const AttentionShape& shape) {
     tensors.push_back(
         {.name = "y", .element = Element::kActivation, .access = Access::kWrite, .sizes = heads});
   }
-  return {.name = "flow_attention",
-          .body = body,
-          .tensors = std::move(tensors),
-          .constants = {{"per_group", shape.heads_per_group()},
-                        {"head_size", shape.head_size},
-                        {"softcap", shape.softcap},
-                        {"causal", std::int64_t{shape.causal ? 1 : 0}},
-                        {"shares", kShares},
-                        {"passes", kPasses},
-                        {"width", plan.width},
-                        {"units", plan.units},
-                        {"heads", plan.heads},
-                        {"blocks", plan.blocks},
-                        {"tile", plan.tile},
-                        {"rows", plan.rows},
-                        {"row_quads", plan.row_quads()},
-                        {"chunk", plan.chunk},
-                        {"slots", plan.slots},
-                        {"ahead", plan.ahead},
-                        {"columns", plan.columns},
-                        {"each", plan.each},
-                        {"teams", plan.teams},
-                        {"values", plan.values},
-                        {"padded", plan.padded},
-                        {"scratch", plan.scratch},
-                        {"together", plan.together}},
-          .parameters = std::move(parameters),
-          .lanes = shape.lanes};
+  KernelDescription kernel{.name = "flow_attention",
+                           .body = body,
+                           .tensors = std::move(tensors),
+                           .constants = {{"per_group", shape.heads_per_group()},
+                                         {"head_size", shape.head_size},
+                                         {"softcap", shape.softcap},
+                                         {"causal", std::int64_t{shape.causal ? 1 : 0}},
+                                         {"shares", kShares},
+                                         {"passes", kPasses},
+                                         {"width", plan.width},
+                                         {"units", plan.units},
+                                         {"heads", plan.heads},
+                                         {"blocks", plan.blocks},
+                                         {"tile", plan.tile},
+                                         {"rows", plan.rows},
+                                         {"row_quads", plan.row_quads()},
+                                         {"chunk", plan.chunk},
+                                         {"slots", plan.slots},
+                                         {"ahead", plan.ahead},
+                                         {"columns", plan.columns},
+                                         {"each", plan.each},
+                                         {"teams", plan.teams},
+                                         {"values", plan.values},
+                                         {"padded", plan.padded},
+                                         {"scratch", plan.scratch},
+                                         {"together", plan.together},
+                                         {"scale", shape.scale}},
+                           .parameters = std::move(parameters),
+                           .lanes = shape.lanes};
+  set_mask(shape, kernel);
+  if (shape.is_whole) set_tensors_of_whole(shape, kernel);
+  return kernel;
 }
 
 KernelDescription merge_attention(const AttentionShape& shape) {

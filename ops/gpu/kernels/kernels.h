@@ -5,6 +5,7 @@
 // float32, or the type of activations (Element::kActivation).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -66,6 +67,7 @@ enum class DenseActivation : std::uint8_t { kNone, kGelu, kGeluTanh };
 struct DenseShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
+  Element given = Element::kFloat32;   // of x, bias, residual and y; or float16, bfloat16
   Element weight = Element::kFloat32;  // or float16, bfloat16, int8
   bool transposed = false;
   bool has_scale = false;
@@ -76,9 +78,41 @@ struct DenseShape {
 
 // DenseMatMul: y[t] = activation((x[t] . W) scale + bias) + residual[t % residual_rows]. Arguments:
 // x [t, columns], W, y [t, rows], then, if the shape has them, scale and bias [rows] and residual
-// [residual_rows, rows]; parameters: tokens, and with a residual residual_rows.
+// [residual_rows, rows]; parameters: tokens, rows, columns, and with a residual residual_rows.
 KernelDescription dense_matmul(const DenseShape& shape);
 Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens);
+
+// y[i] = a[i % batches_a] . b[i % batches_b]. Arguments: a [batches_a, rows, depth], b [batches_b,
+// depth, columns], y [batches, rows, columns]; parameters: rows, depth, columns, batches_a,
+// batches_b.
+KernelDescription activations_matmul(Element element);
+Grid activations_matmul_grid(std::int64_t rows, std::int64_t columns, std::int64_t batches);
+
+// Convolution over two axes; one axis is the second, with one window along the first. `rows` and
+// `channels`: of a group, of the result and of the image.
+struct ConvolutionShape {
+  struct Axis {
+    std::int64_t kernel = 1;
+    std::int64_t stride = 1;
+    std::int64_t dilation = 1;
+  };
+  std::int64_t rows = 0;
+  std::int64_t channels = 0;
+  std::int64_t groups = 1;
+  std::array<Axis, 2> axes;
+  Element given = Element::kFloat32;   // of all but the weight
+  Element weight = Element::kFloat32;  // or float16, bfloat16
+  bool has_bias = false;
+  bool has_residual = false;
+  bool is_relu = false;
+};
+
+// Arguments: x [images, C, height, width], w [M, channels, kernel, kernel], y [images, M, plane],
+// then, if the shape has them, bias [M] and residual, like y; parameters: rows, M, channels, C, the
+// depth of the product, columns (images x plane), plane, the width of the result, height, width,
+// the pads before the first row and column. Layers of all widths so share their kernels.
+KernelDescription convolution(const ConvolutionShape& shape);
+Grid convolution_grid(const ConvolutionShape& shape, std::int64_t columns);
 
 // Q4NXGather: y[i] = dequant(w)[indices[i]]. Arguments: w, indices int32 [i], y [i, columns].
 KernelDescription q4nx_gather(std::int64_t rows, std::int64_t columns, const q4nx::Layout& layout);
@@ -100,6 +134,39 @@ struct NormShape {
 // repeated.
 KernelDescription rms_norm(const NormShape& shape);
 Grid rms_norm_grid(std::int64_t columns, std::int64_t rows);
+
+struct LayerNormShape {
+  Element given = Element::kFloat32;  // of all tensors
+  float epsilon = 0;
+  bool has_shift = true;
+  bool is_silu = false;
+};
+
+// y = (x - mean) / sqrt(variance + epsilon) scale + shift, of rows of `columns` elements, and SiLU
+// of it. The scale's and shift's first of a row is number (row % groups) (columns / pixels), and
+// each is for `pixels` elements. Arguments: x [rows, columns], scale, y [rows, columns], shift if
+// there is one; parameters: columns, groups, pixels. The grid is a work-group a row.
+KernelDescription layer_norm(const LayerNormShape& shape);
+
+// exp(x) over its sum along rows. Arguments: x and y [rows, columns]; parameter: columns. The grid
+// is a work-group a row.
+KernelDescription softmax(Element given);
+
+struct ElementwiseShape {
+  // The types of the operands a, b, ... and of the result.
+  std::vector<Element> operands;
+  Element result = Element::kFloat32;
+  std::int64_t axes = 1;
+  // An expression of them, and of args.alpha.
+  std::string code = "a";
+  float alpha = 0;
+};
+
+// y = code at each place of a view. Arguments: the operands, y; parameters: the number of places,
+// for each axis its size, the innermost first, then for each operand and y its offset and for each
+// axis its step.
+KernelDescription elementwise(const ElementwiseShape& shape);
+Grid elementwise_grid(std::int64_t count);
 
 struct RotationShape {
   std::int64_t width = 0;  // of a row: heads x head_size
@@ -148,6 +215,13 @@ struct AttentionShape {
   bool has_parts = false;
   // Several tokens of a prompt share a work-group, which reads keys and values once for them.
   bool in_tiles = false;
+  // All keys are given with the queries, all tensors by head or by token and of the type `cache`.
+  bool is_whole = false;
+  bool by_head = false;
+  float scale = 1;  // of queries
+  // Needs is_whole: numbers that are added to scores, or as int8 whether a key is seen.
+  bool has_mask = false;
+  Element mask = Element::kFloat32;
   // Work-items of a work-group, a power of two, at least 64: attention_lanes().
   std::int64_t lanes = 256;
 
@@ -165,7 +239,9 @@ struct AttentionShape {
 // [t] before y: how many of the call's tokens, from `first` on, a token sees. With has_parts it
 // writes sums [parts, heads head_size] in the place of y, and after them states [parts, heads, 2],
 // maximum and denominator; the last parameter is parts, which is also the grid's third axis
-// (`batch`).
+// (`batch`). With is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or
+// [b, t, heads head_size], then a mask if there is one, and the parameters tokens, capacity, which
+// is the number of keys, window, and the mask's four sizes, each of which may be 1.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Merges the parts. Arguments: sums and states, as above, y [t, heads head_size]; parameters: first

@@ -93,8 +93,8 @@ using Constants = std::map<std::string, std::variant<std::int64_t, float>>;
 
 struct KernelDescription {
   std::string name;
-  std::string body;
-  std::vector<TensorDescription> tensors;
+  std::string body = {};
+  std::vector<TensorDescription> tensors = {};
   Constants constants = {};
   // Names of 32-bit integers that each launch gives.
   std::vector<std::string> parameters = {};

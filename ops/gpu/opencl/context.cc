@@ -9,6 +9,7 @@
 #include "ops/cancellation.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
+#include "ops/gpu/opencl/twins.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -63,7 +64,8 @@ CompiledKernel::~CompiledKernel() {
 Context::Context(FoundDevice device, std::filesystem::path cache_folder)
     : device_(std::move(device)),
       cache_(std::move(cache_folder)),
-      limit_(time_limit(device_.facts)) {
+      limit_(time_limit(device_.facts)),
+      twins_(std::make_unique<Twins>()) {
   const std::string what = "opening " + device_.facts.title();
   const std::array<std::intptr_t, 3> properties{
       cl::kContextPlatform, reinterpret_cast<std::intptr_t>(device_.platform), 0};

@@ -81,6 +81,8 @@ struct Grid {
   std::int64_t lanes = 1;
 };
 
+class Twins;  // twins.h
+
 using KernelArgument = std::variant<const Buffer*, std::int32_t, float>;
 
 // The duration of a kernel, by the device's clock, and its beginning, by the host's
@@ -125,6 +127,8 @@ class Context {
     check_opencl_is_own();
     return mutex_;
   }
+  // The device's copies of a session's memory.
+  Twins& twins() { return *twins_; }
   // Whether a command failed or the device was given up; a new context may work again.
   bool failed() const { return failed_; }
 
@@ -207,6 +211,7 @@ class Context {
   std::vector<std::shared_ptr<const void>> owners_;
   bool failed_ = false;
   bool given_up_ = false;
+  std::unique_ptr<Twins> twins_;
   std::mutex mutex_;
 };
 

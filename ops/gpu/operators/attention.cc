@@ -11,6 +11,7 @@
 #include "ops/cpu/checked_step.h"
 #include "ops/error.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/operators/host_step.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
 
@@ -146,9 +147,12 @@ std::string refused_attention(const Node& node) {
 }
 
 std::unique_ptr<Step> make_attention(const Node& node, StepArguments arguments) {
-  return std::make_unique<cpu::CheckedStep>(
-      node.op_type == kOneToken ? kFlowKVAttention : kFlowQKVAttention, to_string(node),
-      std::make_unique<Attention>(node, arguments));
+  // Queries, keys and values are prepared in the host's memory.
+  return std::make_unique<HostStep>(
+      node, arguments.context,
+      std::make_unique<cpu::CheckedStep>(
+          node.op_type == kOneToken ? kFlowKVAttention : kFlowQKVAttention, to_string(node),
+          std::make_unique<Attention>(node, arguments)));
 }
 
 }  // namespace flownpu::gpu

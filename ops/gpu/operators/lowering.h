@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the nodes of a session's graph that the device computes one by one: products and
-// attention of graphs without a KV cache, such as an encoder's. A decoder that cannot be one node
-// is left to the host, because each of its products would wait for the result of the one before,
-// for every token.
+// Chooses the nodes of a session's graph that the device computes as operators: in graphs without a
+// KV cache, such as an encoder's or a diffusion model's, products, convolutions and attention, and
+// what computes with their results. A decoder that cannot be one node is left to the host, because
+// each of its tokens would wait for some hundred kernels.
 #pragma once
 
 #include <string>
@@ -18,15 +18,15 @@ inline constexpr std::string_view kGpuDomain = "ai.flownpu.gpu";
 
 // Whether the node is an operator that lower_operators() gave to the device.
 bool is_operator_alone(const Node& node);
-// The node as it was in the graph, in FlowNPU's domain.
+// The node as it was in the graph, in its domain.
 Node operator_of_graph(const Node& node);
 
-// Whether the graph has products or attention, and no attention that keeps keys and values.
+// Whether the graph has products, convolutions or attention, and no attention that keeps keys and
+// values.
 bool is_without_cache(const std::vector<Node>& nodes);
-// Gives products and attention to the device. Those that it does not take stay on the host, with
-// the reason.
+// Gives operators to the device. Those that it does not take stay on the host, with the reason.
 Lowered lower_operators(std::vector<Node> nodes);
-// "12 products and 2 attentions one by one": the text about lowered nodes in the placement line.
+// "812 of 830 steps on the device": the text about lowered nodes in the placement line.
 std::string describe_operators(const std::vector<Node>& nodes);
 
 }  // namespace flownpu::gpu

@@ -31,7 +31,7 @@ Gating gating_of(const Node& node) {
 class Product final : public HostCheckedStep {
  public:
   Product(const Node& node, Activations activations, GpuWeights weights, StepArguments arguments)
-      : HostCheckedStep(std::move(arguments)),
+      : HostCheckedStep(node, std::move(arguments)),
         shape_{.rows = node.required_integer("M"),
                .columns = node.required_integer("K"),
                .layout = layout_of(node, kProductWeight),
@@ -51,11 +51,11 @@ class Product final : public HostCheckedStep {
     if (tokens == 0) return;
     Run run(context());
     const Buffer* x = run.input(inputs[kProductX]);
-    const Buffer* y = run.output(outputs[0].bytes());
+    const Buffer* y = run.output(outputs[0]);
     const Buffer* weight = shape_.storage == Storage::kImage ? &image_ : &weight_;
     std::vector<const Buffer*> buffers{x, weight, y};
-    if (shape_.has_bias) buffers.push_back(run.input(inputs[kProductBias]));
-    if (shape_.has_residual) buffers.push_back(run.input(inputs[kProductResidual]));
+    if (shape_.has_bias) buffers.push_back(at(run, inputs, kProductBias));
+    if (shape_.has_residual) buffers.push_back(at(run, inputs, kProductResidual));
     if (tokens == 1 || !rounds_) {
       run.launch(fused_dqp(shape_), fused_dqp_grid(shape_, tokens), buffers, {});
     } else {
@@ -88,7 +88,7 @@ class Product final : public HostCheckedStep {
 class Gather final : public HostCheckedStep {
  public:
   Gather(const Node& node, StepArguments arguments)
-      : HostCheckedStep(std::move(arguments)),
+      : HostCheckedStep(node, std::move(arguments)),
         rows_(node.required_integer("M")),
         columns_(node.required_integer("K")),
         layout_(layout_of(node, 0)),
@@ -100,7 +100,7 @@ class Gather final : public HostCheckedStep {
     if (indices.empty()) return;
     const auto count = static_cast<std::int64_t>(indices.size());
     Run run(context());
-    const Buffer* y = run.output(outputs[0].bytes());
+    const Buffer* y = run.output(outputs[0]);
     run.launch(q4nx_gather(rows_, columns_, layout_), q4nx_gather_grid(columns_, count),
                {&table_, run.input(std::span<const std::int32_t>(indices)), y});
     run.read(y, outputs[0]);

@@ -52,7 +52,29 @@ const Buffer* Run::input(std::span<const std::byte> content) {
 }
 
 const Buffer* Run::input(const Tensor& tensor) {
-  return input(std::span(static_cast<const std::byte*>(tensor.data), tensor.bytes()));
+  const std::span content(static_cast<const std::byte*>(tensor.data), tensor.bytes());
+  Twin* twin = context_.twins().find(tensor.data);
+  if (twin == nullptr) return input(content);
+  const Buffer* buffer = buffer_of(*twin);
+  if (!twin->on_device) context_.write(*buffer, content);
+  twin->on_device = true;
+  return buffer;
+}
+
+const Buffer* Run::buffer_of(Twin& twin) {
+  if (twin.buffer.handle() == nullptr) {
+    check_bytes(twin.bytes, "a tensor");
+    twin.buffer = context_.allocate(twin.bytes);
+  }
+  return &twin.buffer;
+}
+
+const Buffer* Run::output(const Tensor& tensor) {
+  Twin* twin = context_.twins().find(tensor.data);
+  if (twin == nullptr) return output(tensor.bytes());
+  twin->on_device = true;
+  twin->on_host = false;
+  return buffer_of(*twin);
 }
 
 const Buffer* Run::output(std::size_t bytes) {
@@ -76,13 +98,20 @@ void Run::launch(const KernelDescription& kernel, const Grid& grid,
          kernel.parameters.size(), " parameters and ", kernel.lanes, " lanes, got ", buffers.size(),
          ", ", parameters.size(), " and ", grid.lanes);
   }
+  launch(*context_.compile(kernel.name, generate(kernel, opencl_c())), grid, buffers, parameters);
+}
+
+void Run::launch(const CompiledKernel& kernel, const Grid& grid,
+                 std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters) {
   std::vector<KernelArgument> arguments(buffers.begin(), buffers.end());
   for (const std::int64_t parameter : parameters)
     arguments.emplace_back(static_cast<std::int32_t>(parameter));
-  context_.launch(*context_.compile(kernel.name, generate(kernel, opencl_c())), arguments, grid);
+  context_.launch(kernel, arguments, grid);
 }
 
 void Run::read(const Buffer* from, const Tensor& to) {
+  const Twin* twin = context_.twins().find(to.data);
+  if (twin != nullptr && from == &twin->buffer) return;
   read(from, std::span(static_cast<std::byte*>(to.data), to.bytes()));
 }
 

@@ -13,6 +13,7 @@
 #include "ops/gpu/language/kernel.h"
 #include "ops/gpu/opencl/context.h"
 #include "ops/gpu/opencl/observed_run.h"
+#include "ops/gpu/opencl/twins.h"
 #include "ops/nodes/node.h"
 #include "ops/nodes/tensor.h"
 
@@ -25,13 +26,17 @@ class Run {
 
   // A new buffer with this content. Throws Error for more bytes than 32-bit indices reach.
   const Buffer* input(std::span<const std::byte> content);
+  // The twin of the tensor's memory (twins.h), which gets its content unless it has it; a new
+  // buffer for memory without a twin. Throws as above.
   const Buffer* input(const Tensor& tensor);
   template <typename Number>
   const Buffer* input(std::span<const Number> content) {
     return input(std::as_bytes(content));
   }
-  // A new buffer for kernels to write. Throws as input() does.
+  // A new buffer for kernels to write, or the twin of a tensor that they write. Throws as input()
+  // does.
   const Buffer* output(std::size_t bytes);
+  const Buffer* output(const Tensor& tensor);
 
   // Compiles the kernel if need be, and enqueues it. Buffers are in the order of
   // KernelDescription::arguments(), parameters in that of its parameters. Throws Error unless their
@@ -42,11 +47,17 @@ class Run {
   void launch(const KernelDescription& kernel, const Grid& grid,
               std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
 
-  // Waits for the kernels, then copies to the host.
+  // The same for a kernel that is compiled already, and whose arguments are known to fit.
+  void launch(const CompiledKernel& kernel, const Grid& grid,
+              std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
+
+  // Waits for the kernels, then copies to the host; nothing for a tensor whose twin this is.
   void read(const Buffer* from, const Tensor& to);
   void read(const Buffer* from, std::span<std::byte> to) { context_.read(*from, to); }
 
  private:
+  const Buffer* buffer_of(Twin& twin);
+
   Context& context_;
   std::lock_guard<std::mutex> lock_;
   ObservedRun observed_;

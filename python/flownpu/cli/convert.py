@@ -11,7 +11,7 @@ from flownpu.cli.output import bytes_text, conversion_progress, error_text, stat
 from flownpu.convert.output import check_output
 from flownpu.errors import require
 from flownpu.hub.store import find_source
-from flownpu.model.folder import MANIFEST, is_embedding_folder, read_json
+from flownpu.model.folder import MANIFEST, is_embedding_folder, is_pipeline_folder, read_json
 
 KvDtypeOption = Annotated[
     Literal["bf16", "fp16", "fp32", "int8"],
@@ -54,7 +54,7 @@ def convert(
             "--weights",
             metavar="auto|q4|q8|8/4/4|4.75",
             help="Bits: 4, 8, those of attention, embedding and feed-forward, or an average for a source's floats, of "
-            "which those get 8 that gain most; auto: the source's, for floats 4.",
+            "which those get 8 that gain most; auto: the source's, for floats 4. A pipeline of diffusers: bf16 or q8.",
         ),
     ] = "auto",
     context_length: ContextLength = None,
@@ -110,10 +110,12 @@ def next_command(folder: Path, name: str) -> str:
     """The command that uses a converted model; an optimum export runs in optimum only."""
     if (folder / "genai_config.json").is_file():
         return f'flownpu run {name} -p "some text"'
+    if is_pipeline_folder(folder):
+        return f'flownpu imagine {name} -p "some text" -o picture.png'
     return f'flownpu embed {name} "some text"' if is_embedding_folder(folder) else f"flownpu explain {name}"
 
 
 def print_made(output: Path, command: str) -> None:
     """Prints the converted model, and a command that uses it."""
-    size = sum(path.stat().st_size for path in output.iterdir())
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     status(f"{output}: {bytes_text(size)}. Next: {command}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.progress import Progress, silent
 from flownpu.errors import require
-from flownpu.model.folder import EXPORTED_GRAPH
+from flownpu.model.folder import EXPORTED_GRAPH, check_pipeline_folder, is_pipeline_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,8 @@ def convert(
 
     Args:
         source: a Hugging Face checkpoint folder (config.json, safetensors, tokenizer.json), a GGUF file, an ORT GenAI
-            model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json).
+            model folder (genai_config.json), or the folder of an optimum export (model.onnx, config.json; of a pipeline
+            of diffusers model_index.json).
         output: the folder to make.
         name: the name that the manifest gives the source; None: that of the file or folder itself.
         kv_dtype: the type of the KV cache, "bf16", "fp16", "fp32" or "int8"; in an optimum export it stays float32.
@@ -52,7 +53,7 @@ def convert(
         weights: bits of the codes of a decoder's weights, 4 or 8: "q4", "q8", or those of attention, embedding with LM
             head, and feed-forward, such as "8/4/4"; an average such as "4.75", for which weights that are floats are
             measured, and those get 8 that gain most; "auto": as many as the source has, 4 if it has floats of 16 or 32
-            bits. Only from checkpoints and GGUF files.
+            bits. Only from checkpoints and GGUF files. Of a pipeline of diffusers: "bf16" (also "auto") or "q8".
         context_length: how many positions the model is made for; None: as many as the source allows.
         vision_weights: how the matrices of a checkpoint's vision tower are stored, "bf16", "int8" or "q4nx"; "none"
             omits the tower; None: "bf16" if there is a tower.
@@ -71,18 +72,26 @@ def convert(
     from flownpu.convert.model_writer import ModelOptions  # noqa: PLC0415
     from flownpu.convert.request import Request  # noqa: PLC0415
 
-    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, weights)
+    is_pipeline = source.is_dir() and is_pipeline_folder(source)
+    options = ModelOptions(kv_dtype, logits, sliding_window_cache, paged, "auto" if is_pipeline else weights)
     request = Request(source, name or source.resolve().name, output, options, context_length, force, progress)
-    is_checkpoint = source.is_dir() and not (source / "genai_config.json").is_file() and not _has_graph(source)
+    is_checkpoint = (
+        source.is_dir() and not is_pipeline and not (source / "genai_config.json").is_file() and not _has_graph(source)
+    )
     if vision_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: vision weights can be chosen for Hugging Face checkpoints only")
     if encoder_weights is not None and not is_checkpoint:
         raise ConversionError(f"{source}: encoder weights can be chosen for Hugging Face checkpoints only")
     is_graph = source.is_dir() and not is_checkpoint
     for option, given in (("--paged", paged), ("--weights", weights != "auto")):
-        if given and is_graph:
+        if given and is_graph and not (is_pipeline and option == "--weights"):
             raise ConversionError(f"{source}: {option} takes Hugging Face checkpoints and GGUF files, not graphs")
-    if source.is_file():
+    if is_pipeline:
+        check_pipeline_folder(source)
+        from flownpu.convert.sources.pipeline_folder import convert_pipeline_folder  # noqa: PLC0415
+
+        convert_pipeline_folder(request, weights)
+    elif source.is_file():
         require("gguf", extra="convert", purpose="flownpu convert of a GGUF file")
         from flownpu.convert.sources.gguf import convert_gguf  # noqa: PLC0415
 

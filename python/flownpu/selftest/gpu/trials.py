@@ -16,6 +16,7 @@ from flownpu.ops.opencl_loader import use_installed_packages
 from flownpu.selftest.gpu.attention import attention
 from flownpu.selftest.gpu.case import Case, PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
+from flownpu.selftest.gpu.graphs import graphs
 from flownpu.selftest.gpu.products import large_products, products, products_of_images
 from flownpu.selftest.gpu.rows import rows
 from flownpu.selftest.outcome import Outcome, Result
@@ -91,6 +92,7 @@ def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
         *([large_products(images=images)] if large else []),
         attention(),
         rows(),
+        graphs(),
     ]
     return [Variant(name, make) for part in parts for name, make in part]
 

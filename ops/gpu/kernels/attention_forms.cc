@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forms of flow_attention: where keys begin and end, and, if all are given with the queries,
+// its tensors, which are by head [b, heads, t, head_size] or by token [b, t, heads head_size], and
+// its mask, of which each size may be 1.
+#include <utility>
+
+#include "ops/gpu/kernels/pieces.h"
+
+namespace flownpu::gpu {
+namespace {
+
+// A number is added, or, where there is none, the key is hidden if the mask's byte is 0.
+constexpr const char* kMask = R"(
+        if (is_seen) {
+          const int row = slot / args.chunk;
+          const int head = first_head + row % args.heads;
+          const int token = min(first_token + row / args.heads, args.tokens - 1);
+          const MASKED mask = args.mask.Read(batch % args.mask_batches, head % args.mask_heads,
+                                             token % args.mask_rows, (start + key) % args.mask_keys);
+          score = APPLIED;
+        }
+)";
+
+constexpr const char* kLengthsOfBatch = R"(
+  const int batch = group(2);
+  const int past = args.rows.Read(batch, 0);
+  const int valid = args.rows.Read(batch, 1);
+  const int base = args.rows.Read(batch, 2);
+  const int first_row = 0;
+)";
+constexpr const char* kLengthsOfSequence = R"(
+  const int batch = 0;
+  const int past = args.before;
+  const int valid = args.tokens;
+  const int base = 0;
+  const int first_row = args.first;
+)";
+
+// A causal token sees the keys up to its own place.
+constexpr const char* kLengthsOfWhole = R"(
+  const int batch = group(2);
+  const int past = args.causal ? 0 : args.capacity - args.tokens;
+  const int valid = args.tokens;
+  const int base = 0;
+  const int first_row = 0;
+)";
+
+}  // namespace
+
+const char* lengths_of(const AttentionShape& shape) {
+  if (shape.is_whole) return kLengthsOfWhole;
+  return shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch;
+}
+
+void set_mask(const AttentionShape& shape, KernelDescription& kernel) {
+  const bool is_float = shape.mask != Element::kInt8;
+  std::string text = shape.has_mask ? kMask : "";
+  text = replaced(text, "MASKED", is_float ? "float" : "int");
+  text = replaced(text, "APPLIED", is_float ? "score + mask" : "mask != 0 ? score : -INFINITY");
+  kernel.body =
+      replaced(kernel.body, "UNMASKED", shape.has_mask ? "&& slot_scores[i] > -INFINITY" : "");
+  kernel.body = replaced(kernel.body, "MASK", text);
+}
+
+void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel) {
+  const auto sizes = [&](const char* tokens, std::int64_t heads) {
+    return shape.by_head ? std::vector<Size>{"batches", heads, tokens, shape.head_size}
+                         : std::vector<Size>{"batches", tokens, heads * shape.head_size};
+  };
+  const auto tensor = [&](const char* name, std::vector<Size> of) {
+    return TensorDescription{.name = name, .element = shape.cache, .sizes = std::move(of)};
+  };
+  kernel.tensors = {tensor("query_heads", sizes("tokens", shape.heads)),
+                    tensor("key", sizes("capacity", shape.kv_heads)),
+                    tensor("value_rows", sizes("capacity", shape.kv_heads)),
+                    tensor("y", sizes("tokens", shape.heads))};
+  kernel.tensors.back().access = Access::kWrite;
+  if (!shape.has_mask) return;
+  const std::vector<std::string> of_mask{"mask_batches", "mask_heads", "mask_rows", "mask_keys"};
+  kernel.tensors.push_back(
+      {.name = "mask", .element = shape.mask, .sizes = {of_mask.begin(), of_mask.end()}});
+  kernel.parameters.insert(kernel.parameters.end(), of_mask.begin(), of_mask.end());
+}
+
+}  // namespace flownpu::gpu

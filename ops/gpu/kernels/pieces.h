@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pieces of kernels: texts, and the frame of products whose factors are read element by element:
+// DenseMatMul, the product of two activations, convolution.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/gpu/kernels/kernels.h"
+
+namespace flownpu::gpu {
+
+// `text` with `word` replaced everywhere.
+inline std::string replaced(std::string text, const std::string& word, const std::string& by) {
+  for (std::size_t at = text.find(word); at != std::string::npos;
+       at = text.find(word, at + by.size()))
+    text.replace(at, word.size(), by);
+  return text;
+}
+
+// Sets `sum` to its sum over all lanes, or to the largest, in two stages: 16 lanes join every 16th
+// each, then every lane joins these 16. A tree would have eight barriers.
+inline std::string over_lanes(bool is_largest = false) {
+  std::string text = R"(
+  sums[lane()] = sum;
+  synchronise();
+  sum = START;
+  if (lane() < 16) {
+    for (int other = lane(); other < args.lanes; other += 16) sum = JOIN sums[other] END;
+    sixteenths[lane()] = sum;
+  }
+  synchronise();
+  sum = START;
+  for (int one = 0; one < 16; ++one) sum = JOIN sixteenths[one] END;
+)";
+  text = replaced(text, "START", is_largest ? "-INFINITY" : "0.0f");
+  text = replaced(text, "JOIN", is_largest ? "fmax(sum," : "sum +");
+  return replaced(text, "END", is_largest ? ")" : "");
+}
+
+// Lanes of a work-group that has a row of so many columns. With 256, the most that every GPU takes,
+// each has few columns of a long row.
+inline std::int64_t lanes_of_row(std::int64_t columns) { return columns < 256 ? 64 : 256; }
+
+// The order in which neighbouring lanes read a factor: along the columns of the right one, or along
+// the depth, whichever is the memory's.
+enum class ReadAlong : std::uint8_t { kDepth, kColumns };
+
+// Pieces of the kernel's text. `row`, `k` and `column` are the place in left [rows, depth] or right
+// [depth, columns].
+struct TiledProduct {
+  // Expressions of sizes.
+  std::string rows;
+  std::string depth;
+  std::string columns;
+  // Declarations before the loop. With kColumns a lane reads one column of the right factor, `own`.
+  std::string setup = {};
+  // Statements that assign to `element`, which is 0.
+  std::string left;
+  std::string right;
+  ReadAlong right_along = ReadAlong::kColumns;
+  // The statement that writes `sum`, the element of the product.
+  std::string write;
+};
+
+// Sets body, constants and lanes of the kernel. The third axis of its grid is the caller's.
+void fill_tiled_product(const TiledProduct& product, KernelDescription& kernel);
+Grid tiled_product_grid(std::int64_t rows, std::int64_t columns, std::int64_t third = 1);
+
+// Parts of flow_attention (attention_forms.cc): the texts LENGTHS and MASK, and the arguments with
+// is_whole.
+const char* lengths_of(const AttentionShape& shape);
+void set_mask(const AttentionShape& shape, KernelDescription& kernel);
+void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel);
+
+}  // namespace flownpu::gpu

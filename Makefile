@@ -47,7 +47,7 @@ test:
 	+@$(MAKE) --no-print-directory --jobs 2 part-environment
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=recurse part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
-	+@$(MAKE) --no-print-directory part-tests ONCE='$(SANITIZED_ONLY)'
+	+@$(MAKE) --no-print-directory part-tests ONCE='$(addprefix --sanitized ,$(SANITIZED_ONLY))'
 	@cat build/times
 
 part-%:
@@ -93,31 +93,29 @@ clients: .venv/test
 	$(BIN)/python -m scripts.environments clients instructor npm-clients
 	$(BIN)/python -m pytest tests/serve/clients
 
-# A process for each core, at most 4 (each needs some GB). A process gets whole files, so that fixtures are made once, in
-# the order of tests/conftest.py, which begins with the longest. pytest-xdist does not start a process again that crashes:
-# it would run the file from its beginning, crash again, and at last wait for ever.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
-
-# Tests that run C++ in which the sanitizers can find faults of memory and undefined behaviour. Not those marked slow, which
-# repeat the same C++, or opencl, which run other projects' compilers. Of tests/aie, those of different parts: kernels,
-# aie/host/ and the emulator; the others test plans, which are Python, or run the same C++ many times.
-SANITIZED := tests/ops tests/npu tests/ep graph_rewrites $(addprefix tests/aie/,host kernels/test_equations.py kernels/test_attention.py \
-	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
-# Without the files that run almost no C++ of this project: definitions in stock ONNX Runtime, files in Python, the search
-# for OpenCL's loader, XRT's own tool.
-SANITIZED += $(addprefix --ignore tests/,ops/test_operator_definitions.py \
-	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
-	npu/test_xclbin.py)
-# Without the tests that only call the compiler.
-SANITIZED += $(addprefix --deselect tests/aie/host/test_host.py::,test_unsupported_code_does_not_compile test_snippet_compiles_for_its_architecture)
+# A process more than cores, since tests wait for their own processes and files, but at most 4 (each needs some GB). A
+# process gets whole files, so that fixtures are made once, in the order of tests/conftest.py, which begins with the
+# longest. pytest-xdist does not start a process again that crashes: it would run the file from its beginning, crash
+# again, and at last wait for ever.
+PARALLEL := --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Tests that `make test` runs in the sanitized build only, but for those marked slow or opencl: they compare no numbers of
 # the CPU's kernels, whose released instructions only the other build has, but what C++ matches, refuses, reads and plans;
 # and the NPU's kernels, which have the same bits in both builds (-ffp-contract=off).
-SANITIZED_ONLY := $(addprefix --sanitized ,graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/ops/cpu/, \
-	attention/test_refusals.py attention/test_plan.py test_thread_pool.py) $(addprefix tests/npu/, \
-	artifacts driver match run test_over_xrt.py test_selftest.py) $(addprefix tests/aie/, \
-	kernels/test_equations.py kernels/test_attention.py emulator/test_runs.py emulator/test_deadlocks.py))
+SANITIZED_ONLY := graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/ops/cpu/,attention/test_refusals.py \
+	attention/test_plan.py test_thread_pool.py) $(addprefix tests/npu/,artifacts driver match run test_over_xrt.py \
+	test_selftest.py) $(addprefix tests/aie/,kernels/test_equations.py kernels/test_attention.py \
+	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
+
+# These, and tests of both builds, that run C++ in which the sanitizers can find faults of memory and undefined behaviour.
+# Not those marked slow, which repeat the same C++, or opencl, which run other projects' compilers, nor files that run
+# almost no C++ of this project: definitions in stock ONNX Runtime, files in Python, the search for OpenCL's loader, XRT's
+# own tool; nor tests that only call the compiler. The others of tests/aie test plans, which are Python, or run the same
+# C++ many times.
+SANITIZED := $(SANITIZED_ONLY) tests/ops tests/npu tests/aie/host $(addprefix --ignore tests/,ops/test_operator_definitions.py \
+	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
+	npu/test_xclbin.py) $(addprefix --deselect tests/aie/host/test_host.py::,test_unsupported_code_does_not_compile \
+	test_snippet_compiles_for_its_architecture)
 
 # The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
 # leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.

@@ -9,7 +9,7 @@ import os
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # pytest-xdist sets COLUMNS in each of its processes, and rich would keep this width when the command line is imported.
 os.environ.pop("COLUMNS", None)
-# There are as many processes as cores: a second thread of torch in each would only spin.
+# There are more processes than cores: a second thread of torch in each would only spin.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

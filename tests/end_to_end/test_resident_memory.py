@@ -14,8 +14,10 @@ from flownpu.convert.make_model import make_model
 
 PROMPT_TOKENS = 2048
 CAPACITY = 2560
-# 26 layers of one KV head of 256, K and V, bf16.
-CACHE = 26 * 2 * CAPACITY * 256 * 2
+# Activations are those of one layer after the other, so 4 layers have the peak of all 26 but for weights and cache.
+LAYERS = 4
+# One KV head of 256 a layer, K and V, bf16.
+CACHE = LAYERS * 2 * CAPACITY * 256 * 2
 # Beside the file and the KV cache: Python, ONNX Runtime and GenAI (some 70 MB), logits, activations of a slice of the
 # prompt. Those of all its tokens would be 200 MB.
 ALLOWANCE = 200e6
@@ -46,9 +48,9 @@ print(json.dumps({"peak": int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Gemma3-1B shape, with random weights."""
+    """Layers of the Gemma3-1B shape, with random weights."""
     folder = tmp_path_factory.mktemp("shape") / "model"
-    make_model("gemma3-1b", folder, context_length=CAPACITY)
+    make_model("gemma3-1b", folder, context_length=CAPACITY, layers=LAYERS)
     return folder
 
 

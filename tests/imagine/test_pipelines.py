@@ -22,6 +22,7 @@ SCHEDULERS = (
     "DPMSolverMultistepScheduler",
 )
 KINDS = ("StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline")
+DRAWN = NAMES[::5]  # every shape, and all colours but one
 # dB, 1 % of the range. A factor rounded to bf16 errs by 2^-9 at most, 54 dB, and errors of the products of a network
 # partly cancel; what is left accumulates over the steps.
 LEAST = 40
@@ -47,7 +48,7 @@ def results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
             (KINDS[2], SCHEDULERS[1:2], inpaint),
         )
     ]
-    *found, drawn = pipelines.run(*compared, {"task": "draw", **common, "names": NAMES})
+    *found, drawn = pipelines.run(*compared, {"task": "draw", **common, "names": DRAWN})
     return {**dict(zip(KINDS, found, strict=True)), "drawn": drawn}
 
 
@@ -63,8 +64,8 @@ def test_latents_after_steps_equal_torch(kind: str, scheduler: str, results: dic
 
 
 def test_pictures_show_what_their_names_say(results: dict[str, Any]) -> None:
-    right = [f"{color} {shape}" in name for (color, shape), name in zip(results["drawn"], NAMES, strict=True)]
-    assert sum(right) >= len(NAMES) - 1, results["drawn"]
+    right = [f"{color} {shape}" in name for (color, shape), name in zip(results["drawn"], DRAWN, strict=True)]
+    assert sum(right) >= len(DRAWN) - 1, results["drawn"]
 
 
 def test_reader_recognises_drawings() -> None:

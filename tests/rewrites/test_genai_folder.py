@@ -135,10 +135,10 @@ def test_genai_generates_from_converted_folder(
     config = _config(folder)
     config["model"]["decoder"]["session_options"]["provider_options"] = []  # ORT's CPU provider, through the functions
     (folder / "genai_config.json").write_text(json.dumps(config))
-    # 100 tokens, beyond the window of 64, in caches that GenAI shares between past and present; and the same in caches
+    # 70 tokens, beyond the window of 64, in caches that GenAI shares between past and present; and the same in caches
     # that grow. They could differ only where the two likeliest tokens are equal but for float32's last bits.
-    tokens = _generate(folder, 100)
-    decoder, prompt = DecoderSession(folder), tokens[:-100]
+    tokens = _generate(folder, 70)
+    decoder, prompt = DecoderSession(folder), tokens[:-70]
 
     def likeliest(new: list[int]) -> int:
         logits = decoder(np.array([new]))[0, -1]
@@ -150,7 +150,7 @@ def test_genai_generates_from_converted_folder(
         expected.append(likeliest(expected[-1:]))
     assert tokens == expected
     if kv_dtype == "fp32":  # the export's own type, so the same numbers too
-        assert tokens == _generate(exports["topics"], 100)
+        assert tokens == _generate(exports["topics"], 70)
 
 
 def _to_custom(folder: Path, domain: str = "somebody.else", operator: str = "Norm") -> None:

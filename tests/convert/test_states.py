@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converted models whose layers have states, in GenAI's loop, in parts and in batches."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -81,6 +82,24 @@ def test_checkpoint_of_model_with_pictures_equals_that_of_text(tmp_path: Path) -
         convert(tmp_path / folder, tmp_path / f"{folder}-model")
     for name in ("model.onnx", "model.onnx.data"):
         assert (tmp_path / "text-model" / name).read_bytes() == (tmp_path / "whole-model" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+def test_long_prompt_in_two_parts_equals_one_go(
+    family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
+    """4,096 tokens, computed in slices, then 300 more one by one: states change token by token, so bits are equal."""
+    tiny = write_tiny(family, tmp_path / "checkpoint", max_position_embeddings=4608)
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    ids = np.random.default_rng(3).integers(4, 260, (1, 4396))
+
+    def logits(*parts: int) -> np.ndarray:
+        decoder = DecoderSession(tmp_path / "model", ep_devices[:1], {"activations": "bf16"})
+        stops = [*parts, *range(4097, 4397)]
+        found = [decoder(ids[:, start:stop])[0, -1] for start, stop in itertools.pairwise([0, *stops])]
+        return np.array(found[len(parts) - 1 :])
+
+    np.testing.assert_array_equal(logits(1501, 4096), logits(4096))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -176,9 +176,7 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2 with windows": lambda: transformers.Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1, tie_word_embeddings=True
     ),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **SIZES, **EXPERTS, moe_intermediate_size=48, norm_topk_prob=True
-    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, moe_intermediate_size=48, norm_topk_prob=True),
     "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**SIZES, **DELTA_RULE),
     "qwen3_5_moe_text": lambda: transformers.Qwen3_5MoeTextConfig(**SIZES, **DELTA_RULE, **EXPERTS, **SHARED),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(**SIZES, **DELTA_RULE, **EXPERTS, **SHARED),

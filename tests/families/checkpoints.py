@@ -23,6 +23,7 @@ SIZES: dict[str, Any] = ARRAY_SIZES | {"eos_token_id": 1}
 # For families whose head size is hidden size / heads somewhere in transformers or the exporters.
 _EVEN = {"hidden_size": 256, "num_attention_heads": 8}
 _WHOLE_VALUES = {"linear_value_head_dim": 32}
+_SHARED = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160}
 # Changes to forms of tests/convert/conftest.py that no GGUF file or export can hold, or that do not fit these sizes.
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32, "final_logit_softcapping": 10.0},
@@ -38,13 +39,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "granitemoe": _EVEN,
     "olmoe": _EVEN,
     "olmoe with normalised weights": _EVEN,
-    **dict.fromkeys(("lfm2_moe", "qwen3_moe"), {"moe_intermediate_size": 96}),
+    "lfm2_moe": {"moe_intermediate_size": 96},
+    "qwen3_moe": {"moe_intermediate_size": 96},
     # Value heads of whole groups of weights, whose codes GGUF's order of heads leaves together.
     "qwen3_5_text": _WHOLE_VALUES,
-    **dict.fromkeys(
-        ("qwen3_5_moe_text", "qwen3_next"),
-        _WHOLE_VALUES | {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160},
-    ),
+    "qwen3_5_moe_text": _WHOLE_VALUES | _SHARED,
+    "qwen3_next": _WHOLE_VALUES | _SHARED,
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
 # Scales of groups, with 3 significant bits.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences of models whose layers have states: what is computed again after a change, and that nothing else changes."""
+"""Sequences of models whose layers have states: after a change they are what new ones are."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np

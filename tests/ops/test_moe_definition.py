@@ -31,9 +31,7 @@ def weights(layout: q4nx.Layout = q4nx.NARROW) -> list[np.ndarray]:
     return [router, np.concatenate(gate_up), np.concatenate(down)]
 
 
-def compute(
-    x: np.ndarray, given: list[np.ndarray], bias: np.ndarray | None = None, **attributes: Any
-) -> np.ndarray:
+def compute(x: np.ndarray, given: list[np.ndarray], bias: np.ndarray | None = None, **attributes: Any) -> np.ndarray:
     """Runs one node whose weights are initializers, as in every model."""
     rows, constants = value("X", x), [value(name, array) for name, array in zip(NAMES, given, strict=True)]
     biases = [None, value("router_bias", bias)] if bias is not None else []

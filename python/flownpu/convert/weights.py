@@ -276,9 +276,7 @@ def _delta_rule(decoder: Decoder, layer: str, mixer: DeltaRule) -> list[Weight]:
 
 
 def _by_head(tensor: str, heads: int, sizes: Sequence[int]) -> list[tuple[TensorSource, ...]]:
-    """Parts of a tensor in which each head has rows of the first part, then of the second, and so on; `sizes`: of a
-    head's parts.
-    """
+    """Parts of a tensor in which each head has `sizes` rows of them, one after the other: all heads' rows of each."""
     each = sum(sizes)
     return [
         tuple(TensorSource(tensor, size, head * each + sum(sizes[:i]), heads * each) for head in range(heads))

@@ -29,7 +29,6 @@ OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "gra
 OTHER_ARCHITECTURES |= {"lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_next": "qwen3next"}
 OTHER_ARCHITECTURES["qwen3_5_moe_text"] = "qwen35moe"
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
-LINEAR_ATTENTION = ("qwen35", "qwen35moe", "qwen3next")
 # The byte offset of a block's float16 scale, of types whose blocks are random bytes.
 RANDOM = {
     GGMLQuantizationType.Q3_K: 108,
@@ -187,17 +186,8 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(config.norm_eps if is_lfm2 else config.rms_norm_eps)
-    if is_lfm2:
-        writer.add_shortconv_l_cache(config.conv_L_cache)
-    if architecture in LINEAR_ATTENTION:
-        heads = config.linear_num_value_heads
-        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
-        writer.add_ssm_state_size(config.linear_key_head_dim)
-        writer.add_ssm_group_count(config.linear_num_key_heads)
-        writer.add_ssm_time_step_rank(heads)
-        writer.add_ssm_inner_size(config.linear_value_head_dim * heads)
-        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
-        writer.add_rope_dimension_count(int(head_size * config.rope_parameters["partial_rotary_factor"]))
+    write_states(writer, config)
+    write_experts(writer, config)
     rope = config.rope_parameters
     if architecture == "gemma3":
         full, local = rope["full_attention"], rope["sliding_attention"]
@@ -214,16 +204,6 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     if architecture == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_dimension_count(int(head_size * rope["partial_rotary_factor"]))
-    if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if hasattr(config, "shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if architecture == "lfm2moe":
-        writer.add_leading_dense_block_count(config.num_dense_layers)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if architecture.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -236,6 +216,35 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         plain = rope["rope_theta"] ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
         scaled, _ = transformers_frequencies(config)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+
+
+def write_states(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of layers with states."""
+    if hasattr(config, "conv_L_cache"):
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if hasattr(config, "linear_num_value_heads"):
+        heads = config.linear_num_value_heads
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * heads)
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+        writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
+
+
+def write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of mixtures of experts."""
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if hasattr(config, "num_dense_layers"):
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def byte_tokenizer(writer: gguf.GGUFWriter) -> None:

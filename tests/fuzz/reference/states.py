@@ -26,8 +26,14 @@ def _known(samples: Sequence[Samples | None]) -> None:
             raise Unknown
 
 
-def _inputs(node: Node, count: int) -> list[Samples | None]:
+def _optional(node: Node, count: int) -> list[Samples | None]:
     inputs = [node.optional(i) for i in range(count)]
+    _known(inputs)
+    return inputs
+
+
+def _inputs(node: Node, count: int) -> list[Samples]:
+    inputs = [node.float(i) for i in range(count)]
     _known(inputs)
     return inputs
 
@@ -41,7 +47,7 @@ def _off(made: Samples, magnitude: Array, units: float) -> Samples:
 
 def linear_attention(node: Node) -> list[Samples]:
     """ONNX's recurrence, token by token."""
-    inputs = _inputs(node, 6)
+    inputs = _optional(node, 6)
     query_heads, heads = int(node.attributes["q_num_heads"]), int(node.attributes["kv_num_heads"])
     rule = node.attributes.get("update_rule", b"gated_delta").decode()
     query = node.float(0)
@@ -49,11 +55,10 @@ def linear_attention(node: Node) -> list[Samples]:
     scale = float(node.attributes.get("scale", 0)) or size**-0.5
 
     def recur(sign: int, *arrays: Array | None) -> list[Array]:
-        q, k, v, past, decay, beta = arrays
-        assert q is not None and k is not None and v is not None
-        batches, tokens = q.shape[:2]
-        q, k, v = q.reshape(batches, tokens, -1, size), k.reshape(batches, tokens, -1, size), v
-        v = v.reshape(batches, tokens, heads, -1)
+        past, decay, beta = arrays[3:]
+        batches, tokens = query.shape[:2]
+        shapes = (batches, tokens, -1, size), (batches, tokens, -1, size), (batches, tokens, heads, -1)
+        q, k, v = (np.reshape(array, shape) for array, shape in zip(arrays[:3], shapes, strict=True))
         state = np.zeros((batches, heads, size, v.shape[-1])) if past is None else past.copy()
         every = np.arange(max(query_heads, heads))
         outputs = []
@@ -83,7 +88,7 @@ def linear_attention(node: Node) -> list[Samples]:
 
 def causal_convolution(node: Node) -> list[Samples]:
     """Each channel's taps over the state and the new columns."""
-    inputs = _inputs(node, 4)
+    inputs = _optional(node, 4)
     x, weight = node.float(0), node.float(1)
     taps = weight.shape[2]
 
@@ -105,7 +110,6 @@ def causal_convolution(node: Node) -> list[Samples]:
 def linear_attention_gate(node: Node) -> list[Samples]:
     """decay = decay_scale softplus(a + dt_bias), beta = sigmoid(b)."""
     a, bias, scale, b = _inputs(node, 4)
-    assert a is not None and bias is not None and scale is not None and b is not None
     total = elementwise(np.add, a, bias)
     opened = elementwise(lambda v: np.logaddexp(0, v), total, units=FUNCTION_UNITS, least=2.0**-24)
     beta = elementwise(lambda v: 1 / (1 + np.exp(-v)), b, units=FUNCTION_UNITS)
@@ -115,7 +119,6 @@ def linear_attention_gate(node: Node) -> list[Samples]:
 def gated_rms_norm(node: Node) -> Samples:
     """x / sqrt(mean(x^2) + epsilon) scale activation(gate), for each part as wide as the scale."""
     x, scale, gate = _inputs(node, 3)
-    assert x is not None and scale is not None and gate is not None
     width, epsilon = scale.shape[0], float(node.attributes.get("epsilon", 1e-5))
     silu = node.attributes.get("activation", b"silu") != b"sigmoid"
 
@@ -130,14 +133,12 @@ def gated_rms_norm(node: Node) -> Samples:
 def gated_add(node: Node) -> Samples:
     """X + gate Y."""
     x, y, gate = _inputs(node, 3)
-    assert x is not None and y is not None and gate is not None
     return elementwise(np.add, x, elementwise(np.multiply, y, gate))
 
 
 def lp_normalization(node: Node) -> Samples:
     """x / |x| along an axis; 0 where all of x is 0."""
     (x,) = _inputs(node, 1)
-    assert x is not None
     axis, p = int(node.attributes.get("axis", -1)), int(node.attributes.get("p", 2))
     if ((x.numbers != 0) & (np.abs(x.numbers) < LEAST)).any():
         raise Unknown

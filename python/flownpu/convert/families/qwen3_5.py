@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-Next (Alibaba, 2025) and Qwen 3.5 (2026), text only: three of four layers have linear attention by the gated
-delta rule. Next and some sizes of 3.5 have experts, one of them for all tokens.
+"""Qwen3-Next (Alibaba, 2025) and Qwen 3.5 (2026), text only: three of four layers have the gated delta rule.
+
+Next and some sizes of 3.5 have experts, one of them for all tokens.
 """
 
 from dataclasses import replace
@@ -37,20 +38,25 @@ _TEXT = Family(
     neutral={"output_gate_type": "swish", "attn_output_gate": True},
 )
 
-_SHARED = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512}
+_EXPERTS = Experts(size="moe_intermediate_size", shared="shared_expert_intermediate_size")
 _MIXTURE = replace(
     _TEXT,
     model_type="qwen3_5_moe_text",
     genai_type="qwen3_5_moe_text",
     title="Qwen 3.5 MoE",
     gguf="qwen35moe",
-    defaults={**_TEXT.defaults, **_SHARED, "num_key_value_heads": 2, "shared_expert_intermediate_size": 512},
-    experts=Experts(size="moe_intermediate_size", shared="shared_expert_intermediate_size"),
+    defaults={
+        **_TEXT.defaults,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    },
+    experts=_EXPERTS,
 )
 # The wrapper's class keeps experts as transformers 5 computes with them.
-_STACKED = ExpertTensors(
-    gate="mlp.experts.gate_up_proj", up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj"
-)
+_STACKED = ExpertTensors(gate="mlp.experts.gate_up_proj", up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj")
 
 FAMILIES = (
     _TEXT,
@@ -61,7 +67,7 @@ FAMILIES = (
         model_type="qwen3_5_moe",
         gguf=None,
         inner="text_config",
-        experts=replace(_MIXTURE.experts, tensors=_STACKED),
+        experts=replace(_EXPERTS, tensors=_STACKED),
     ),
     replace(
         _MIXTURE,
@@ -76,7 +82,7 @@ FAMILIES = (
             "norm_topk_prob": True,
         },
         delta_rule=DeltaRuleTensors(fused_qkvz=True, fused_ba=True),
-        experts=replace(_MIXTURE.experts, normalize="norm_topk_prob"),
+        experts=replace(_EXPERTS, normalize="norm_topk_prob"),
         # The first two ask for layers without experts, which no known checkpoint has.
         neutral={**_TEXT.neutral, "mlp_only_layers": [], "decoder_sparse_step": 1},
     ),

@@ -210,8 +210,14 @@ def _mixers(family: Family, config: Settings) -> dict[str, Mixer]:
     if family.convolution:
         mixers[_CONVOLUTION] = Convolution(config.integer(family.convolution, least=2))
     if family.delta_rule is not None:
-        names = "conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
-        rule = DeltaRule(*(config.integer(f"linear_{name}") for name in names), family.delta_rule)
+        rule = DeltaRule(
+            config.integer("linear_conv_kernel_dim"),
+            config.integer("linear_num_key_heads"),
+            config.integer("linear_num_value_heads"),
+            config.integer("linear_key_head_dim"),
+            config.integer("linear_value_head_dim"),
+            family.delta_rule,
+        )
         if rule.value_heads % rule.key_heads:
             raise ConversionError(
                 f"{config.where}: expected linear_num_value_heads to be a multiple of linear_num_key_heads, got "

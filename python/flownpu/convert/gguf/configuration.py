@@ -15,6 +15,8 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, OTHER_WAYS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from flownpu.convert.families.family import Experts, Family
     from flownpu.convert.gguf.file import GgufFile
 
@@ -76,14 +78,7 @@ class _Settings:
             )
         family = self._family()
         has_scales = family.residual_scale is not None
-        neutrals = _NEUTRAL | ({} if has_scales else _SCALES)
-        neutrals |= _neutral_experts(family)
-        for key, neutral in neutrals.items():
-            if (value := self.value(key, neutral)) != neutral:
-                raise ConversionError(
-                    f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
-                    "there can be converted"
-                )
+        self._check_neutral(_NEUTRAL | ({} if has_scales else _SCALES) | _neutral_experts(family))
         # Files of models with a drafter of their own count its layers, which are the last.
         layers = self.integer("block_count") - int(self.value("nextn_predict_layers", 0))
         if layers > len(self.file.tensors):
@@ -94,7 +89,9 @@ class _Settings:
         hidden_size, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         head_size = self.integer("attention.key_length", hidden_size // heads)
         is_partial = self.architecture == "phi3" or family.delta_rule is not None
-        for key in {"attention.value_length", "rope.dimension_count"} - ({"rope.dimension_count"} if is_partial else set()):
+        for key in {"attention.value_length", "rope.dimension_count"} - (
+            {"rope.dimension_count"} if is_partial else set()
+        ):
             if (size := self.integer(key, head_size)) != head_size:
                 raise ConversionError(
                     f"{self.file.path}: {self.architecture}.{key} is {size}, and only models that have the head's "
@@ -154,6 +151,15 @@ class _Settings:
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ConversionError(f"{self.file.path}: expected {self.architecture}.{key} of at least 1, got {value}")
         return int(value)
+
+    def _check_neutral(self, neutrals: Mapping[str, Any]) -> None:
+        """Raises ConversionError if a setting has another value than the one that is given."""
+        for key, neutral in neutrals.items():
+            if (value := self.value(key, neutral)) != neutral:
+                raise ConversionError(
+                    f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
+                    "there can be converted"
+                )
 
     def _family(self) -> Family:
         """The file's family; the architecture llama with experts is Mixtral."""

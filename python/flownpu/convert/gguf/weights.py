@@ -126,11 +126,13 @@ class GgufWeights:
         self._file = file
         self._head_size = decoder.head_size
         self._interleaved = tuple(f"attn_{x}.{y}" for x in "qk" for y in ("weight", "bias")) if interleaved else ()
-        mixers = {type(layer.mixer): layer.mixer for layer in decoder.layers}
-        norms = _DELTA_RULE_NORMS if DeltaRule in mixers else _NORMS
+        mixers = [layer.mixer for layer in decoder.layers]
+        rule = next((mixer for mixer in mixers if isinstance(mixer, DeltaRule)), None)
+        norms = _NORMS if rule is None else _DELTA_RULE_NORMS
         layer = _LAYER | (_SANDWICH_NORMS if decoder.sandwich_norms else norms)
-        model = _MODEL | ({"norm.weight": "token_embd_norm.weight"} if Convolution in mixers else {})
-        self._order = _value_order(mixers.get(DeltaRule))
+        is_convolution = any(isinstance(mixer, Convolution) for mixer in mixers)
+        model = _MODEL | ({"norm.weight": "token_embd_norm.weight"} if is_convolution else {})
+        self._order = _value_order(rule)
         names = {
             f"layers.{i}.{name}.{part}": f"blk.{i}.{stored}.{part}"
             for i in range(len(decoder.layers))
@@ -235,8 +237,8 @@ class GgufWeights:
         groups = columns[:: q4nx.GROUP] // q4nx.GROUP
         if (np.diff(columns.reshape(-1, q4nx.GROUP)) != 1).any():
             raise ConversionError(
-                f"{self._file.path}: expected value heads of a multiple of {q4nx.GROUP} elements, whose codes can be put "
-                "in another order; convert from a file that is not quantised"
+                f"{self._file.path}: expected value heads of a multiple of {q4nx.GROUP} elements, whose codes can be "
+                "put in another order; convert from a file that is not quantised"
             )
         codes, scale, minimum = rows.quantized
         quantized = rows.quantized._replace(codes=codes[:, columns], scale=scale[:, groups], minimum=minimum[:, groups])

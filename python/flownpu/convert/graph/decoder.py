@@ -147,7 +147,8 @@ class DecoderWriter(MixerWriter):
         if not mixture.shared_size:
             return output
         shared = self._mlp(hidden, f"{module}.shared_expert")
-        gate = self._op("MatMul", [hidden, self._weight(f"{module}.shared_expert_gate")], f"{module}.shared_expert_gate")
+        name = f"{module}.shared_expert_gate"
+        gate = self._op("MatMul", [hidden, self._weight(name)], name)
         opened = self._op("Sigmoid", [gate], f"{module}.shared_expert_open")
         return self._op("GatedAdd", [output, shared, opened], f"{module}.sum", domain=MICROSOFT)
 

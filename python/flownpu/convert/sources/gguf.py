@@ -21,6 +21,7 @@ from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder
+    from flownpu.convert.layer_parts import Mixer
     from flownpu.convert.request import Request
 
 
@@ -65,13 +66,16 @@ def convert_gguf(request: Request) -> None:
 def _as_stored(decoder: Decoder) -> Decoder:
     """The decoder with its tensors named and stored as in GGUF files."""
     mixture = decoder.mixture and dataclasses.replace(decoder.mixture, tensors=STACKED)
-    layers = []
-    for layer in decoder.layers:
-        if isinstance(mixer := layer.mixer, DeltaRule):
-            stored = dataclasses.replace(mixer.tensors, fused_qkvz=False, logarithms=False)
-            layer = dataclasses.replace(layer, mixer=dataclasses.replace(mixer, tensors=stored))
-        layers.append(layer)
-    return dataclasses.replace(decoder, mixture=mixture, layers=tuple(layers), tensor_names={})
+
+    def stored(mixer: Mixer | None) -> Mixer | None:
+        if not isinstance(mixer, DeltaRule):
+            return mixer
+        return dataclasses.replace(
+            mixer, tensors=dataclasses.replace(mixer.tensors, fused_qkvz=False, logarithms=False)
+        )
+
+    layers = tuple(dataclasses.replace(layer, mixer=stored(layer.mixer)) for layer in decoder.layers)
+    return dataclasses.replace(decoder, mixture=mixture, layers=layers, tensor_names={})
 
 
 def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -> Decoder:

@@ -43,7 +43,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 96},
     # Value heads of whole groups of weights, whose codes GGUF's order of heads leaves together.
     "qwen3_5_text": _WHOLE_VALUES,
-    "qwen3_5_moe_text": _WHOLE_VALUES | _SHARED,
+    # Four experts: with five, rounding to bfloat16 swaps a token's choice.
+    "qwen3_5_moe_text": _WHOLE_VALUES | _SHARED | {"num_experts": 4},
     "qwen3_next": _WHOLE_VALUES | _SHARED,
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }

@@ -293,7 +293,7 @@ U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (set_pair("general.architecture", "mamba", TEXT), "qwen3moe, smollm3, got \"mamba\"; a model of another"),
+        (set_pair("general.architecture", "mamba", TEXT), "qwen3next, smollm3, got \"mamba\"; a model of another"),
         (set_pair("llama.expert_count", 8, U32), "llama.expert_used_count is missing"),
         (set_pair("llama.logit_scale", 8.0, F32), "llama.logit_scale is 8.0"),
         (set_pair("llama.attention.scale", 0.5, F32), "llama.attention.scale is 0.5, and only models that have 0.25"),

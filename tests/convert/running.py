@@ -53,7 +53,8 @@ def rounding_factor(config: Any) -> int:
     """How many times the error of one rounding of each layer's activations logits may be off.
 
     Where no norm follows attention and feed-forward, a layer may add several times what it was given, and with it the
-    error of its products counts several times: 6 stands for that. By the delta rule two more numbers that are rounded are
-    multiplied, the key again and the norm's gate, and the norm divides by what may be a small part of the state: 10.
+    error of its products counts several times: 6 stands for that. By the delta rule two more numbers that are rounded
+    are multiplied, the key again and the norm's gate, and the norm divides by what may be a small part of the state:
+    10.
     """
     return 10 if "linear_attention" in (getattr(config, "layer_types", None) or ()) else 6

@@ -5,10 +5,13 @@
     T      = the k experts with the largest logits; among equal ones, those with the lower numbers
     p_e    = softmax over T of logits[e],               with normalize_routing_weights = 1
              softmax over all experts of logits[e],     otherwise
+    with router_bias: T = the k experts with the largest sigmoid(logits) + router_bias,
+    p_e = sigmoid(logits[e]), divided by the sum of them over T
     Y      = sum over e in T of p_e (act(X . gate_e^T) * (X . up_e^T)) . down_e^T         act = GELU (tanh) or SiLU
 
 (Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. A softmax over
-all experts whose chosen weights are then divided by their sum is the same as the softmax over the chosen ones.)
+all experts whose chosen weights are then divided by their sum is the same as the softmax over the chosen ones. The bias
+is that of Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, equation 3.)
 
 Inputs, output and attributes: ops/nodes/q4nx_moe.h.
 """
@@ -38,9 +41,18 @@ _LOGITS = {
     logits_shape = Concat <axis = 0> (any, num_experts)
     logits = Reshape <allowzero = 1> (router_logits, logits_shape)""",
 }
-_WEIGHTS = {
-    "": "routing = Softmax <axis = -1> (largest)",
-    "all": "probabilities = Softmax <axis = -1> (logits)  routing = GatherElements <axis = 1> (probabilities, experts)",
+_LARGEST = "largest, experts = TopK <axis = -1> (logits, k)"
+_CHOICE = {
+    "": f"{_LARGEST}  routing = Softmax <axis = -1> (largest)",
+    "all": f"""{_LARGEST}
+    probabilities = Softmax <axis = -1> (logits)
+    routing = GatherElements <axis = 1> (probabilities, experts)""",
+    "bias": """scores = Sigmoid (logits)
+    biased = Add (scores, router_bias)
+    largest, experts = TopK <axis = -1> (biased, k)
+    shares = GatherElements <axis = 1> (scores, experts)
+    sum_of_shares = ReduceSum <keepdims = 1> (shares, any)
+    routing = Div (shares, sum_of_shares)""",
 }
 
 # One iteration for each expert that a row has chosen. It gathers the rows of X that chose the expert, and adds the
@@ -60,8 +72,7 @@ _BODY = """
     {logits}
     k_scalar = Constant <value_int: int = @experts_per_token> ()
     k = Reshape (k_scalar, any)
-    largest, experts = TopK <axis = -1> (logits, k)
-    {weights}
+    {choice}
     chosen = Unique <sorted = 1> (experts)
     trips = Size (chosen)
 
@@ -109,7 +120,7 @@ _BODY = """
 
 
 def features(node: ir.Node) -> list[str]:
-    """The variant of a node: which of "all" (a softmax over all experts), "geglu" and "logits" it has.
+    """The variant of a node: which of "all" (a softmax over all experts), "bias", "geglu" and "logits" it has.
 
     "inbytes" and "outbytes" stand for weights of 8 bits, gate_up and down, "intable" and "outtable" for such as have
     tables.
@@ -127,9 +138,12 @@ def features(node: ir.Node) -> list[str]:
             f"[{NAME}] expected experts_per_token to be at most num_experts, {experts}, got {taken} at node "
             f"{node.name!r}"
         )
+    if inputs["router_bias"] is not None and not attributes["normalize_routing_weights"]:
+        raise ValueError(f"[{NAME}] expected normalize_routing_weights of 1 beside a router_bias at node {node.name!r}")
     found = {
         "all": not attributes["normalize_routing_weights"],
         "geglu": attributes["gating"] == "geglu",
+        "bias": inputs["router_bias"] is not None,
         "logits": inputs["router_logits"] is not None,
     }
     ways = (("in", "gate_up"), ("out", "down"))
@@ -143,7 +157,7 @@ def function(overload: str) -> ir.Function:
     gating = "geglu" if "geglu" in found else "swiglu"
     body = _BODY.format(
         logits=_LOGITS["logits" if "logits" in found else ""],
-        weights=_WEIGHTS["all" if "all" in found else ""],
+        choice=_CHOICE["bias" if "bias" in found else "all" if "all" in found else ""],
         activation=q4nx_matmul.ACTIVATION[gating],
         inwards=_suffix(found, "in"),
         outwards=_suffix(found, "out"),
@@ -162,10 +176,19 @@ def helpers(overload: str) -> list[ir.Function]:
 
 
 def route(
-    logits: NDArray[np.float64], experts_per_token: int, *, normalize: bool = True
+    logits: NDArray[np.float64],
+    experts_per_token: int,
+    *,
+    normalize: bool = True,
+    bias: NDArray[np.float64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The experts that each row of logits [..., E] chooses, best first, and their weights p; both [..., k]."""
-    order = np.argsort(-logits, axis=-1, kind="stable")[..., :experts_per_token]
+    scores = logits if bias is None else 1 / (1 + np.exp(-logits))
+    ranked = scores if bias is None else scores + bias
+    order = np.argsort(-ranked, axis=-1, kind="stable")[..., :experts_per_token]
+    if bias is not None:
+        shares = np.take_along_axis(scores, order, -1)
+        return order, shares / shares.sum(-1, keepdims=True)
     chosen = np.take_along_axis(logits, order, -1)
     top = logits.max(-1, keepdims=True)
     total = np.exp((chosen if normalize else logits) - top).sum(-1, keepdims=True)
@@ -178,6 +201,7 @@ def reference(
     gate_up: NDArray[np.uint8],
     down: NDArray[np.uint8],
     router_logits: NDArray[Any] | None = None,
+    router_bias: NDArray[Any] | None = None,
     *,
     num_experts: int,
     experts_per_token: int,
@@ -194,7 +218,8 @@ def reference(
         logits = router_logits.reshape(-1, num_experts).astype(np.float64)
     else:
         raise ValueError(f"[{NAME}] expected router or router_logits, got neither")
-    experts, weights = route(logits, experts_per_token, normalize=bool(normalize_routing_weights))
+    bias = None if router_bias is None else router_bias.astype(np.float64)
+    experts, weights = route(logits, experts_per_token, normalize=bool(normalize_routing_weights), bias=bias)
     act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating]
     y = np.zeros_like(rows)
     for e, (inner, outer) in enumerate(zip(np.split(gate_up, num_experts), np.split(down, num_experts), strict=True)):

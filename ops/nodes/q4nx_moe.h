@@ -25,6 +25,11 @@ inline constexpr Port kMoePorts[] = {
               .types = kFloat,
               .shape = "[..,?]",
               .meaning = "[.., E], instead of a router: logits that another node computes"}),
+    optional({.name = "router_bias",
+              .types = {DataType::kFloat32},
+              .shape = "[?]",
+              .constant = true,
+              .meaning = "[E], added to sigmoid(logits) to choose experts"}),
 };
 inline constexpr Port kMoeResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., D]"}};
 inline constexpr AttributeRule kMoeAttributes[] = {
@@ -45,6 +50,7 @@ enum MoeInput : std::uint8_t {
   kMoeGateUp = position(kMoePorts, "gate_up"),
   kMoeDown = position(kMoePorts, "down"),
   kMoeLogits = position(kMoePorts, "router_logits"),
+  kMoeBias = position(kMoePorts, "router_bias"),
 };
 
 }  // namespace flownpu

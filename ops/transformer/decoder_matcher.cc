@@ -223,6 +223,8 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
     const Value* router = gate_up.input(kMoeRouter);
     if (router == nullptr || router->constant == nullptr)
       fail(to_string(gate_up), ": expected a router that is an initializer");
+    if (gate_up.input(kMoeBias) != nullptr)
+      fail(to_string(gate_up), ": expected experts without a bias of their choice");
     if (post_norms_.value_or(false) || !norms_before_)
       fail(to_string(gate_up), ": expected a norm before the experts, and none after attention");
     std::tie(layer.gate_up, layer.down) = read_first_expert(gate_up, limits_.tables);

@@ -32,7 +32,18 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 # A token uses only some of the experts, and their number is no power of two.
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2}
 LOCAL_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+SHARED = {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 80}
+# Heads of keys and values of different numbers and sizes, and two layers with states before one with attention.
+DELTA_RULE: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25},
+}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -130,6 +141,14 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "lfm2": lambda: transformers.Lfm2Config(
         **SIZES, block_multiple_of=16, layer_types=["conv", "full_attention", "conv"]
     ),
+    # The first layer has no experts.
+    "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
+        **SIZES,
+        **EXPERTS,
+        moe_intermediate_size=48,
+        num_dense_layers=1,
+        layer_types=["conv", "full_attention", "conv"],
+    ),
     "llama with biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
     "llama with yarn": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
     "llama with dynamic": lambda: transformers.LlamaConfig(
@@ -143,10 +162,8 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "mixtral": lambda: transformers.MixtralConfig(
         **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
     ),
-    "olmoe": lambda: transformers.OlmoeConfig(**SIZES, num_experts=5, num_experts_per_tok=2),
-    "olmoe with normalised weights": lambda: transformers.OlmoeConfig(
-        **SIZES, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True
-    ),
+    "olmoe": lambda: transformers.OlmoeConfig(**SIZES, **EXPERTS),
+    "olmoe with normalised weights": lambda: transformers.OlmoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
     "olmo2": lambda: transformers.Olmo2Config(**SIZES),
     "phi3": lambda: phi3_config(rope_parameters=DEFAULT, sliding_window=8),
     "phi3 with longrope": lambda: phi3_config(rope_parameters=longrope(16), original_max_position_embeddings=24),
@@ -159,19 +176,10 @@ OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "qwen2 with windows": lambda: transformers.Qwen2Config(
         **SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1, tie_word_embeddings=True
     ),
-    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **SIZES, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True
-    ),
-    # Heads of keys and values of different numbers and sizes, and two layers with states before one with attention.
-    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(
-        **SIZES,
-        layer_types=["linear_attention", "linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=16,
-        linear_value_head_dim=24,
-        rope_parameters={"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.25},
-    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, moe_intermediate_size=48, norm_topk_prob=True),
+    "qwen3_5_text": lambda: transformers.Qwen3_5TextConfig(**SIZES, **DELTA_RULE),
+    "qwen3_5_moe_text": lambda: transformers.Qwen3_5MoeTextConfig(**SIZES, **DELTA_RULE, **EXPERTS, **SHARED),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(**SIZES, **DELTA_RULE, **EXPERTS, **SHARED),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
 }
 # CONFIGS is kept apart because peers' converters write those families too.
@@ -182,9 +190,16 @@ def is_projection(name: str) -> bool:
     return name.endswith(
         (
             *("_proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight", "lm_head.weight"),
-            *("w1.weight", "w2.weight", "w3.weight", "in_proj_qkv.weight", "in_proj_z.weight"),
+            *("w1.weight", "w2.weight", "w3.weight", "in_proj_qkv.weight", "in_proj_qkvz.weight", "in_proj_z.weight"),
         )
     )
+
+
+def vary_biases(model: torch.nn.Module) -> None:
+    """Gives the experts' biases, which start as zeros, values about as far apart as sigmoids of their logits."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer.normal_(std=0.2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +227,7 @@ def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: An
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases too, which would otherwise all be equal
             parameter.add_(torch.randn_like(parameter), alpha=0.15 if parameter.ndim == 1 else spread)
+        vary_biases(model)
     model.bfloat16().save_pretrained(folder)
     vocabulary = {f"<{i}>": i for i in range(SIZES["vocab_size"])}
     Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))

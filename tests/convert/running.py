@@ -42,12 +42,19 @@ def assert_near(
 ) -> None:
     """Asserts that logits differ from transformers' by roundings of activations only.
 
-    Where no norm follows attention and feed-forward, a layer may add several times what it was given, and with it the
-    error of its products counts several times: 6 stands for that. The bound is a fiftieth of the logits' spread in bf16
-    and a twelfth in int8; a wrong angle, scale or norm changes logits by the spread itself. By the delta rule two more
-    numbers that are rounded are multiplied, the key again and the norm's gate, and the norm divides by what may be a
-    small part of the state: 10.
+    The bound is a fiftieth of the logits' spread in bf16 and a twelfth in int8; a wrong angle, scale or norm changes
+    logits by the spread itself.
     """
     error = np.sqrt(np.square(ours.astype(np.float64) - expected).mean())
-    factor = 10 if "linear_attention" in (getattr(config, "layer_types", None) or ()) else 6
-    assert error < factor * logit_error(activations, config.num_hidden_layers, expected)
+    assert error < rounding_factor(config) * logit_error(activations, config.num_hidden_layers, expected)
+
+
+def rounding_factor(config: Any) -> int:
+    """How many times the error of one rounding of each layer's activations logits may be off.
+
+    Where no norm follows attention and feed-forward, a layer may add several times what it was given, and with it the
+    error of its products counts several times: 6 stands for that. By the delta rule two more numbers that are rounded
+    are multiplied, the key again and the norm's gate, and the norm divides by what may be a small part of the state:
+    10.
+    """
+    return 10 if "linear_attention" in (getattr(config, "layer_types", None) or ()) else 6

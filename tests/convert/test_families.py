@@ -269,7 +269,7 @@ def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
     [
         (
             {"model_type": "mamba"},
-            'qwen3_5_text, qwen3_5, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
+            'qwen3_5_moe, qwen3_next, smollm3, got "mamba"; a model of another family can be exported by ORT GenAI',
         ),
         ({}, 'got "None"'),
         (OLD_LLAMA | {"hidden_size": None}, "hidden_size is missing"),

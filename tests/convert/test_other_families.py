@@ -29,12 +29,14 @@ def of_transformers(tiny: TinyModel) -> NDArray[np.float32]:
     return np.array([tiny.logits(IDS[:, start:stop], cache)[0, -1] for start, stop in CALLS])
 
 
+# Forms that have layers with states.
+STATES = ("lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # Traits that the readers behind `export-q4nx` and `verify` do not support: they refuse such models.
 NOT_READ_BACK = {
     "granitemoe": "a mixture of experts",
     "llama with biases": "QKV projection has a bias",
     "llama with yarn": "RoPE with a magnitude",
-    "lfm2": "no place for a layer with a state",
+    **dict.fromkeys(STATES, "no place for a layer with a state"),
     "ministral3": "RoPE with a magnitude",
     "olmo2": "got a norm of all heads at once",
     "olmoe": "got a norm of all heads at once",
@@ -45,12 +47,11 @@ NOT_READ_BACK = {
     "qwen2 with windows": "QKV projection has a bias",
     "mixtral": "a mixture of experts",
     "qwen3_moe": "a mixture of experts",
-    "qwen3_5_text": "no place for a layer with a state",
     "smollm3": "do_rotary = 1",
 }
 _ALL_HEADS = "queries of all heads are normalised at once"
 NOT_VERIFIED = dict.fromkeys(("olmo2", "olmoe", "olmoe with normalised weights"), _ALL_HEADS) | dict.fromkeys(
-    ("lfm2", "qwen3_5_text"), "layers with a state"
+    STATES, "layers with a state"
 )
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converted models whose layers have states, in GenAI's loop, in parts and in batches."""
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import onnxruntime
 import onnxruntime_genai as og
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import flownpu
 from flownpu.convert import convert
@@ -17,7 +20,7 @@ from tests.convert.running import IDS
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
 
-FAMILIES = ["lfm2", "qwen3_5_text"]
+FAMILIES = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,6 +52,54 @@ def test_logits_in_loop_of_genai_equal_transformers(family: str, tmp_path: Path)
     error = np.sqrt(np.square(np.array(found, np.float64) - expected).mean())
     # tests/end_to_end/test_families.py says why the factor is 6.
     assert error < 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
+
+
+def test_checkpoint_of_model_with_pictures_equals_that_of_text(tmp_path: Path) -> None:
+    """Qwen 3.5's own checkpoints: the decoder is a section, and a tensor has a projection of all experts."""
+    tiny = write_tiny("qwen3_5_moe_text", tmp_path / "text")
+    whole = tmp_path / "whole"
+    shutil.copytree(tiny.folder, whole)
+    config = json.loads((whole / "config.json").read_text())
+    ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (whole / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": config, **ends}))
+    tensors = load_file(whole / "model.safetensors")
+    stacked = {}
+    for name, tensor in tensors.items():
+        if ".experts." not in name:
+            stacked[name.replace("model.", "model.language_model.", 1)] = tensor
+    for layer in range(3):
+        module = f"layers.{layer}.mlp.experts"
+        gates, ups, downs = (
+            torch.stack([tensors[f"model.{module}.{expert}.{part}_proj.weight"] for expert in range(5)])
+            for part in ("gate", "up", "down")
+        )
+        stacked[f"model.language_model.{module}.gate_up_proj"] = torch.cat([gates, ups], 1)
+        stacked[f"model.language_model.{module}.down_proj"] = downs
+    stacked["model.visual.patch_embed.weight"] = torch.zeros(4, 4)  # pictures are left out
+    stacked["mtp.norm.weight"] = torch.zeros(4)  # and so is the drafter
+    save_file(stacked, whole / "model.safetensors")
+    for folder in ("text", "whole"):
+        convert(tmp_path / folder, tmp_path / f"{folder}-model")
+    for name in ("model.onnx", "model.onnx.data"):
+        assert (tmp_path / "text-model" / name).read_bytes() == (tmp_path / "whole-model" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+def test_long_prompt_in_two_parts_equals_one_go(
+    family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
+    """4,096 tokens, computed in slices, then 300 more one by one: states change token by token, so bits are equal."""
+    tiny = write_tiny(family, tmp_path / "checkpoint", max_position_embeddings=4608)
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    ids = np.random.default_rng(3).integers(4, 260, (1, 4396))
+
+    def logits(*parts: int) -> np.ndarray:
+        decoder = DecoderSession(tmp_path / "model", ep_devices[:1], {"activations": "bf16"})
+        stops = [*parts, *range(4097, 4397)]
+        found = [decoder(ids[:, start:stop])[0, -1] for start, stop in itertools.pairwise([0, *stops])]
+        return np.array(found[len(parts) - 1 :])
+
+    np.testing.assert_array_equal(logits(1501, 4096), logits(4096))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

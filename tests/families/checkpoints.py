@@ -15,13 +15,15 @@ import torch
 import transformers
 
 from flownpu.ops import q4nx
-from tests.convert.conftest import ALL_CONFIGS, TinyModel, is_projection, longrope
+from tests.convert.conftest import ALL_CONFIGS, TinyModel, is_projection, longrope, vary_biases
 from tests.npu.models import SIZES as ARRAY_SIZES
 from tests.rewrites.genai_export import make_tokenizer
 
 SIZES: dict[str, Any] = ARRAY_SIZES | {"eos_token_id": 1}
 # For families whose head size is hidden size / heads somewhere in transformers or the exporters.
 _EVEN = {"hidden_size": 256, "num_attention_heads": 8}
+_WHOLE_VALUES = {"linear_value_head_dim": 32}
+_SHARED = {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 160}
 # Changes to forms of tests/convert/conftest.py that no GGUF file or export can hold, or that do not fit these sizes.
 CHANGES: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32, "final_logit_softcapping": 10.0},
@@ -37,7 +39,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "granitemoe": _EVEN,
     "olmoe": _EVEN,
     "olmoe with normalised weights": _EVEN,
+    "lfm2_moe": {"moe_intermediate_size": 96},
     "qwen3_moe": {"moe_intermediate_size": 96},
+    # Value heads of whole groups of weights, whose codes GGUF's order of heads leaves together.
+    "qwen3_5_text": _WHOLE_VALUES,
+    # Four experts: with five, rounding to bfloat16 swaps a token's choice.
+    "qwen3_5_moe_text": _WHOLE_VALUES | _SHARED | {"num_experts": 4},
+    "qwen3_next": _WHOLE_VALUES | _SHARED,
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
 # Scales of groups, with 3 significant bits.
@@ -70,6 +78,7 @@ def make_checkpoint(form: str, folder: Path) -> TinyModel:
                 parameter.copy_(_on_steps(parameter.shape))
             else:  # norms, biases and routers, which would be alike otherwise
                 parameter.add_(torch.randn_like(parameter), alpha=0.15)
+        vary_biases(model)
     model.bfloat16().save_pretrained(folder)
     make_tokenizer(folder)
     # Read back rather than cast back: a cast to bfloat16 rounds the rotary frequencies too.

@@ -14,6 +14,7 @@ from tests.ops.stock_onnxruntime import model_of, node, run, value, with_functio
 EXPERTS, TAKEN, HIDDEN, INNER = 6, 2, 100, 48
 SIZES = {"num_experts": EXPERTS, "experts_per_token": TAKEN, "hidden_size": HIDDEN, "expert_size": INNER}
 NAMES = ("router", "gate_up", "down")
+BIAS = np.float32([0.3, -0.2, 0.1, 0, -0.3, 0.2])
 
 
 def weights(layout: q4nx.Layout = q4nx.NARROW) -> list[np.ndarray]:
@@ -30,11 +31,13 @@ def weights(layout: q4nx.Layout = q4nx.NARROW) -> list[np.ndarray]:
     return [router, np.concatenate(gate_up), np.concatenate(down)]
 
 
-def compute(x: np.ndarray, given: list[np.ndarray], **attributes: Any) -> np.ndarray:
+def compute(x: np.ndarray, given: list[np.ndarray], bias: np.ndarray | None = None, **attributes: Any) -> np.ndarray:
     """Runs one node whose weights are initializers, as in every model."""
     rows, constants = value("X", x), [value(name, array) for name, array in zip(NAMES, given, strict=True)]
-    nodes = [node("Q4NXMoE", [rows, *constants], **SIZES, **attributes)]
-    model = model_of(nodes, [rows], dict(zip(constants, given, strict=True)))
+    biases = [None, value("router_bias", bias)] if bias is not None else []
+    nodes = [node("Q4NXMoE", [rows, *constants, *biases], **SIZES, **attributes)]
+    arrays = [*given, *([bias] if bias is not None else [])]
+    model = model_of(nodes, [rows], dict(zip([*constants, *biases[1:]], arrays, strict=True)))
     return run(with_functions(model), {"X": x})[0]
 
 
@@ -49,6 +52,21 @@ def test_moe_function_equals_equation(leading: tuple[int, ...], attributes: dict
     # A sum of HIDDEN terms, then one of INNER, each in any order, of numbers around 1; a factor of 4, since codes and
     # minima are summed apart and cancel in part.
     np.testing.assert_allclose(y, expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)
+
+
+def test_biased_choice_equals_equation() -> None:
+    x, bias = np.random.default_rng(1).standard_normal((40, HIDDEN), dtype=np.float32), BIAS
+    given = weights()
+    expected = q4nx_moe.reference(x, *given, None, bias, **SIZES)
+    assert np.abs(expected - q4nx_moe.reference(x, *given, **SIZES)).max() > 0.1
+    # As above; the weights of experts are sigmoids of logits that are off by as much.
+    np.testing.assert_allclose(compute(x, given, bias), expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)
+
+
+def test_biased_choice_without_normalised_weights_is_refused() -> None:
+    x = np.zeros((1, HIDDEN), np.float32)
+    with pytest.raises(ValueError, match="expected normalize_routing_weights of 1 beside a router_bias"):
+        compute(x, weights(), BIAS, normalize_routing_weights=0)
 
 
 @pytest.mark.parametrize("leading", [(2, 3), (4,)])

@@ -45,6 +45,15 @@ bool is_routed(const Node& node, std::int64_t experts, std::int64_t per_row, std
     fail("[", to_string(node), "] expected a router of shape ", to_string(expected), ", got ",
          router->shape ? to_string(*router->shape) : "an unknown shape");
   }
+  const Value* bias = node.input(kMoeBias);
+  if (bias != nullptr && bias->shape != Shape{experts}) {
+    fail("[", to_string(node), "] expected a router_bias of shape [", experts, "], got ",
+         bias->shape ? to_string(*bias->shape) : "an unknown shape");
+  }
+  if (bias != nullptr && node.integer("normalize_routing_weights", 1) == 0) {
+    fail("[", to_string(node),
+         "] expected normalize_routing_weights to be 1 beside a router_bias, got 0");
+  }
   return router != nullptr;
 }
 
@@ -61,7 +70,8 @@ class Q4NXMoE final : public Step {
         hidden_(node.required_integer("hidden_size")),
         inner_(node.required_integer("expert_size")),
         has_router_(is_routed(node, experts_, per_row_, hidden_)),
-        router_{experts_, per_row_, hidden_, node.integer("normalize_routing_weights", 1) != 0},
+        router_{experts_, per_row_, hidden_, node.integer("normalize_routing_weights", 1) != 0,
+                node.input(kMoeBias) != nullptr},
         inner_blocks_(q4nx::row_blocks(inner_)),
         outer_blocks_(q4nx::row_blocks(hidden_)),
         gate_up_layout_(q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_)),
@@ -110,8 +120,9 @@ class Q4NXMoE final : public Step {
       std::memcpy(work.logits, inputs[kMoeLogits].data,
                   static_cast<std::size_t>(rows * experts_) * sizeof(float));
     }
-    router_.choose(context_.kernels, *context_.pool, rows, work.logits, work.by_expert.chosen(),
-                   work.by_expert.weights());
+    router_.choose(context_.kernels, *context_.pool, rows, work.logits,
+                   router_.has_bias ? inputs[kMoeBias].as<const float>() : nullptr,
+                   work.by_expert.chosen(), work.by_expert.weights());
     work.by_expert.sort();
     if (elsewhere_ != nullptr && elsewhere_->takes(work.by_expert)) {
       elsewhere_->answer(x, work.by_expert, work.answers);
@@ -151,7 +162,7 @@ class Q4NXMoE final : public Step {
   struct Work {
     Work(const Q4NXMoE& moe, Scratch& scratch, std::int64_t rows)
         : by_expert(scratch, rows, moe.per_row_, moe.experts_),
-          logits(scratch.take<float>(rows * moe.experts_)),
+          logits(scratch.take<float>(moe.router_.numbers(rows))),
           taken(moe.gate_up_.take_for_several(scratch, by_expert.choices())),
           products(scratch.take<float>(by_expert.choices() * moe.inner_)),
           inside(moe.down_.take_for_several(scratch, by_expert.choices())) {

@@ -2,7 +2,8 @@
 // Operators around linear attention, of com.microsoft, on the CPU:
 //   LinearAttentionGate: decay = decay_scale softplus(a + dt_bias), beta = sigmoid(b), heads last
 //   GatedRMSNorm: y = x / sqrt(mean(x^2) + epsilon) scale activation(gate), for each `scale` wide
-//   part GatedAdd: y = X + sigmoid(gate) Y, a gate for each row
+//   part
+//   GatedAdd: y = X + gate Y, a gate for each row
 // and LpNormalization of ONNX along one axis: y = x / |x|, 0 where all of x is 0.
 #include <algorithm>
 #include <array>
@@ -131,8 +132,8 @@ class GatedAdd final : public Step {
       auto* y = outputs[0].as<float>() + at;
       const auto* x = inputs[0].as<const float>() + at;
       const auto* added = inputs[1].as<const float>() + at;
-      const float open = sigmoid(inputs[2].as<const float>()[row]);
-      for (std::int64_t i = 0; i < rows.size; ++i) y[i] = x[i] + open * added[i];
+      const float gate = inputs[2].as<const float>()[row];
+      for (std::int64_t i = 0; i < rows.size; ++i) y[i] = x[i] + gate * added[i];
     });
   }
 

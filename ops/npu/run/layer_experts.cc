@@ -117,7 +117,8 @@ void LayerExperts::route(std::size_t layer, std::span<const float> x,
   router_.rank(context_.kernels, *context_.pool,
                {weight.data, weight.type, router_.hidden, router_.experts, true}, x.data(), 1,
                logits_.data());
-  router_.choose(context_.kernels, *context_.pool, 1, logits_.data(), chosen.data(), shares.data());
+  router_.choose(context_.kernels, *context_.pool, 1, logits_.data(), nullptr, chosen.data(),
+                 shares.data());
 }
 
 }  // namespace flownpu::npu

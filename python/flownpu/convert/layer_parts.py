@@ -19,6 +19,24 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class DeltaRuleTensors:
+    """How a checkpoint stores the weights of linear attention.
+
+    Fused tensors have the rows of each key head together, and in them those of its queries, keys and values.
+    """
+
+    fused_qkvz: bool = False
+    """Queries, keys, values and the norm's gate z are one tensor, in_proj_qkvz."""
+    fused_ba: bool = False
+    """The rates b and a are one tensor, in_proj_ba."""
+    logarithms: bool = True
+    """A_log has logarithms of the factors of decay, and not these themselves, which are negative."""
+
+
+_APART = DeltaRuleTensors()
+
+
+@dataclass(frozen=True)
 class DeltaRule:
     """Linear attention by the gated delta rule (Yang et al., "Gated Delta Networks", 2024).
 
@@ -32,6 +50,7 @@ class DeltaRule:
     value_heads: int
     key_size: int
     value_size: int
+    tensors: DeltaRuleTensors = _APART
 
     @property
     def keys(self) -> int:
@@ -64,6 +83,7 @@ class ExpertTensors:
     gate: str = "mlp.experts.{}.gate_proj.weight"
     up: str = "mlp.experts.{}.up_proj.weight"
     down: str = "mlp.experts.{}.down_proj.weight"
+    bias: str = "mlp.expert_bias"
 
 
 STACKED = ExpertTensors(
@@ -81,3 +101,11 @@ class Mixture:
     normalize: bool
     """Whether the chosen experts' weights are the softmax over their own logits, or parts of that over all experts'."""
     tensors: ExpertTensors = ExpertTensors()
+    biased: bool = False
+    """Experts are chosen by the sigmoids of logits plus a bias, and weighed by these sigmoids divided by their sum."""
+    shared_size: int = 0
+    """Rows of the gate of an expert that all tokens have, whose output is multiplied by a sigmoid; 0: there is none."""
+    dense_layers: int = 0
+    """How many of the first layers have a plain feed-forward instead."""
+    dense_size: int = 0
+    """Rows of the gate of these layers."""

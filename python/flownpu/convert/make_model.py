@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.convert.weights import BiasWeight, FloatWeight, ProjectionWeight, RouterWeight
+    from flownpu.convert.weights import BiasWeight, ProjectionWeight, RouterWeight
 
 # Most positions of the rotary tables by default: as many as benchmarks need. 131072 would take 268 MB for Gemma3-4B.
 _CONTEXT = 40960
@@ -78,9 +78,9 @@ class RandomWeights:
         """Ones for a norm, zeros for a bias, float32 [size]."""
         return np.full(weight.size, isinstance(weight, NormWeight), np.float32)
 
-    def matrix(self, weight: RouterWeight | FloatWeight) -> NDArray[np.float32]:
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
         """A router's weight [experts, columns] of variance 1/K: experts are equally likely, and bfloat16 holds it."""
-        values = self._random.standard_normal((weight.source.rows, weight.columns), np.float32)
+        values = self._random.standard_normal((weight.rows, weight.columns), np.float32)
         return (values / np.float32(math.sqrt(weight.columns))).astype(q4nx.BFLOAT16).astype(np.float32)
 
     def layout(self, projection: ProjectionWeight) -> q4nx.Layout:  # noqa: ARG002  (WeightSource's parameter)

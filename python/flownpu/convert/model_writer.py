@@ -204,12 +204,10 @@ def write_tensors(
                 parts = _measured(weights, weight, errors, counter)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.UINT8, shape, parts)
             elif isinstance(weight, RouterWeight):
-                matrix = _narrowest(weights.matrix(weight))
+                matrix = weights.matrix(weight)
+                matrix = weight.arranged(matrix) if isinstance(weight, FloatWeight) else _narrowest(matrix)
                 dtype = ir.DataType.from_numpy(matrix.dtype)
                 tensors[weight.name] = data.write(weight.name, dtype, matrix.shape, [matrix])
-            elif isinstance(weight, FloatWeight):
-                matrix = weight.arranged(weights.matrix(weight))
-                tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, matrix.shape, [matrix])
             else:
                 values = weights.vector(weight)
                 tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])

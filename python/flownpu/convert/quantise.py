@@ -16,7 +16,7 @@ import numpy as np
 from flownpu.convert.average_bits import AverageBits, ChosenBits
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.weight_bits import WeightBits
-from flownpu.convert.weights import BiasWeight, BlockPart, FloatWeight, NormWeight, ProjectionWeight, RouterWeight
+from flownpu.convert.weights import BiasWeight, BlockPart, NormWeight, ProjectionWeight
 from flownpu.machine import usable_cores
 from flownpu.ops import q4nx
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.weights import HeadOrder, TensorSource, Weight
+    from flownpu.convert.weights import HeadOrder, RouterWeight, TensorSource, Weight
 
 # How many weights one task quantises: 2^20 take 4 MB in float32 and some tens of milliseconds, so that there are tasks
 # for all threads, Ctrl-C takes effect soon, and even with 16384 columns a task has whole blocks of 32 rows.
@@ -144,15 +144,14 @@ class QuantizedWeights:
             values = (self._offset + values) * np.float32(weight.scale)
         return -np.exp(values) if isinstance(weight, BiasWeight) and weight.minus_exp else values
 
-    def matrix(self, weight: RouterWeight | FloatWeight) -> NDArray[np.float32]:
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
         """A weight that is not quantised, float32 [rows, columns].
 
         Raises:
             ConversionError: the tensor is missing, has another shape, or a value that is not finite.
         """
-        source = weight.source
-        rows = self._tensors.rows(source.tensor, source.first, source.first + source.rows)
-        values = rows.exact if isinstance(rows, Carried) else rows
+        parts = (self._tensors.rows(one.tensor, one.first, one.first + one.rows) for one in weight.sources)
+        values = np.concatenate([part.exact if isinstance(part, Carried) else part for part in parts])
         if not np.isfinite(values).all():
             raise ConversionError(f"{self._tensors.source}: {weight.name}: a value that is not finite")
         return values

@@ -12,7 +12,7 @@ from flownpu.convert.layer_parts import Convolution
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -132,45 +132,32 @@ class RouterWeight:
     """A router's weight [experts, columns]; stored in bfloat16 if that holds it exactly, else in float32."""
 
     name: str
-    source: TensorSource
+    sources: tuple[TensorSource, ...]
     columns: int
 
     @property
-    def sources(self) -> tuple[TensorSource, ...]:
-        """The tensor that it is made of."""
-        return (self.source,)
+    def rows(self) -> int:
+        """The rows of all sources."""
+        return sum(source.rows for source in self.sources)
 
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return self.source.rows * self.columns
+        return self.rows * self.columns
 
 
 @dataclass(frozen=True)
-class FloatWeight:
+class FloatWeight(RouterWeight):
     """A matrix in float32: a depthwise convolution's [rows, 1, columns], or a right operand [columns, rows]."""
 
-    name: str
-    source: TensorSource
-    columns: int
     is_operand: bool = False
 
     def arranged(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """The values, [rows, columns], in the graph's shape."""
         return np.ascontiguousarray(values.T) if self.is_operand else values[:, None]
 
-    @property
-    def sources(self) -> tuple[TensorSource, ...]:
-        """The tensor that it is made of."""
-        return (self.source,)
 
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return self.source.rows * self.columns
-
-
-Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight | RouterWeight | FloatWeight
+Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight | RouterWeight
 
 
 class BlockPart(NamedTuple):
@@ -201,7 +188,7 @@ class WeightSource(Protocol):
     def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
         """A norm's weight with offset and scale applied, or a bias, [size]."""
 
-    def matrix(self, weight: RouterWeight | FloatWeight) -> NDArray[np.float32]:
+    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
         """A weight that is not quantised, as the source has it, [rows, columns]."""
 
 
@@ -216,7 +203,7 @@ def weight_plan(decoder: Decoder) -> list[Weight]:
     """The weights of a decoder's graph, in order of use; their names are those of the graph's initializers."""
     plan: list[Weight] = [embedding_table(decoder)]
     for i, layer in enumerate(decoder.layers):
-        plan += _mixer(decoder, layer, f"layers.{i}") + _feed_forward(decoder, f"layers.{i}")
+        plan += _mixer(decoder, layer, f"layers.{i}") + _feed_forward(decoder, i)
     plan.append(NormWeight("norm", "norm.weight", decoder.hidden_size, decoder.logit_scale))
     if not decoder.tied_embeddings:
         head = TensorSource("lm_head.weight", decoder.vocabulary_size)
@@ -237,8 +224,6 @@ def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
         return weight
     if isinstance(weight, NormWeight):
         return replace(weight, tensor=source(weight.sources[0]).tensor)
-    if isinstance(weight, RouterWeight | FloatWeight):
-        return replace(weight, source=source(weight.source))
     return replace(weight, sources=tuple(source(one) for one in weight.sources))
 
 
@@ -257,30 +242,45 @@ def _convolution(decoder: Decoder, layer: str, mixer: Convolution) -> list[Weigh
     output = (TensorSource(f"{module}.out_proj.weight", hidden),)
     return [
         ProjectionWeight(f"{module}.in_proj", inner, hidden),
-        FloatWeight(f"{module}.conv", TensorSource(f"{module}.conv.weight", hidden), mixer.taps),
+        FloatWeight(f"{module}.conv", (TensorSource(f"{module}.conv.weight", hidden),), mixer.taps),
         ProjectionWeight(f"{module}.out_proj", output, hidden),
     ]
 
 
 def _delta_rule(decoder: Decoder, layer: str, mixer: DeltaRule) -> list[Weight]:
-    module, hidden = f"{layer}.linear_attn", decoder.hidden_size
+    module, hidden, heads = f"{layer}.linear_attn", decoder.hidden_size, mixer.value_heads
 
-    def source(name: str, rows: int) -> TensorSource:
-        return TensorSource(f"{module}.{name}", rows)
+    def whole(name: str, rows: int) -> tuple[TensorSource, ...]:
+        return (TensorSource(f"{module}.{name}", rows),)
 
-    rows = {"in_proj_qkv": (mixer.channels, hidden), "in_proj_z": (mixer.values, hidden)}
-    rows["out_proj"] = (hidden, mixer.values)
-    heads = mixer.value_heads
+    qkv, z = whole("in_proj_qkv.weight", mixer.channels), whole("in_proj_z.weight", mixer.values)
+    if mixer.tensors.fused_qkvz:
+        each = mixer.values // mixer.key_heads
+        sizes = (mixer.key_size, mixer.key_size, each, each)
+        *parts, z = _by_head(f"{module}.in_proj_qkvz.weight", mixer.key_heads, sizes)
+        qkv = tuple(source for part in parts for source in part)
+    b, a = (whole(f"in_proj_{rate}.weight", heads) for rate in "ba")
+    if mixer.tensors.fused_ba:
+        b, a = _by_head(f"{module}.in_proj_ba.weight", mixer.key_heads, [heads // mixer.key_heads] * 2)
     return [
-        *(ProjectionWeight(f"{module}.{n}", (source(f"{n}.weight", m),), k) for n, (m, k) in rows.items()),
-        FloatWeight(f"{module}.conv1d", source("conv1d.weight", mixer.channels), mixer.taps),
-        *(
-            FloatWeight(f"{module}.{name}", source(f"{name}.weight", heads), hidden, is_operand=True)
-            for name in ("in_proj_a", "in_proj_b")
-        ),
-        BiasWeight(f"{module}.dt_bias", (source("dt_bias", heads),)),
-        BiasWeight(f"{module}.decay_scale", (source("A_log", heads),), minus_exp=True),
-        BiasWeight(f"{module}.norm", (source("norm.weight", mixer.value_size),)),
+        ProjectionWeight(f"{module}.in_proj_qkv", qkv, hidden),
+        ProjectionWeight(f"{module}.in_proj_z", z, hidden),
+        ProjectionWeight(f"{module}.out_proj", whole("out_proj.weight", hidden), mixer.values),
+        FloatWeight(f"{module}.conv1d", whole("conv1d.weight", mixer.channels), mixer.taps),
+        FloatWeight(f"{module}.in_proj_a", a, hidden, is_operand=True),
+        FloatWeight(f"{module}.in_proj_b", b, hidden, is_operand=True),
+        BiasWeight(f"{module}.dt_bias", whole("dt_bias", heads)),
+        BiasWeight(f"{module}.decay_scale", whole("A_log", heads), minus_exp=mixer.tensors.logarithms),
+        BiasWeight(f"{module}.norm", whole("norm.weight", mixer.value_size)),
+    ]
+
+
+def _by_head(tensor: str, heads: int, sizes: Sequence[int]) -> list[tuple[TensorSource, ...]]:
+    """Parts of a tensor in which each head has `sizes` rows of them, one after the other: all heads' rows of each."""
+    each = sum(sizes)
+    return [
+        tuple(TensorSource(tensor, size, head * each + sum(sizes[:i]), heads * each) for head in range(heads))
+        for i, size in enumerate(sizes)
     ]
 
 
@@ -293,11 +293,8 @@ def _attention(decoder: Decoder, layer: str) -> list[Weight]:
     qkv = _sources(module, "qkv_proj", shapes, fused=decoder.fused_projections)
     plan: list[Weight] = []
     if decoder.output_gate:
-        # Each query head's rows are followed by as many of its gate.
-        query = TensorSource(f"{module}.q_proj.weight", size, 0, 2 * heads)
-        firsts = range(0, 2 * heads, 2 * size)
-        qkv = (*(replace(query, first=first, order=order) for first in firsts), *qkv[1:])
-        gate = tuple(replace(query, first=first + size) for first in firsts)
+        queries, gate = _by_head(f"{module}.q_proj.weight", decoder.heads, (size, size))
+        qkv = (*(replace(query, order=order) for query in queries), *qkv[1:])
         plan.append(ProjectionWeight(f"{module}.gate_proj", gate, hidden))
     if decoder.norms_before:
         plan.append(_norm(layer, "input_layernorm", hidden))
@@ -318,20 +315,25 @@ def _attention(decoder: Decoder, layer: str) -> list[Weight]:
     return plan
 
 
-def _feed_forward(decoder: Decoder, layer: str) -> list[Weight]:
-    module, hidden = f"{layer}.mlp", decoder.hidden_size
+def _feed_forward(decoder: Decoder, index: int) -> list[Weight]:
+    layer, hidden, mixture = f"layers.{index}", decoder.hidden_size, decoder.mixture
     plan: list[Weight] = []
     if decoder.norms_before:
         before = "pre_feedforward_layernorm" if decoder.sandwich_norms else "post_attention_layernorm"
         plan.append(_norm(layer, before, hidden))
-    plan += _mlp(decoder, module) if decoder.mixture is None else _experts(decoder, decoder.mixture, layer)
+    if mixture is None:
+        plan += _mlp(decoder, f"{layer}.mlp", decoder.feed_forward_size)
+    elif index < mixture.dense_layers:
+        plan += _mlp(decoder, f"{layer}.mlp", mixture.dense_size)
+    else:
+        plan += _experts(decoder, mixture, layer)
     if decoder.sandwich_norms:
         plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
     return plan
 
 
-def _mlp(decoder: Decoder, module: str) -> list[Weight]:
-    hidden, size = decoder.hidden_size, decoder.feed_forward_size
+def _mlp(decoder: Decoder, module: str, size: int) -> list[Weight]:
+    hidden = decoder.hidden_size
     plan: list[Weight] = []
     shapes: dict[str, tuple[int, HeadOrder | None]] = {"gate_proj": (size, None), "up_proj": (size, None)}
     gate_up = _sources(module, "gate_up_proj", shapes, fused=decoder.fused_projections)
@@ -350,7 +352,7 @@ def _mlp(decoder: Decoder, module: str) -> list[Weight]:
 
 
 def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
-    """The weights of a layer's Q4NXMoE."""
+    """The weights of a layer's Q4NXMoE, and of its shared expert."""
     hidden, size, names = decoder.hidden_size, decoder.feed_forward_size, mixture.tensors
     # How many rows of each expert a tensor of gates or ups has, and at which of them the up projection begins.
     inner, up = (2 * size, size) if names.gate == names.up else (size, 0)
@@ -362,11 +364,18 @@ def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
         _of_expert(mixture, f"{layer}.{names.down}", expert, TensorSource("", hidden))
         for expert in range(mixture.experts)
     ]
-    return [
-        RouterWeight(f"{layer}.mlp.router", TensorSource(f"{layer}.{names.router}", mixture.experts), hidden),
+    plan: list[Weight] = [
+        RouterWeight(f"{layer}.mlp.router", (TensorSource(f"{layer}.{names.router}", mixture.experts),), hidden),
         ProjectionWeight(f"{layer}.mlp.experts.gate_up_proj", tuple(gate_up), hidden, gated=True, by_expert=True),
         ProjectionWeight(f"{layer}.mlp.experts.down_proj", tuple(down), size, by_expert=True),
     ]
+    if mixture.biased:
+        plan.append(BiasWeight(f"{layer}.mlp.router.bias", (TensorSource(f"{layer}.{names.bias}", mixture.experts),)))
+    if mixture.shared_size:
+        gate = TensorSource(f"{layer}.mlp.shared_expert_gate.weight", 1)
+        plan.append(FloatWeight(f"{layer}.mlp.shared_expert_gate", (gate,), hidden, is_operand=True))
+        plan += _mlp(decoder, f"{layer}.mlp.shared_expert", mixture.shared_size)
+    return plan
 
 
 def _of_expert(mixture: Mixture, tensor: str, expert: int, rows: TensorSource) -> TensorSource:

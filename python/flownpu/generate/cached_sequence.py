@@ -8,6 +8,7 @@ import numpy as np
 
 from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokens
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ class CachedSequence:
         return 0 if self.generator is None else len(self.generator.get_sequence(0))
 
     def common_tokens(self, tokens: Tokens, images: "Sequence[PreparedImage]") -> int:
-        """How many of the first of `tokens` the KV cache holds; at most all but the last, which is always computed."""
+        """How many of the first of `tokens` need not be computed; at most all but the last, which always is."""
         if self.generator is None or list(self.images) != list(images):
             return 0
         held = self.generator.get_sequence(0)
         common = min(len(held), len(tokens) - 1)
         differing = np.flatnonzero(held[:common] != tokens[:common])
-        return int(differing[0]) if differing.size else common
+        common = int(differing[0]) if differing.size else common
+        return common if common == len(held) else self._kept_before(common)
 
     def resume(
         self, tokens: Tokens, images: "Sequence[PreparedImage]"
@@ -65,6 +67,12 @@ class CachedSequence:
         self.images = images
         return self.generator, tokens, images
 
+    def _kept_before(self, length: int) -> int:
+        """The greatest length up to `length` to which the sequence can be rewound; 0: none, it begins anew."""
+        if not self.model.can_rewind:
+            return 0
+        return self.generator.kept_before(length) if isinstance(self.generator, StateGenerator) else length
+
     def _take_back_to(self, length: int) -> int:
         """Makes the KV cache hold exactly the first `length` tokens; returns how many it holds, 0 if it cannot."""
         held = self.tokens
@@ -77,8 +85,8 @@ class CachedSequence:
                 # append_tokens of GenAI 0.18 would leave its place unwritten. Asking for the logits computes it.
                 self.generator.get_logits()
                 return length
-            length -= 1  # only a rewind makes GenAI restart the guidance
-        if length == 0 or not self.model.can_rewind:
+            length = self._kept_before(length - 1)  # only a rewind makes GenAI restart the guidance
+        if length == 0:
             return 0
         try:
             self.generator.rewind_to(length)

@@ -23,9 +23,10 @@ from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
+from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens
 from flownpu.generate.turns import Content, text_of
-from flownpu.model.folder import most_tokens, read_genai_config
+from flownpu.model.folder import has_states, most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.registration import get_ep_name, register
@@ -151,6 +152,7 @@ class LanguageModel:
         settings = configuration["model"]
         self.context_length = most_tokens(configuration)
         self.vocabulary_size = int(settings["vocab_size"])
+        self._has_states = has_states(configuration)
         self.can_rewind = _can_rewind(configuration)
         search = configuration.get("search", {})
         self._samples = bool(search.get("do_sample", False))
@@ -319,7 +321,8 @@ class LanguageModel:
             )
         chosen = {"max_length": max_length, "min_length": min_length, **sampling.search_options()}
         if self.speculative is None:
-            return self._genai_generator(self._model, chosen, guidance)
+            made = self._genai_generator(self._model, chosen, guidance)
+            return StateGenerator(made) if self._has_states else made
         # A growing cache cannot forget a token that was chosen but not computed (GenAI 0.18).
         greedy = not chosen.get("do_sample", self._samples) and guidance is None and not self._cache_grows
         read = chosen if greedy else {"max_length": max_length, "do_sample": False}
@@ -446,9 +449,12 @@ def _can_rewind(configuration: dict[str, Any]) -> bool:
     """Whether GenAI's generator can forget its last tokens.
 
     For a model with images, GenAI 0.18 removes these tokens from the sequence but leaves the KV cache as it is. That is
-    right only where the cache is one buffer of full length, in which the next tokens overwrite the removed ones.
+    right only where the cache is one buffer of full length, in which the next tokens overwrite the removed ones. Of
+    models with states, it copies those that have recurrent ones (`StateGenerator`).
     """
     model = configuration["model"]
+    if has_states(configuration) and "past_recurrent_names" not in model["decoder"]["inputs"]:
+        return False
     shared = configuration.get("search", {}).get("past_present_share_buffer", False)
     return "vision" not in model or (bool(shared) and "sliding_window" not in model["decoder"])
 

@@ -202,6 +202,11 @@ def most_tokens(settings: dict[str, Any]) -> int:
     return int(window)
 
 
+def has_states(settings: dict[str, Any]) -> bool:
+    """Whether layers of the model in a GenAI folder have states in the place of a KV cache."""
+    return "past_conv_names" in settings["model"]["decoder"].get("inputs", {})
+
+
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:
     """The decoder's ONNX file, as the folder's genai_config.json names it."""
     return folder / str(settings["model"]["decoder"].get("filename", "model.onnx"))

@@ -15,7 +15,7 @@ from flownpu.ops import q4nx
 from tests.convert.conftest import TinyModel, is_projection, write_tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import transformers
@@ -26,6 +26,8 @@ ARCHITECTURES = {"gemma2": "gemma2", "gemma3_text": "gemma3", "llama": "llama", 
 OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "olmo2", "phi3", "qwen2", "smollm3")}
 OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
+OTHER_ARCHITECTURES |= {"lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_next": "qwen3next"}
+OTHER_ARCHITECTURES["qwen3_5_moe_text"] = "qwen35moe"
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 # The byte offset of a block's float16 scale, of types whose blocks are random bytes.
 RANDOM = {
@@ -94,29 +96,62 @@ def write_gguf(
         {name: value for value, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], config.num_hidden_layers
     )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter, rows in stored_parameters(model):
             if ".experts." in name:
                 add_experts(writer, name, parameter, type_of)
                 continue
-            if name.endswith(("mlp.gate.weight", "router.weight")):
+            if name.endswith(("mlp.gate.weight", "router.weight", "feed_forward.gate.weight")):
                 writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_inp.weight", parameter.numpy().copy())
                 continue
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            values = parameter.numpy().copy()
+            values = parameter.numpy()[rows]
             if is_projection(name):
                 values = permuted(values, name, config)
                 data, made = quantized(values, type_of(name), scales_in_bf16=scales_in_bf16, bits=bits_of(name))
                 writer.add_tensor(stored, data, raw_dtype=type_of(name))
-                parameter.copy_(torch.from_numpy(unpermuted(made, name, config)))
+                parameter[rows] = torch.from_numpy(unpermuted(made, name, config))
+            elif "linear_attn." in name:
+                writer.add_tensor(stored, of_linear_attention(values, name, config))
             elif name.endswith(".bias"):
                 writer.add_tensor(stored, permuted(values[:, None], name, config)[:, 0])
+            elif "conv." in name:
+                writer.add_tensor(stored, values[:, 0])
             else:
-                writer.add_tensor(stored, values + np.float32(architecture.startswith("gemma")))
+                is_offset = architecture.startswith(("gemma", "qwen35", "qwen3next")) and name.endswith("norm.weight")
+                writer.add_tensor(stored, values + np.float32(is_offset))
     edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stored_parameters(model: transformers.PreTrainedModel) -> Iterator[tuple[str, torch.Tensor, Any]]:
+    """Parameters with the names that llama.cpp's converter looks up, and the rows that are a tensor of the file."""
+    config, every = model.config, slice(None)
+    for name, parameter in model.named_parameters():
+        if not name.endswith("in_proj_qkvz.weight"):
+            yield name.replace(".dt_bias", ".dt_proj.bias"), parameter, every
+            continue
+        # In each key head: its queries, keys, values and gates.
+        keys = config.linear_key_head_dim
+        values = config.linear_value_head_dim * config.linear_num_value_heads // config.linear_num_key_heads
+        heads = np.arange(len(parameter)).reshape(config.linear_num_key_heads, -1)
+        parts = np.split(heads, np.cumsum([keys, keys, values]), axis=1)
+        joined = np.concatenate([part.reshape(-1) for part in parts[:3]])
+        yield name.replace("qkvz", "qkv"), parameter, joined
+        yield name.replace("qkvz", "z"), parameter, parts[3].reshape(-1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            yield f"{name}.bias", buffer, every
+
+
+def of_linear_attention(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
+    """A tensor that is not quantised: logarithms are applied, the convolution's middle axis dropped."""
+    if name.endswith("A_log"):
+        values = -np.exp(values)
+    values = values[:, 0] if "conv1d" in name else values
+    return permuted(values[:, None], name, config)[:, 0] if values.ndim == 1 else permuted(values, name, config)
 
 
 def add_experts(
@@ -139,13 +174,20 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    size = config.intermediate_size
+    if architecture == "lfm2":
+        size = -(-(2 * size // 3) // config.block_multiple_of) * config.block_multiple_of
+    writer.add_feed_forward_length(size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    kv_heads = config.num_key_value_heads
+    is_lfm2 = architecture in ("lfm2", "lfm2moe")
+    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config.layer_types] if is_lfm2 else kv_heads)
     head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(config.norm_eps if is_lfm2 else config.rms_norm_eps)
+    write_states(writer, config)
+    write_experts(writer, config)
     rope = config.rope_parameters
     if architecture == "gemma3":
         full, local = rope["full_attention"], rope["sliding_attention"]
@@ -162,11 +204,6 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     if architecture == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_dimension_count(int(head_size * rope["partial_rotary_factor"]))
-    if hasattr(config, "num_experts_per_tok"):
-        writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if architecture == "qwen3moe":
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -179,6 +216,35 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         plain = rope["rope_theta"] ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
         scaled, _ = transformers_frequencies(config)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+
+
+def write_states(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of layers with states."""
+    if hasattr(config, "conv_L_cache"):
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    if hasattr(config, "linear_num_value_heads"):
+        heads = config.linear_num_value_heads
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_ssm_state_size(config.linear_key_head_dim)
+        writer.add_ssm_group_count(config.linear_num_key_heads)
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(config.linear_value_head_dim * heads)
+        writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
+        writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
+
+
+def write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of mixtures of experts."""
+    if hasattr(config, "num_experts_per_tok"):
+        writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if hasattr(config, "num_dense_layers"):
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def byte_tokenizer(writer: gguf.GGUFWriter) -> None:
@@ -276,14 +342,43 @@ def random_blocks(values: NDArray[np.float32], kind: GGMLQuantizationType) -> ND
 
 
 def permuted(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
-    """Rows in llama.cpp's order for RoPE that rotates neighbours: row 2i + j of a head was row i of its half j."""
+    """Rows in llama.cpp's order for RoPE that rotates neighbours: row 2i + j of a head was row i of its half j.
+
+    Of linear attention, value heads in an order in which the first ones of all key heads come before the second ones.
+    """
+    if (order := value_order(name, config)) is not None:
+        return values[order]
     heads = rotated_heads(name, config)
     return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape) if heads else values
 
 
 def unpermuted(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
+    if (order := value_order(name, config)) is not None:
+        back = np.empty_like(values)
+        back[order] = values
+        return back
     heads = rotated_heads(name, config)
     return values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape) if heads else values
+
+
+def value_order(name: str, config: Any) -> Any:
+    """The index by which value heads get llama.cpp's order; None: they keep theirs."""
+    if "linear_attn." not in name or (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type] == "qwen3next":
+        return None
+    key_heads, heads = config.linear_num_key_heads, config.linear_num_value_heads
+
+    def tiled(size: int, first: int = 0) -> NDArray[np.int64]:
+        places = np.arange(heads * size).reshape(key_heads, heads // key_heads, size)
+        return np.concatenate([np.arange(first), first + places.swapaxes(0, 1).reshape(-1)])
+
+    size = config.linear_value_head_dim
+    if name.endswith("out_proj.weight"):
+        return slice(None), tiled(size)
+    if name.endswith(("in_proj_qkv.weight", "conv1d.weight")):
+        return tiled(size, 2 * key_heads * config.linear_key_head_dim)
+    if name.endswith("in_proj_z.weight"):
+        return tiled(size)
+    return None if name.endswith("norm.weight") else tiled(1)
 
 
 def rotated_heads(name: str, config: Any) -> int:

@@ -35,6 +35,8 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "granitemoe": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "llama with biases": {"mlp_bias": False},
+    "lfm2": {},
+    "lfm2_moe": {},
     "mistral without window": {},
     "mixtral": {},
     "olmo2": {},
@@ -42,6 +44,9 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "phi3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.75}},
     "qwen2": {},
     "qwen3_moe": {},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+    "qwen3_next": {},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "layer_types": ["full_attention"] * 4},
 }
 # K-quants come in blocks of 256 columns.
@@ -288,7 +293,7 @@ U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (set_pair("general.architecture", "mamba", TEXT), "qwen3moe, smollm3, got \"mamba\"; a model of another"),
+        (set_pair("general.architecture", "mamba", TEXT), "qwen3next, smollm3, got \"mamba\"; a model of another"),
         (set_pair("llama.expert_count", 8, U32), "llama.expert_used_count is missing"),
         (set_pair("llama.logit_scale", 8.0, F32), "llama.logit_scale is 8.0"),
         (set_pair("llama.attention.scale", 0.5, F32), "llama.attention.scale is 0.5, and only models that have 0.25"),

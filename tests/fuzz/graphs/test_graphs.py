@@ -48,9 +48,6 @@ def test_random_graphs_have_all_supported_operators() -> None:
     # PagedAttention's lengths and blocks have to agree in their values, which random ones do not; If is taken with
     # constant branches only, and QMoE as exports have it: tests/ops/ has them.
     taken -= {"PagedAttention", "If", "QMoE"}
-    # tests/ops/cpu/test_linear_attention.py has those of layers with states: heads, gates and states fit one another.
-    taken -= {"LinearAttention", "LinearAttentionGate", "CausalConvWithState", "GatedRMSNorm", "GatedAdd"}
-    taken -= {"MRotaryEmbedding", "LpNormalization"}
     rng = random.Random(SEED)
     models = (build(rng.randbytes(HEAD_BYTES), [rng.randbytes(NODE_BYTES) for _ in range(8)]).model for _ in range(400))
     made = {node.op_type for model in models for node in onnx.load_from_string(model).graph.node}

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import cache
 
 from tests.fuzz.graphs.builder import Builder
-from tests.fuzz.operators import attention, elementwise, foreign, moves, products, quantised, reductions
+from tests.fuzz.operators import attention, elementwise, foreign, moves, products, quantised, reductions, states
 
-FAMILIES = (elementwise, moves, reductions, products, quantised, attention, foreign)
+FAMILIES = (elementwise, moves, reductions, products, quantised, attention, states, foreign)
 
 
 @cache

@@ -102,10 +102,12 @@ class Node:
 @cache
 def references() -> Table:
     """The reference of each operator, by domain and name."""
-    from tests.fuzz.reference import attention, pools, products, standard
+    from tests.fuzz.reference import attention, pools, products, standard, states
 
     return {
-        key: function for family in (standard, pools, products, attention) for key, function in family.TABLE.items()
+        key: function
+        for family in (standard, pools, products, attention, states)
+        for key, function in family.TABLE.items()
     }
 
 

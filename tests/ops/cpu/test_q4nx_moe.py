@@ -16,7 +16,8 @@ EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rou
 BF16 = 2.0**-9  # the same of bfloat16
 # Sizes that do not fill whole groups of columns and blocks of rows, and sizes that do.
 ODD, WHOLE = (100, 48), (256, 64)
-CONSTANTS = (1, 2, 3)
+BIAS = np.float32([0.3, -0.2, 0.1, 0, -0.3, 0.2])
+CONSTANTS = (1, 2, 3, 5)
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,11 @@ class Mixture:
     gate_up: np.ndarray
     down: np.ndarray
     attributes: dict[str, Any]
+    bias: np.ndarray | None = None
 
     @property
-    def inputs(self) -> list[np.ndarray]:
-        return [self.router, self.gate_up, self.down]
+    def inputs(self) -> list[np.ndarray | None]:
+        return [self.router, self.gate_up, self.down, *([] if self.bias is None else [None, self.bias])]
 
     def expert(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The blocks of an expert's gate and up projection, and of its down projection."""
@@ -71,9 +73,11 @@ def logits_of(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decided_rows(count: int, of: Mixture) -> np.ndarray:
-    """Rows whose choice of experts no rounding changes."""
+    """Rows whose choice of experts no rounding changes. A sigmoid is at most a quarter as steep as its logit."""
     x = rows_of(count + 20, of.attributes["hidden_size"])
     logits, error = logits_of(x, of)
+    if of.bias is not None:
+        logits = 1 / (1 + np.exp(-logits)) + of.bias
     last, next_one = np.sort(logits, axis=-1)[
         :, [-of.attributes["experts_per_token"], -of.attributes["experts_per_token"] - 1]
     ].T
@@ -85,7 +89,8 @@ def routed(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray, np.ndarr
     16 for its own roundings (exp is good to some ulps)."""
     logits, error = logits_of(x, of)
     normalize = bool(of.attributes.get("normalize_routing_weights", 1))
-    experts, weights = q4nx_moe.route(logits, of.attributes["experts_per_token"], normalize=normalize)
+    bias = None if of.bias is None else of.bias.astype(np.float64)
+    experts, weights = q4nx_moe.route(logits, of.attributes["experts_per_token"], normalize=normalize, bias=bias)
     return experts, weights, 2 * error + 16 * EPSILON
 
 
@@ -98,10 +103,16 @@ def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
-def test_moe_equals_equation(isa: str, count: int, attributes: dict[str, Any]) -> None:
+def test_moe_equals_equation(isa: str, count: int, biased: bool, attributes: dict[str, Any]) -> None:
     """Against float64, with activations of bfloat16."""
     of = mixture(**attributes)
+    if biased and "normalize_routing_weights" in attributes:
+        with pytest.raises(ValueError, match="expected normalize_routing_weights to be 1 beside a router_bias"):
+            run(rows_of(count, ODD[0]), replace(of, bias=BIAS), cpu_isa=isa)
+        return
+    of = replace(of, bias=BIAS if biased else None)
     hidden, inner = ODD
     x = decided_rows(count, of)
     experts, weights, weight_error = routed(x, of)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from flownpu.convert.layer_parts import ExpertTensors
+from flownpu.convert.layer_parts import DeltaRuleTensors, ExpertTensors
 
 
 class Power(NamedTuple):
@@ -38,6 +38,12 @@ class Experts:
     normalize: bool | str = True
     """Whether the chosen experts' weights are divided by their sum, or the name of the setting that says so."""
     tensors: ExpertTensors = _EACH_BY_ITSELF
+    biased: bool = False
+    """See `Mixture.biased`."""
+    shared: str | None = None
+    """The setting with the number of rows of a shared expert's gate; None: there is none."""
+    dense_layers: str | None = None
+    """The setting with the number of first layers that have a plain feed-forward instead; None: there are none."""
 
 
 _LLAMA_BIASES = Biases()
@@ -85,9 +91,9 @@ class Family:
     convolution: str | None = None
     """The setting with the taps of the gated convolutions that stand in the place of attention where layer_types says
     conv; None: there are none."""
-    delta_rule: bool = False
+    delta_rule: DeltaRuleTensors | None = None
     """Linear attention by the gated delta rule stands in the place of attention where layer_types says
-    linear_attention."""
+    linear_attention, with tensors stored like this; None: there is none."""
     output_gate: bool = False
     """Attention's output has a gate, in the query projection's tensor."""
     adjusted_size: bool = False

@@ -144,7 +144,16 @@ def _mixture(family: Family, config: Settings) -> Mixture | None:
         raise ConversionError(
             f"{config.where}: expected {experts.chosen} to be at most the number of experts, {count}, got {per_token}"
         )
-    return Mixture(count, per_token, _has(config, experts.normalize), experts.tensors)
+    return Mixture(
+        count,
+        per_token,
+        _has(config, experts.normalize),
+        experts.tensors,
+        biased=experts.biased,
+        shared_size=config.integer(experts.shared) if experts.shared else 0,
+        dense_layers=config.integer(experts.dense_layers, least=0) if experts.dense_layers else 0,
+        dense_size=config.integer("intermediate_size") if experts.dense_layers else 0,
+    )
 
 
 def _head_sizes(config: Settings) -> tuple[int, int, int]:
@@ -200,9 +209,15 @@ def _mixers(family: Family, config: Settings) -> dict[str, Mixer]:
     mixers: dict[str, Mixer] = {}
     if family.convolution:
         mixers[_CONVOLUTION] = Convolution(config.integer(family.convolution, least=2))
-    if family.delta_rule:
-        names = "conv_kernel_dim", "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"
-        rule = DeltaRule(*(config.integer(f"linear_{name}") for name in names))
+    if family.delta_rule is not None:
+        rule = DeltaRule(
+            config.integer("linear_conv_kernel_dim"),
+            config.integer("linear_num_key_heads"),
+            config.integer("linear_num_value_heads"),
+            config.integer("linear_key_head_dim"),
+            config.integer("linear_value_head_dim"),
+            family.delta_rule,
+        )
         if rule.value_heads % rule.key_heads:
             raise ConversionError(
                 f"{config.where}: expected linear_num_value_heads to be a multiple of linear_num_key_heads, got "
@@ -229,7 +244,7 @@ def _kinds(family: Family, config: Settings, count: int) -> list[str]:
     if isinstance(period, Power):
         period = config.integer(period.key, least=0)
     if period:
-        other = _LINEAR if family.delta_rule else _LOCAL
+        other = _LOCAL if family.delta_rule is None else _LINEAR
         return [_FULL if (i + 1) % period == 0 else other for i in range(count)]
     if config.flag("use_sliding_window"):
         raise ConversionError(f"{config.where}: use_sliding_window is set, but there are no layer_types")
@@ -238,7 +253,7 @@ def _kinds(family: Family, config: Settings, count: int) -> list[str]:
 
 def _listed(family: Family, config: Settings, count: int) -> list[str]:
     kinds = config.texts("layer_types")
-    other = _CONVOLUTION if family.convolution else _LINEAR if family.delta_rule else _LOCAL
+    other = _CONVOLUTION if family.convolution else _LOCAL if family.delta_rule is None else _LINEAR
     if len(kinds) != count or not set(kinds) <= {_FULL, other}:
         raise ConversionError(
             f"{config.where}: expected layer_types to say {_FULL} or {other} for each of the {count} layers, got "

@@ -15,7 +15,9 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, OTHER_WAYS
 
 if TYPE_CHECKING:
-    from flownpu.convert.families.family import Family
+    from collections.abc import Mapping
+
+    from flownpu.convert.families.family import Experts, Family
     from flownpu.convert.gguf.file import GgufFile
 
 ARCHITECTURES = {family.gguf: family for family in FAMILIES.values() if family.gguf is not None}
@@ -29,8 +31,8 @@ _NEUTRAL = {
     "attention.max_alibi_bias": 0.0,
 }
 
-# Such settings of mixtures of experts. The gating function 1 is softmax.
-_NEUTRAL_EXPERTS = {"expert_gating_func": 1, "expert_shared_count": 0, "expert_shared_feed_forward_length": 0}
+# The gating functions softmax and sigmoid of experts.
+_SOFTMAX, _SIGMOID = 1, 2
 
 # How many layers the Gemmas of 27B parameters have. Their attention is scaled by 1 / sqrt(hidden size / heads), that of
 # all others by 1 / sqrt(head size). The file does not say so; llama.cpp also recognises them by the number of layers.
@@ -47,6 +49,14 @@ def read_configuration(file: GgufFile) -> dict[str, Any]:
         ConversionError: the architecture is not supported, or a setting is missing or has no place in FlowNPU.
     """
     return _Settings(file).configuration()
+
+
+def _neutral_experts(family: Family) -> dict[str, Any]:
+    """Settings of experts that change the model, and the values that a family has."""
+    if (experts := family.experts) is None:
+        return {"expert_count": 0}
+    shared = {} if experts.shared else {"expert_shared_feed_forward_length": 0}
+    return {"expert_gating_func": _SIGMOID if experts.biased else _SOFTMAX, "expert_shared_count": 0, **shared}
 
 
 class _Settings:
@@ -68,15 +78,9 @@ class _Settings:
             )
         family = self._family()
         has_scales = family.residual_scale is not None
-        neutrals = _NEUTRAL | ({} if has_scales else _SCALES)
-        neutrals |= _NEUTRAL_EXPERTS if family.experts is not None else {"expert_count": 0}
-        for key, neutral in neutrals.items():
-            if (value := self.value(key, neutral)) != neutral:
-                raise ConversionError(
-                    f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
-                    "there can be converted"
-                )
-        layers = self.integer("block_count")
+        self._check_neutral(_NEUTRAL | ({} if has_scales else _SCALES) | _neutral_experts(family))
+        # Files of models with a drafter of their own count its layers, which are the last.
+        layers = self.integer("block_count") - int(self.value("nextn_predict_layers", 0))
         if layers > len(self.file.tensors):
             raise ConversionError(
                 f"{self.file.path}: {self.architecture}.block_count is {layers}, and there are "
@@ -84,8 +88,10 @@ class _Settings:
             )
         hidden_size, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         head_size = self.integer("attention.key_length", hidden_size // heads)
-        partial = ("rope.dimension_count",) if self.architecture == "phi3" else ()
-        for key in {"attention.value_length", "rope.dimension_count"}.difference(partial):
+        is_partial = self.architecture == "phi3" or family.delta_rule is not None
+        for key in {"attention.value_length", "rope.dimension_count"} - (
+            {"rope.dimension_count"} if is_partial else set()
+        ):
             if (size := self.integer(key, head_size)) != head_size:
                 raise ConversionError(
                     f"{self.file.path}: {self.architecture}.{key} is {size}, and only models that have the head's "
@@ -94,19 +100,19 @@ class _Settings:
         config = {
             "model_type": family.model_type,
             "hidden_size": hidden_size,
-            "intermediate_size": self.integer("feed_forward_length"),
+            "intermediate_size": self.integer("feed_forward_length", self.value("expert_feed_forward_length", 0)),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": self.integer("attention.head_count_kv", heads),
             "head_dim": head_size,
             "vocab_size": self._vocabulary_size(),
             "max_position_embeddings": self.integer("context_length"),
-            "rms_norm_eps": self.value("attention.layer_norm_rms_epsilon"),
+            family.norm_epsilon: self.value("attention.layer_norm_rms_epsilon"),
             "rope_theta": self.value("rope.freq_base", 10000.0),
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "attention_bias": "blk.0.attn_output.bias" in self.file.tensors,
             **self._tokens(),
-            **(self._mixture() if family.experts is not None else {}),
+            **(self._mixture(family.experts) if family.experts is not None else {}),
+            **self._mixers(family, layers),
         }
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
@@ -119,6 +125,7 @@ class _Settings:
         if self.architecture == "phi3":
             window = self.value("attention.sliding_window", 0)
             config["sliding_window"] = int(window) or None
+        if is_partial:
             config["partial_rotary_factor"] = self.integer("rope.dimension_count", head_size) / head_size
         return config
 
@@ -145,18 +152,52 @@ class _Settings:
             raise ConversionError(f"{self.file.path}: expected {self.architecture}.{key} of at least 1, got {value}")
         return int(value)
 
+    def _check_neutral(self, neutrals: Mapping[str, Any]) -> None:
+        """Raises ConversionError if a setting has another value than the one that is given."""
+        for key, neutral in neutrals.items():
+            if (value := self.value(key, neutral)) != neutral:
+                raise ConversionError(
+                    f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
+                    "there can be converted"
+                )
+
     def _family(self) -> Family:
         """The file's family; the architecture llama with experts is Mixtral."""
         family = ARCHITECTURES[self.architecture]
         return FAMILIES["mixtral"] if family.model_type == "llama" and self.value("expert_count", 0) else family
 
-    def _mixture(self) -> dict[str, Any]:
-        size = self.integer("expert_feed_forward_length", self.integer("feed_forward_length"))
+    def _mixers(self, family: Family, layers: int) -> dict[str, Any]:
+        """The settings of layers with states, and the key and value heads of the others."""
+        if family.convolution is not None:
+            # Layers without keys and values have convolutions.
+            kv_heads = np.atleast_1d(self.value("attention.head_count_kv"))
+            kinds = ["full_attention" if heads else "conv" for heads in kv_heads.tolist()]
+            taps = {family.convolution: self.integer("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
+            return {"num_key_value_heads": int(kv_heads.max()), "layer_types": kinds[:layers], **taps}
+        heads = self.integer("attention.head_count")
+        config: dict[str, Any] = {"num_key_value_heads": self.integer("attention.head_count_kv", heads)}
+        if family.delta_rule is not None:
+            heads = self.integer("ssm.time_step_rank")
+            config |= {
+                "full_attention_interval": self.integer("full_attention_interval", 4),
+                "linear_conv_kernel_dim": self.integer("ssm.conv_kernel"),
+                "linear_num_key_heads": self.integer("ssm.group_count"),
+                "linear_num_value_heads": heads,
+                "linear_key_head_dim": self.integer("ssm.state_size"),
+                "linear_value_head_dim": self.integer("ssm.inner_size") // heads,
+            }
+        return config
+
+    def _mixture(self, experts: Experts) -> dict[str, Any]:
+        size = self.integer("expert_feed_forward_length", self.value("feed_forward_length", 0))
+        shared = {experts.shared: self.integer("expert_shared_feed_forward_length")} if experts.shared else {}
+        dense = {experts.dense_layers: int(self.value("leading_dense_block_count"))} if experts.dense_layers else {}
         return {
             "num_experts": self.integer("expert_count"),
             "num_experts_per_tok": self.integer("expert_used_count"),
-            "intermediate_size": size,
-            "moe_intermediate_size": size,
+            experts.size: size,
+            **shared,
+            **dense,
             # The file does not say it. Of these families, llama.cpp leaves only OLMoE's weights unnormalised.
             "norm_topk_prob": self.architecture != "olmoe",
         }

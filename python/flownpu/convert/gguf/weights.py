@@ -7,7 +7,7 @@ they are quantised again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
@@ -15,7 +15,8 @@ from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
 from flownpu.convert.gguf.codes import KEPT, keep_codes
-from flownpu.convert.quantise import Stored
+from flownpu.convert.layer_parts import Convolution, DeltaRule
+from flownpu.convert.quantise import Carried, Stored
 from flownpu.convert.weights import weight_plan
 from flownpu.ops import q4nx
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.gguf.file import GgufFile
-    from flownpu.convert.quantise import Carried
 
 _Number = TypeVar("_Number", bound=np.generic)
 # Q6_K has codes of 6 bits, but a scale for each 16 weights.
@@ -53,11 +53,29 @@ _LAYER = {
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
     # Tensors of families that have these projections in one (Family.fused).
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
 }
+# Tensors whose names have no further part.
+_WHOLE = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a", "mlp.expert_bias": "exp_probs_b.bias"}
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
+_DELTA_RULE_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 _SANDWICH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -65,6 +83,29 @@ _SANDWICH_NORMS = {
 }
 # Not a weight of the plan, because it is read with the rotary embeddings.
 ROPE_FACTORS = "rope_freqs.weight"
+
+
+class _Order(NamedTuple):
+    """The places in a file of rows, by the tensor's name in its layer, and of the output projection's columns."""
+
+    rows: dict[str, NDArray[np.int64]]
+    columns: NDArray[np.int64]
+
+
+def _value_order(mixer: DeltaRule | None) -> _Order | None:
+    """Where files have value heads in another order; None: they have the checkpoints'.
+
+    Checkpoints have the r value heads of a key head together. In files with separate tensors of rates, llama.cpp's
+    converter puts the first value heads of all key heads first, then the second ones.
+    """
+    if mixer is None or mixer.tensors.fused_ba:
+        return None
+    heads = np.arange(mixer.value_heads).reshape(-1, mixer.key_heads).T.reshape(-1)
+    values = (heads[:, None] * mixer.value_size + np.arange(mixer.value_size)).reshape(-1)
+    channels = np.concatenate([np.arange(2 * mixer.keys), 2 * mixer.keys + values])
+    rows = dict.fromkeys(("ssm_alpha.weight", "ssm_beta.weight", "ssm_dt.bias", "ssm_a"), heads)
+    rows |= {"attn_qkv.weight": channels, "ssm_conv1d.weight": channels, "attn_gate.weight": values}
+    return _Order(rows, values)
 
 
 class GgufWeights:
@@ -85,17 +126,29 @@ class GgufWeights:
         self._file = file
         self._head_size = decoder.head_size
         self._interleaved = tuple(f"attn_{x}.{y}" for x in "qk" for y in ("weight", "bias")) if interleaved else ()
-        layer = _LAYER | (_SANDWICH_NORMS if decoder.sandwich_norms else _NORMS)
+        mixers = [layer.mixer for layer in decoder.layers]
+        rule = next((mixer for mixer in mixers if isinstance(mixer, DeltaRule)), None)
+        norms = _NORMS if rule is None else _DELTA_RULE_NORMS
+        layer = _LAYER | (_SANDWICH_NORMS if decoder.sandwich_norms else norms)
+        is_convolution = any(isinstance(mixer, Convolution) for mixer in mixers)
+        model = _MODEL | ({"norm.weight": "token_embd_norm.weight"} if is_convolution else {})
+        self._order = _value_order(rule)
         names = {
             f"layers.{i}.{name}.{part}": f"blk.{i}.{stored}.{part}"
             for i in range(len(decoder.layers))
             for name, stored in layer.items()
             for part in ("weight", "bias")
         }
+        for i in range(len(decoder.layers)):
+            names |= {f"layers.{i}.{name}": f"blk.{i}.{stored}" for name, stored in _WHOLE.items()}
         self._names = {
-            source.tensor: (_MODEL | names)[source.tensor] for w in weight_plan(decoder) for source in w.sources
+            source.tensor: (model | names)[source.tensor] for w in weight_plan(decoder) for source in w.sources
         }
-        unknown = sorted(set(file.tensors) - set(self._names.values()) - {ROPE_FACTORS})
+        # The layers of the model's own drafter follow the others.
+        drafts = int(file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0))
+        of_drafter = tuple(f"blk.{len(decoder.layers) + i}." for i in range(drafts))
+        stored = {name for name in file.tensors if not name.startswith(of_drafter)}
+        unknown = sorted(stored - set(self._names.values()) - {ROPE_FACTORS})
         refuse_unplaced(file.path, unknown, "architecture")
 
     @property
@@ -111,6 +164,8 @@ class GgufWeights:
         actual = self._file.tensors[name].shape
         if len(actual) == 3:  # the matrices of all experts count as one matrix
             actual = (actual[0] * actual[1], actual[2])
+        if len(actual) == 1 and len(shape) == 2:  # one row
+            actual = (1, *actual)
         if actual != shape:
             raise ConversionError(
                 f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"
@@ -126,13 +181,17 @@ class GgufWeights:
         name = self._names[tensor]
         kind = self._file.tensors[name].type
         stored = self._stored_rows(name, first, stop)
-        return keep_codes(stored, kind) if kind in KEPT else self._dequantized(stored, name)
+        rows = keep_codes(stored, kind) if kind in KEPT else self._dequantized(stored, name)
+        return self._ordered_columns(rows) if name.endswith("ssm_out.weight") and self._order is not None else rows
 
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
         """A whole one-dimensional tensor, float32 [size]; raises as `check` and `values`."""
         self.check(tensor, (size,))
         name = self._names[tensor]
-        return self._halves(self.values(name)) if name.endswith(self._interleaved) else self.values(name)
+        values = self.values(name)
+        if (order := self._rows_of(name)) is not None:
+            return values[order]
+        return self._halves(values) if name.endswith(self._interleaved) else values
 
     def values(self, name: str) -> NDArray[np.float32]:
         """A one-dimensional tensor by its name in the file, float32.
@@ -155,11 +214,35 @@ class GgufWeights:
         return Stored(kind.name, q4nx.EIGHT_BITS if kind in _ROUNDED_TO_8_BITS else None)
 
     def _stored_rows(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
+        if (order := self._rows_of(name)) is not None:
+            wanted = order[first:stop]
+            runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+            return np.concatenate([self._file.read(name, int(run[0]), int(run[-1]) + 1) for run in runs])
         if not name.endswith(self._interleaved):
             return self._file.read(name, first, stop)
         size = self._head_size
         low = first // size * size
         return self._halves(self._file.read(name, low, -(-stop // size) * size))[first - low : stop - low]
+
+    def _rows_of(self, name: str) -> NDArray[np.int64] | None:
+        """For each row of a tensor, or element of a vector, its place in the file; None: its own."""
+        part = name.split(".", 2)[-1]
+        return None if self._order is None else self._order.rows.get(part)
+
+    def _ordered_columns(self, rows: NDArray[np.float32] | Carried) -> NDArray[np.float32] | Carried:
+        assert self._order is not None
+        columns = self._order.columns
+        if not isinstance(rows, Carried):
+            return rows[:, columns]
+        groups = columns[:: q4nx.GROUP] // q4nx.GROUP
+        if (np.diff(columns.reshape(-1, q4nx.GROUP)) != 1).any():
+            raise ConversionError(
+                f"{self._file.path}: expected value heads of a multiple of {q4nx.GROUP} elements, whose codes can be "
+                "put in another order; convert from a file that is not quantised"
+            )
+        codes, scale, minimum = rows.quantized
+        quantized = rows.quantized._replace(codes=codes[:, columns], scale=scale[:, groups], minimum=minimum[:, groups])
+        return Carried(quantized, rows.exact[:, columns])
 
     def _halves(self, heads: NDArray[_Number]) -> NDArray[_Number]:
         """Reorders the rows of whole heads from interleaved to the checkpoints' order: all even rows, then all odd."""

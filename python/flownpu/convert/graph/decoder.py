@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import onnx_ir as ir
 
 from flownpu.convert.graph.mixers import MixerWriter
+from flownpu.convert.graph.writer import MICROSOFT
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
 
@@ -95,7 +96,7 @@ class DecoderWriter(MixerWriter):
                 hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
             before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
             hidden, residual = self._next(hidden, residual, f"{layer}.{before_mlp}")
-            hidden = self._feed_forward(hidden, f"{layer}.mlp")
+            hidden = self._feed_forward(i, hidden)
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_feedforward_layernorm")
             if i + 1 < count:
@@ -109,9 +110,13 @@ class DecoderWriter(MixerWriter):
         total = self._op("Add", [residual, x], f"{weight}/sum")
         return total, total
 
-    def _feed_forward(self, hidden: ir.Value, module: str) -> ir.Value:
-        if self.decoder.mixture is not None:
-            return self._experts(hidden, module, self.decoder.mixture)
+    def _feed_forward(self, index: int, hidden: ir.Value) -> ir.Value:
+        mixture, module = self.decoder.mixture, f"layers.{index}.mlp"
+        if mixture is not None and index >= mixture.dense_layers:
+            return self._experts(hidden, module, mixture)
+        return self._mlp(hidden, module)
+
+    def _mlp(self, hidden: ir.Value, module: str) -> ir.Value:
         if not self.decoder.feed_forward_bias:
             hidden = self._project(hidden, f"{module}.gate_up_proj", gating=self.decoder.gating)
             return self._project(hidden, f"{module}.down_proj")
@@ -126,9 +131,10 @@ class DecoderWriter(MixerWriter):
 
     def _experts(self, hidden: ir.Value, module: str, mixture: Mixture) -> ir.Value:
         names = ("router", "experts.gate_up_proj", "experts.down_proj")
-        return self._op(
+        bias = [None, self._weight(f"{module}.router.bias")] if mixture.biased else []
+        output = self._op(
             "Q4NXMoE",
-            [hidden, *(self._weight(f"{module}.{name}") for name in names)],
+            [hidden, *(self._weight(f"{module}.{name}") for name in names), *bias],
             f"{module}.experts",
             domain=DOMAIN,
             num_experts=mixture.experts,
@@ -138,6 +144,13 @@ class DecoderWriter(MixerWriter):
             normalize_routing_weights=int(mixture.normalize),
             gating=self.decoder.gating,
         )
+        if not mixture.shared_size:
+            return output
+        shared = self._mlp(hidden, f"{module}.shared_expert")
+        name = f"{module}.shared_expert_gate"
+        gate = self._op("MatMul", [hidden, self._weight(name)], name)
+        opened = self._op("Sigmoid", [gate], f"{module}.shared_expert_open")
+        return self._op("GatedAdd", [output, shared, opened], f"{module}.sum", domain=MICROSOFT)
 
     def _attention(self, index: int, hidden: ir.Value) -> ir.Value:
         decoder, name = self.decoder, f"layers.{index}.self_attn"
@@ -228,7 +241,7 @@ class DecoderWriter(MixerWriter):
             [residual, x, self._weight(weight)],
             attributes={"epsilon": self.decoder.norm_epsilon},
             num_outputs=4,
-            domain="com.microsoft",
+            domain=MICROSOFT,
             version=1,
             name=f"/{weight}",
         )

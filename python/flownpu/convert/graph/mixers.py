@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from flownpu.convert.graph.embedding import EmbeddingWriter
+from flownpu.convert.graph.writer import MICROSOFT
 from flownpu.convert.layer_parts import Convolution
 from flownpu.convert.weights import ProjectionWeight, weight_plan
 from flownpu.ops.definitions.onnx_function import DOMAIN
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.layer_parts import DeltaRule, Mixer
-
-_MICROSOFT = "com.microsoft"
 
 
 class MixerWriter(EmbeddingWriter):
@@ -82,7 +81,7 @@ class MixerWriter(EmbeddingWriter):
             "GatedRMSNorm",
             [output, self._weight(f"{name}.norm"), gate],
             f"{name}.norm",
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
             epsilon=self.decoder.norm_epsilon,
         )
         return self._project(normed, f"{name}.out_proj")
@@ -123,7 +122,7 @@ class MixerWriter(EmbeddingWriter):
     ) -> Sequence[ir.Value]:
         """Adds a node of ONNX Runtime's with two outputs."""
         values = self.tape.op_multi_out(
-            op_type, inputs, attributes=attributes, num_outputs=2, domain=_MICROSOFT, version=1, name=f"/{name}"
+            op_type, inputs, attributes=attributes, num_outputs=2, domain=MICROSOFT, version=1, name=f"/{name}"
         )
         for value, output in zip(values, outputs, strict=True):
             value.name = f"/{name}/{output}"

@@ -9,6 +9,9 @@ from onnx_ir.tape import Tape
 from flownpu.ops.definitions import add_functions
 from flownpu.ops.definitions.onnx_function import DOMAIN, IR_VERSION, OPSET, VERSION
 
+MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
 
 class GraphWriter:
     """Builds a graph. Values are float32 unless a method says otherwise."""
@@ -27,7 +30,7 @@ class GraphWriter:
             outputs,
             nodes=self.tape.nodes,
             initializers=list(self.initializers.values()),
-            opset_imports={"": OPSET, "com.microsoft": 1, DOMAIN: VERSION},
+            opset_imports={"": OPSET, MICROSOFT: 1, DOMAIN: VERSION},
             name=name,
         )
         model = ir.Model(graph, ir_version=IR_VERSION, producer_name="flownpu")

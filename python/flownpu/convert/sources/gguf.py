@@ -14,13 +14,14 @@ from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
 from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
-from flownpu.convert.layer_parts import STACKED
+from flownpu.convert.layer_parts import STACKED, DeltaRule
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
 from flownpu.convert.weights import weight_plan
 
 if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder
+    from flownpu.convert.layer_parts import Mixer
     from flownpu.convert.request import Request
 
 
@@ -36,8 +37,7 @@ def convert_gguf(request: Request) -> None:
     try:
         configuration = read_configuration(file)
         decoder = read_decoder(configuration, where=f"{source}: the metadata")
-        if decoder.mixture is not None:
-            decoder = dataclasses.replace(decoder, mixture=dataclasses.replace(decoder.mixture, tensors=STACKED))
+        decoder = _as_stored(decoder)
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A value has the wrong type.
@@ -61,6 +61,21 @@ def convert_gguf(request: Request) -> None:
         force=request.force,
         progress=request.progress,
     )
+
+
+def _as_stored(decoder: Decoder) -> Decoder:
+    """The decoder with its tensors named and stored as in GGUF files."""
+    mixture = decoder.mixture and dataclasses.replace(decoder.mixture, tensors=STACKED)
+
+    def stored(mixer: Mixer | None) -> Mixer | None:
+        if not isinstance(mixer, DeltaRule):
+            return mixer
+        return dataclasses.replace(
+            mixer, tensors=dataclasses.replace(mixer.tensors, fused_qkvz=False, logarithms=False)
+        )
+
+    layers = tuple(dataclasses.replace(layer, mixer=stored(layer.mixer)) for layer in decoder.layers)
+    return dataclasses.replace(decoder, mixture=mixture, layers=layers, tensor_names={})
 
 
 def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -> Decoder:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError
-from flownpu.model.folder import onnx_path, read_genai_config, read_json
+from flownpu.model.folder import has_states, onnx_path, read_genai_config, read_json
 
 _WITHOUT = "or leave --lookup and --draft out"
 
@@ -22,6 +22,8 @@ def check_verifies(folder: Path, configuration: dict[str, Any], device: str) -> 
         )
     elif str(model.get("type", "")).startswith("phi"):
         reason = "has a KV cache that GenAI computes anew when the text reaches its second table of rotations"
+    elif has_states(configuration):
+        reason = "has layers with states, which cannot forget wrong candidates"
     elif device not in ("auto", "cpu"):
         reason = f"cannot verify candidates on --device {device}, which computes one token a step: take --device cpu"
     if reason:
@@ -40,6 +42,8 @@ def check_draft(folder: Path, configuration: dict[str, Any], draft: Path) -> Non
     elif "sliding_window" in model["decoder"]:
         reason = "has a window-sized KV cache, which cannot forget wrong candidates: convert it without "
         reason += "--sliding-window-cache"
+    elif has_states(settings):
+        reason = "has layers with states, which cannot forget wrong candidates: take a draft without"
     elif (ours := _weight_bytes(draft, settings)) > (theirs := _weight_bytes(folder, configuration)):
         reason = f"is larger ({ours} bytes) than the model in {folder} ({theirs} bytes): a draft has to read less"
     else:

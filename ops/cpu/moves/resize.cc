@@ -147,9 +147,10 @@ class Resize final : public Step {
     if (is_linear_) {
       x = std::clamp(x, 0.0, last);
       const auto first = static_cast<std::int64_t>(x);
-      // The last pixel alone: halves of it, since 0 times an infinite one is NaN.
-      if (first == size - 1) return {first, first, 0.5F};
-      return {first, first + 1, static_cast<float>(x - static_cast<double>(first))};
+      const auto weight = static_cast<float>(x - static_cast<double>(first));
+      // A pixel alone, as two halves: 0 times an infinite neighbour is NaN.
+      if (weight == 0) return {first, first, 0.5F};
+      return {first, std::min(first + 1, size - 1), weight};
     }
     const auto nearest = static_cast<std::int64_t>(std::clamp(rounded(x), 0.0, last));
     return {nearest, nearest, 0};

@@ -60,7 +60,7 @@ def test_linear_resize_beside_infinite_pixels_equals_that_of_onnxruntime(coordin
         found, expected = one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes)
         assert np.isinf(expected).any()
         assert not np.isnan(found).any()
-        # The bound of the test above. Where a place lies on a pixel, ONNX Runtime multiplies the next by 0, or makes NaN.
+        # The bound of the test above. Where a place lies on a pixel, ONNX Runtime multiplies the next by 0.
         known = ~np.isnan(expected)
         np.testing.assert_allclose(found[known], expected[known], rtol=0, atol=6 * 2 * 7 * 4 * 2.0**-24)
 

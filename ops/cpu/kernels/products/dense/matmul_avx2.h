@@ -73,7 +73,7 @@ inline Vector scale_of_columns(const float* from, std::int64_t count, bool is_st
   Vector most{};
   Vector zero_or_nan{};
   for (std::int64_t start = 0; start < count; start += 4 * kQuadsOfSum) {
-    // Of the first two and the last two of each four rows.
+    // VPMADDUBSW keeps the first two of each four rows apart from the last two.
     Vector positive[2] = {};
     Vector negative[2] = {};
     for (std::int64_t i = start; i < std::min(start + 4 * kQuadsOfSum, count); ++i) {

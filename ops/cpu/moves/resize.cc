@@ -112,9 +112,10 @@ class Resize final : public Step {
                   std::int64_t width, float* y) {
     for (std::int64_t i = 0; i < width; ++i) {
       const Place& at = across[i];
-      const float left = above[at.first] + weight * (below[at.first] - above[at.first]);
-      const float right = above[at.second] + weight * (below[at.second] - above[at.second]);
-      y[i] = left + at.weight * (right - left);
+      // Not left + weight * (right - left), which is NaN beside an infinite pixel.
+      const float left = above[at.first] * (1 - weight) + below[at.first] * weight;
+      const float right = above[at.second] * (1 - weight) + below[at.second] * weight;
+      y[i] = left * (1 - at.weight) + right * at.weight;
     }
   }
 
@@ -146,8 +147,10 @@ class Resize final : public Step {
     if (is_linear_) {
       x = std::clamp(x, 0.0, last);
       const auto first = static_cast<std::int64_t>(x);
-      return {first, std::min(first + 1, size - 1),
-              static_cast<float>(x - static_cast<double>(first))};
+      const auto weight = static_cast<float>(x - static_cast<double>(first));
+      // A pixel alone, as two halves: 0 times an infinite neighbour is NaN.
+      if (weight == 0) return {first, first, 0.5F};
+      return {first, std::min(first + 1, size - 1), weight};
     }
     const auto nearest = static_cast<std::int64_t>(std::clamp(rounded(x), 0.0, last));
     return {nearest, nearest, 0};
@@ -162,7 +165,7 @@ class Resize final : public Step {
   // The lines of x that a line of the result lies between.
   static Place lines_of(std::int64_t row, const Shape& x, const Shape& y,
                         const std::array<const Place*, Shape::kMaxRank>& places) {
-    Place line;
+    Place line{.weight = 0.5F};  // a vector has one line
     std::int64_t stride = 1;
     for (int axis = y.rank() - 2; axis >= 0; --axis) {
       const Place& at = places[static_cast<std::size_t>(axis)][row % y[axis]];

@@ -2,7 +2,6 @@
 // A product with a dense weight. Rows of activations are rounded, and multiplied in tiles by packed
 // columns: a constant's, packed when the session was made, or a panel at a time.
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <new>
 #include <vector>
@@ -68,27 +67,6 @@ MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t bl
   const std::int64_t block_parts =
       std::min(q4nx::ceil_div(kTasksPerThread * threads, row_parts), tasks_of(blocks, block_work));
   return {row_parts, block_parts};
-}
-
-// The largest integer without a sign of which no two products with neighbouring int8 weights of a
-// column, from an even row on, are more than 16 bits hold together.
-int largest_without_overflow(const DenseWeight& weight) {
-  const auto* data = static_cast<const std::int8_t*>(weight.data);
-  const std::int64_t along_k = weight.transposed ? 1 : weight.m;
-  const std::int64_t along_m = weight.transposed ? weight.k : 1;
-  int most = 1;
-  for (std::int64_t k = 0; k < weight.k; k += 2) {
-    for (std::int64_t m = 0; m < weight.m; ++m) {
-      const std::int8_t* at = data + k * along_k + m * along_m;
-      const std::int8_t first = at[0];
-      const std::int8_t second = k + 1 < weight.k ? at[along_k] : std::int8_t{0};
-      constexpr std::int8_t kZero = 0;
-      most = std::max({most, std::max(first, kZero) + std::max(second, kZero),
-                       -std::min(first, kZero) - std::min(second, kZero)});
-    }
-  }
-  return std::min<int>(std::numeric_limits<std::int16_t>::max() / most,
-                       std::numeric_limits<std::uint8_t>::max());
 }
 
 }  // namespace
@@ -176,8 +154,6 @@ void DenseProduct::round(const float* x, std::int64_t rows, std::int64_t k, Work
 }
 
 void DenseProduct::keep(const DenseWeight& weight) {
-  if (rounding_.is_unsigned && weight.type == DataType::kInt8)
-    rounding_.largest = largest_without_overflow(weight);
   const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
   const std::int64_t bytes = context_.kernels.dense_block_bytes(weight.k, rounding_) * blocks;
   if (bytes == 0) return;

@@ -19,6 +19,8 @@ from tests.fuzz.reference.standard import FUNCTION_UNITS, elementwise, gelu, sum
 # largest magnitude (twice that in 127 steps on AVX2, finer elsewhere; a group is part of a row); of weights, half of a
 # 127th of the distance between a group's ends.
 BFLOAT16, INT7, BYTE = 2.0**-8, 0.5 / 63 * 1.02, 0.5 / 127 * 1.02
+# The rounding of AVX2, whose eight weights of one sign share so many steps.
+SHORT_SUMS, SHORT_STEPS = "int8, added up in 16 bits", 32767 // 150 - 4
 # A group of magnitudes up to this is rounded to 0 (docs/operators.md, small numbers).
 NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 # Above this, roundings to bf16 and scales of int8 may overflow.
@@ -36,7 +38,7 @@ def product(
     Args:
         x: the activations.
         w: the weight.
-        rounding: rounding of activations and weight: "none", "bf16" or "int8".
+        rounding: rounding of activations and weight: "none", "bf16", "int8" or SHORT_SUMS.
         span: [M]: the range that the 8-bit codes of a column cover with "int8"; None: from its least to its largest
             number.
         scale: scale of a weight that is int8 in the model.
@@ -73,12 +75,15 @@ def _rounded_operands(
 ) -> tuple[Samples, Samples]:
     if rounding == "bf16":
         return x.shaken(BFLOAT16), w.shaken(BFLOAT16)
-    if rounding != "int8" or not (sizes[0].size and sizes[1].size):
+    if rounding not in ("int8", SHORT_SUMS) or not (sizes[0].size and sizes[1].size):
         return x, w
     # A row's largest magnitude is at least each group's; codes of weights lie within twice a column's.
     error = sizes[0].max(axis=-1, keepdims=True) * INT7 + np.minimum(sizes[0], NEGLIGIBLE)
     finite = np.where(np.isfinite(w.numbers[0]), w.numbers[0], 0)
     of_weight = (2 * np.abs(finite).max(axis=-2, keepdims=True) if span is None else span) * BYTE
+    if rounding == SHORT_SUMS:
+        eight = np.sort(np.abs(finite), axis=-2)[..., -8:, :].sum(axis=-2, keepdims=True)
+        of_weight = np.maximum(of_weight, eight / SHORT_STEPS * 0.5 * 1.02)
     if scale is not None:  # 128 is added to the codes, and subtracted from the product
         of_weight = of_weight + np.abs(scale.numbers[0]).max(initial=0) * 128 * 2.0**-22
     return x.shaken(absolute=error), w.shaken(absolute=of_weight)
@@ -87,8 +92,9 @@ def _rounded_operands(
 def _dense_rounding(node: Node) -> str:
     """The rounding of products with a constant weight: that of `activations`, on AVX2 int8 only."""
     isa, activations = node.provider.get("cpu_isa"), node.provider.get("activations", "none")
-    rounds = isa in ("avx512", "auto") or (isa == "avx2" and activations == "int8")
-    return activations if rounds else "none"
+    if activations == "int8" and isa in ("avx2", "auto"):
+        return SHORT_SUMS
+    return activations if isa in ("avx512", "auto") else "none"
 
 
 def sum_of(a: Samples, b: Samples) -> Samples:

@@ -66,16 +66,20 @@ def summed(node: Node, inputs: Sequence[Samples | None], terms: int) -> Samples:
     """An operator that adds up `terms` numbers, in any order, which come from input 0.
 
     A sum that a computer makes is the exact one of terms that are each off by at most so many roundings (Higham,
-    "Accuracy and Stability of Numerical Algorithms", section 4.2). Partial sums may overflow in some orders.
+    "Accuracy and Stability of Numerical Algorithms", section 4.2). In some orders, partial sums of its finite terms
+    overflow, and meet an infinity of the other sign.
     """
     x, *others = inputs
     assert x is not None
     if not x.is_float:
         return by_onnx(node, inputs)[0]
     made = by_onnx(node, [x.shaken((terms + 2) * unit(x.dtype)), *others])[0].rounded()
-    sizes = [s._replace(numbers=np.abs(s.numbers[:1])) if s is not None and s.is_float else s for s in inputs]
+    sizes = [
+        s._replace(numbers=np.nan_to_num(np.abs(s.numbers[:1]), nan=0, posinf=0)) if s is not None and s.is_float else s
+        for s in inputs
+    ]
     magnitude = by_onnx(node, sizes)[0].numbers[0]
-    return made.unknown_where((magnitude > float(limits(x.dtype).max) / 2) & np.isfinite(magnitude))
+    return made.unknown_where(magnitude > float(limits(x.dtype).max) / 2)
 
 
 # --- Functions of each element ---------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.floa
 FEW_ROWS, FEW_COLUMNS = 4, 64
 # The most columns of K that share a scale in int8: of weights that are rounded, and of int8 ones.
 MOST_COLUMNS = {"avx512": (128, 128), "avx2": (256, 384)}
-# The largest codes of AVX2, whose instruction adds two products in 16 bits.
-SIGNED_CODE, UNSIGNED_CODE = 90, 182
+# The largest codes of activations on AVX2, with rounded and with int8 weights.
+UNSIGNED_CODES = (150, 127)
 
 
 def weight_of(rng: np.random.Generator, k: int, m: int, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -47,16 +47,25 @@ def part_columns(isa: str, k: int, weight: np.ndarray) -> int:
     return math.ceil(math.ceil(k / parts) / 64) * 64
 
 
-def largest_unsigned(weight: np.ndarray) -> int:
-    """The largest code of activations of which no two products with int8 weights pass 16 bits."""
-    pairs = np.pad(weight.astype(np.int64), ((0, len(weight) % 2), (0, 0))).reshape(-1, 2, weight.shape[1])
-    most = max(np.maximum(pairs, 0).sum(1).max(), np.maximum(-pairs, 0).sum(1).max())
-    return min(32767 // int(most), 255)
+def largest_sums(weight: np.ndarray) -> np.ndarray:
+    """The largest sums [M] of weights of one sign that AVX2 adds up in 16 bits: of 16 of K, eight each."""
+    runs = np.pad(weight.astype(np.float64), ((0, -len(weight) % 16), (0, 0))).reshape(-1, 4, 2, 2, weight.shape[1])
+    return np.asarray(np.maximum(np.maximum(runs, 0).sum((1, 3)), np.maximum(-runs, 0).sum((1, 3))).max((0, 1)))
+
+
+def signed_step(weight: np.ndarray, stored: bool) -> np.ndarray:
+    """The steps [M] of codes up to 127 whose largest sums, each rounded by a half, do not pass 16 bits on AVX2."""
+    sums, most = largest_sums(weight), 32767 // UNSIGNED_CODES[stored]
+    step = np.maximum(sums / (most - 4), np.abs(weight).max(0) / 127)
+    return np.where(sums > most, step, 1) if stored else step
 
 
 def near_ties(scaled: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """A step, where four roundings in float32 of a number up to 255 decide between two codes; else 0."""
-    return np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 255 * 4 * EPSILON, step, 0)
+    """A step, where float32 decides between two codes; else 0.
+
+    There are four roundings of a number up to 255, or twelve, of a sum of eight and what follows, of one up to 127.
+    """
+    return np.where(np.abs(scaled - np.floor(scaled) - 0.5) <= 127 * 12 * EPSILON, step, 0)
 
 
 def unsigned_activations(x: np.ndarray, part: int, largest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -84,13 +93,17 @@ def rounded_weight(
     if activations == "bf16":
         products = weight.astype(np.float32) * (1 if scale is None else scale)
         return products.astype(ml_dtypes.bfloat16).astype(np.float64), np.zeros_like(exact)
-    if weight.dtype == np.int8:
+    stored = weight.dtype == np.int8
+    if stored and not signed:
         return exact, np.zeros_like(exact)
     found, error = np.empty_like(exact), np.zeros_like(exact)
     for start in range(0, len(exact), part):
         of_part = exact[start : start + part]
         lowest = np.zeros(exact.shape[1]) if signed else of_part.min(0)
-        step = np.abs(of_part).max(0) / SIGNED_CODE if signed else (of_part.max(0) - lowest) / 255
+        step = (of_part.max(0) - lowest) / 255
+        if signed:
+            of_codes = weight[start : start + part].astype(np.float64)
+            step = signed_step(of_codes, stored) * (1 if scale is None else scale.astype(np.float64))
         scaled = (of_part - lowest) / np.where(step > 0, step, 1)
         found[start : start + part] = lowest + step * np.floor(scaled + 0.5)
         error[start : start + part] = near_ties(scaled, step)
@@ -122,8 +135,7 @@ def test_product_equals_float64(
     if rounding(isa, rows, activations, weight) != "none":
         part, avx2 = part_columns(isa, k, weight), isa == "avx2"
         if avx2:
-            largest = largest_unsigned(weight) if dtype == "int8" else UNSIGNED_CODE
-            exact_x, of_x = unsigned_activations(x, part, largest)
+            exact_x, of_x = unsigned_activations(x, part, UNSIGNED_CODES[dtype == "int8"])
         else:
             exact_x, of_x = rounded(x, activations, part), tie_error(x, activations, part)
         exact_w, error = rounded_weight(weight, scale, activations, part, signed=avx2)
@@ -133,6 +145,23 @@ def test_product_equals_float64(
     # minimum and steps, whose magnitudes are up to three times the largest weight.
     magnitudes = np.abs(exact_x).sum(1)[:, None] * 3 * np.abs(exact_w).max()
     assert np.all(np.abs(y - exact_x @ exact_w) <= (k + 8) * EPSILON * magnitudes + slack)
+
+
+@pytest.mark.skipif("avx2" not in ISAS, reason="the processor has no AVX2, whose sums of 16 bits these weights fill")
+@pytest.mark.parametrize("dtype", ["float", "int8"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_equal_weights_and_largest_activations_pass_no_sum(dtype: str, sign: int) -> None:
+    rng = np.random.default_rng(5)
+    k, m = 192, 96
+    x = np.ones((5, k), np.float32)
+    x[:, 0] = 0  # All others are the largest code.
+    floats = sign * rng.uniform(0.9, 1, (k, m)).astype(np.float32)
+    weight = np.rint(127 * floats).astype(np.int8) if dtype == "int8" else floats
+    y = one("DenseMatMul", [x, weight], constants=(1,), options={"cpu_isa": "avx2", "activations": "int8"})
+    exact, error = rounded_weight(weight, None, "int8", k, signed=True)
+    # K + 8 roundings, as above. A sum that passes 16 bits is wrong by 65536 steps of both, more than the result.
+    bound = (k + 8) * EPSILON * k * np.abs(exact).max() + error.sum(0)
+    assert np.all(np.abs(y - exact[1:].sum(0)) <= bound)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -13,13 +13,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/attention/cache_row.h"
 #include "ops/cpu/kernels/attention/query_blocks.h"
+#include "ops/cpu/kernels/functions.h"
 #include "ops/cpu/kernels/vector.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -157,16 +157,28 @@ class ManyRows {
   // Softcap and bias, in place. The lowest f32, which some models mask with, stays finite in units
   // of A, so that a row that sees nothing else gives its keys equal weights.
   void adjust(std::int64_t block, const Range& range) {
-    for (std::int64_t r = 0; r < kBlockRows; ++r) {
-      const std::int64_t row = std::min(block * kBlockRows + r, sweep_.rows - 1);
-      for (std::int64_t key = range.begin; key < range.end; ++key) {
-        float& score = scores_[(key - range.begin) * kBlockRows + r];
-        float s = score / A::kScoreUnit;
-        if (sweep_.softcap > 0) s = sweep_.softcap * std::tanh(s / sweep_.softcap);
-        if (sweep_.bias != nullptr) s += sweep_.bias[row][key];
-        score = s == kNothing ? s : std::max(s * A::kScoreUnit, kLowest);
+    for (std::int64_t key = range.begin; key < range.end; key += kLanes) {
+      const std::int64_t keys = std::min<std::int64_t>(kLanes, range.end - key);
+      for (int v = 0; v < VECTORS; ++v) {
+        Vector bias[kLanes] = {};
+        if (sweep_.bias != nullptr) bias_of(block * kBlockRows + v * kLanes, key, keys, bias);
+        for (std::int64_t i = 0; i < keys; ++i) {
+          float* score = scores_ + ((key - range.begin + i) * VECTORS + v) * kLanes;
+          Vector s = load(score) * (1 / A::kScoreUnit);
+          if (sweep_.softcap > 0) s = sweep_.softcap * tanh(s * (1 / sweep_.softcap));
+          s += bias[i];
+          store(score, select(s == kNothing, s, max(broadcast(kLowest), s * A::kScoreUnit)));
+        }
       }
     }
+  }
+
+  // The bias of kLanes rows from `first` on, a vector for each of `keys` keys from `key` on.
+  void bias_of(std::int64_t first, std::int64_t key, std::int64_t keys,
+               Vector (&bias)[kLanes]) const {
+    for (int r = 0; r < kLanes; ++r)
+      bias[r] = load_some(sweep_.bias[std::min(first + r, sweep_.rows - 1)] + key, keys);
+    transpose(bias);
   }
 
   // Sets scores to minus infinity for keys that a row does not see; exp makes them 0.

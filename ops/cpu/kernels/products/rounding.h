@@ -19,16 +19,16 @@ struct Group {
   Vector part[kVectors];
 };
 
+// The values of a row of k from `start` on.
 inline Group load_group(const float* x, std::int64_t start, std::int64_t k) {
   Group group;
-  float padded[q4nx::kGroup] = {};
-  const float* from = x + start;
-  if (k - start < q4nx::kGroup) {
-    const std::int64_t rest = std::max<std::int64_t>(k - start, 0);
-    if (rest > 0) std::memcpy(padded, from, static_cast<std::size_t>(rest) * sizeof(float));
-    from = padded;
+  if (k - start >= q4nx::kGroup) {
+    for (int v = 0; v < Group::kVectors; ++v) group.part[v] = load(x + start + v * kLanes);
+    return group;
   }
-  for (int v = 0; v < Group::kVectors; ++v) group.part[v] = load(from + v * kLanes);
+  group = {};
+  if (start < k)
+    std::memcpy(&group, x + start, static_cast<std::size_t>(k - start) * sizeof(float));
   return group;
 }
 

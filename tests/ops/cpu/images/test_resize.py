@@ -50,6 +50,21 @@ def test_linear_resize_to_sizes_equals_that_of_onnxruntime(coordinates: str, siz
     )
 
 
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners"])
+def test_linear_resize_beside_infinite_pixels_equals_that_of_onnxruntime(coordinates: str) -> None:
+    x = X[:1, :1].copy()
+    x[..., 2, 3], x[..., -1, -1], x[..., 0, 0] = np.inf, -np.inf, np.inf
+    attributes = {"mode": "linear", "coordinate_transformation_mode": coordinates}
+    for scales in [(1, 1, 1, 1), (1, 1, 2, 2), (1, 1, 1, 2), (1, 1, 2, 1)]:
+        inputs = [x, None, np.array(scales, np.float32)]
+        found, expected = one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes)
+        assert np.isinf(expected).any()
+        assert not np.isnan(found).any()
+        # The bound of the test above. Where a place lies on a pixel, ONNX Runtime multiplies the next by 0.
+        known = ~np.isnan(expected)
+        np.testing.assert_allclose(found[known], expected[known], rtol=0, atol=6 * 2 * 7 * 4 * 2.0**-24)
+
+
 @pytest.mark.parametrize(
     ("inputs", "attributes", "message"),
     [

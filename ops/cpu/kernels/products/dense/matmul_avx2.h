@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // DenseMatMul in AVX2, in int8 without VNNI.
 //
-// VPMADDUBSW adds two products of an unsigned and a signed byte in 16 bits, saturating. Three
-// instructions make 32 products, where f32 takes four, and two of the three compete for the units
-// of multiplication: twice as many products a cycle.
+// VPMADDUBSW adds two products of an unsigned and a signed byte in 16 bits, saturating. Four such
+// sums are added up in 16 bits before VPMADDWD widens them: 128 products take 4 + 3 + 2
+// instructions, of which 5 compete for the two units of multiplication, where f32 takes 16. So a
+// Zen 3 makes up to 51 products a cycle instead of 16 (measured: 39).
 //
 // Weights are the signed bytes: 32 columns x a part of k, w = scale * code, with a scale for each
-// column of a part; a weight that is int8 is its code. Activations are the unsigned ones, x =
-// lowest + scale * u. The product is scale * scale * dot(u, code) + lowest * (sum of the weights).
-// No two products may pass 16 bits: 2 x 90 x 182 < 2^15, which shares the error fairly between
-// weights and activations; for int8 weights the largest u follows from them (127 or more).
+// column of a part. Activations are the unsigned ones, x = lowest + scale * u. The product is scale
+// * scale * dot(u, code) + lowest * (sum of the weights). The scale of a column is the least with
+// which none of its sums passes 16 bits, whatever the activations are: most columns have no eight
+// weights of one sign in a sum that are all near the largest.
 //
 // Packed: for each part of k codes [k / 4][32 columns][4 of k], then scales and sums of the
 // weights, f32 [32] each. Dataflow: tiles of kByteRows rows of activations by two vectors of
@@ -29,20 +30,29 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-constexpr float kLargestCode = 90.0F;
+// So many times four of k are added up in 16 bits. One Zen 3 core makes 97 GMAC/s with 1, 111 with
+// 2, 128 with 4. More of them leave weights fewer bits: those of normally distributed ones have a
+// relative error of 0.0129 with 1 and 0.0147 with 4.
+constexpr int kQuadsOfSum = 4;
+constexpr int kLargestSum = std::numeric_limits<std::int16_t>::max();
+constexpr float kLargestCode = std::numeric_limits<std::int8_t>::max();
+// The largest integers of activations: with 150, errors of activations and weights are alike for
+// normally distributed ones. Those of int8 weights add up to 258 = 32767 / 127 then, which a
+// column's sums pass by a fifth (MiniLM), so that its codes are rounded to a step of 1.2.
+constexpr int kRoundedLargest = 150;
+constexpr int kStoredLargest = 127;
 // The most columns of a part. Adding up the results of a part takes as long as the dots of 60
-// columns (47 GMAC/s with parts of 128, 64 of 256, 70 of 384, 74 of 1536), and a longer part costs
-// bits; int8 weights lose none, and leave more of them to the activations. The dots of 384 columns,
-// at most 384 x 255 x 128, are less than 2^24: exact in f32.
+// columns (47 GMAC/s with parts of 128, 64 of 256, 70 of 384, 74 of 1536, before sums of 16 bits),
+// and a longer part costs bits. The dots of 384 columns, at most 384 x 255 x 128, are less than
+// 2^24: exact in f32.
 constexpr std::int64_t kRoundedPart = 256;
 constexpr std::int64_t kStoredPart = 384;
-// 4 x 2 dots leave 8 of 16 registers for codes, activations, ones and products.
+// 4 x 2 sums of 16 bits, and as many of 32 of which some are in memory.
 constexpr int kByteRows = 4;
 
 inline DenseRounding int8_rounding(DataType weight) {
-  // 127 until int8 weights are known: two of them are -256 at the least.
-  if (weight == DataType::kInt8) return {DenseType::kInt8, 127, kStoredPart, true};
-  return {DenseType::kInt8, 182, kRoundedPart, true};
+  if (weight == DataType::kInt8) return {DenseType::kInt8, kStoredLargest, kStoredPart, true};
+  return {DenseType::kInt8, kRoundedLargest, kRoundedPart, true};
 }
 
 inline std::int64_t bytes_of_part(std::int64_t columns) {
@@ -53,16 +63,34 @@ inline std::int64_t int8_block_bytes(std::int64_t k, std::int64_t part) {
   return q4nx::ceil_div(k, part) * bytes_of_part(part);
 }
 
-// The largest magnitude of `count` rows of a vector of columns; NaN if one is NaN or infinite.
-inline Vector largest_of_columns(const float* from, std::int64_t count) {
+// The scale of a vector of columns of `count` rows, NaN if one is NaN or infinite: the least with
+// which neither a code passes 127 nor the codes of one sign in a sum, each rounded by up to half,
+// pass 16 bits. Codes that are stored stay as they are if their sums do not pass.
+inline Vector scale_of_columns(const float* from, std::int64_t count, bool is_stored) {
+  const auto limit =
+      static_cast<float>(kLargestSum / (is_stored ? kStoredLargest : kRoundedLargest));
   Vector largest{};
+  Vector most{};
   Vector zero_or_nan{};
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Vector row = load(from + i * kDenseColumns);
-    largest = larger_magnitude(largest, magnitude(row));
-    zero_or_nan += row * 0.0F;
+  for (std::int64_t start = 0; start < count; start += 4 * kQuadsOfSum) {
+    // VPMADDUBSW keeps the first two of each four rows apart from the last two.
+    Vector positive[2] = {};
+    Vector negative[2] = {};
+    for (std::int64_t i = start; i < std::min(start + 4 * kQuadsOfSum, count); ++i) {
+      const Vector row = load(from + i * kDenseColumns);
+      positive[i / 2 % 2] += max(row, Vector{});
+      negative[i / 2 % 2] -= min(row, Vector{});
+      largest = max(largest, magnitude(row));
+      zero_or_nan += row * 0.0F;
+    }
+    for (const Vector sum : {positive[0], positive[1], negative[0], negative[1]})
+      most = max(sum, most);
   }
-  return largest + zero_or_nan;
+  // Each of twice kQuadsOfSum codes is rounded by half at most.
+  const Vector scale =
+      max(most * broadcast(1 / (limit - kQuadsOfSum)), largest * broadcast(1 / kLargestCode)) +
+      zero_or_nan;
+  return is_stored ? select(most > limit, scale, broadcast(1.0F)) : scale;
 }
 
 // Codes, scales and sums of `count` rows columns[][32], after which zeros fill a group.
@@ -71,8 +99,7 @@ inline void pack_part(const float* columns, std::int64_t count, bool is_stored, 
   const std::int64_t quads = q4nx::ceil_div(count, q4nx::kGroup) * q4nx::kGroup / 4;
   for (int v = 0; v < kDenseColumns / kLanes; ++v) {
     const float* from = columns + v * kLanes;
-    const Vector scale =
-        is_stored ? broadcast(1.0F) : largest_of_columns(from, count) * broadcast(1 / kLargestCode);
+    const Vector scale = scale_of_columns(from, count, is_stored);
     // The codes of a column of NaN may be any.
     const Vector inverse = scale > 0.0F ? 1.0F / scale : Vector{};
     Integers sum{};
@@ -109,18 +136,31 @@ template <int COUNT>
 void dot_part(const std::byte* codes, std::int64_t quads, const std::uint8_t* x,
               std::int64_t x_stride, __m256i (&dot)[COUNT][kColumnVectors]) {
   const __m256i ones = _mm256_set1_epi16(1);
-  for (std::int64_t quad = 0; quad < quads; ++quad, codes += 4 * kDenseColumns, x += 4) {
-    __m256i column[kColumnVectors];
-    for (int v = 0; v < kColumnVectors; ++v)
-      column[v] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + v * 32));
-    for (int r = 0; r < COUNT; ++r) {
-      std::int32_t four;
-      std::memcpy(&four, x + r * x_stride, sizeof(four));
-      const __m256i activations = _mm256_set1_epi32(four);
+  for (std::int64_t quad = 0; quad < quads; quad += kQuadsOfSum) {
+    __m256i sum[COUNT][kColumnVectors];
+    // Unrolled, or GCC keeps the sums in memory.
+#pragma GCC unroll 4
+    for (int i = 0; i < kQuadsOfSum; ++i, codes += 4 * kDenseColumns, x += 4) {
+#pragma GCC unroll 2
       for (int v = 0; v < kColumnVectors; ++v) {
-        const __m256i pairs = _mm256_maddubs_epi16(activations, column[v]);
-        dot[r][v] = _mm256_add_epi32(dot[r][v], _mm256_madd_epi16(pairs, ones));
+        const __m256i column = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + v * 32));
+#pragma GCC unroll 4
+        for (int r = 0; r < COUNT; ++r) {
+          std::int32_t four;
+          std::memcpy(&four, x + r * x_stride, sizeof(four));
+          __m256i two = _mm256_maddubs_epi16(_mm256_set1_epi32(four), column);
+          if (i > 0) two = _mm256_add_epi16(sum[r][v], two);
+          // Keeps GCC from reordering the additions, whose operands would not fit 16 registers.
+          asm("" : "+x"(two));
+          sum[r][v] = two;
+        }
       }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < COUNT; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kColumnVectors; ++v)
+        dot[r][v] = _mm256_add_epi32(dot[r][v], _mm256_madd_epi16(sum[r][v], ones));
     }
   }
 }

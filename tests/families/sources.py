@@ -7,6 +7,7 @@ Each function of SOURCES returns the folder to run, and the exporter's, or None 
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ def optimum(_form: str, tiny: TinyModel, folder: Path) -> Made:
     return _converted(folder / "export", folder / "model"), folder / "export"
 
 
+def genai_of_recipe(_form: str, tiny: TinyModel, folder: Path, *, options: tuple[str, ...]) -> Made:
+    """The folder that ORT GenAI's builder writes with options of its own, as it is."""
+    made = folder / "genai"
+    try:
+        genai_export.export(genai_export.Export(str(tiny.folder), str(made), ("accuracy_level=0", *options)))
+    except RuntimeError as error:
+        raise RefusedError(f"its builder fails ({_last_line(error)})") from error
+    return made, made
+
+
 SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "checkpoint": checkpoint,
     "GGUF": gguf_file,
@@ -105,12 +116,27 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
+# Recipes of ORT GenAI's builder besides its default, which is among the sources. Bits are those of chosen weights.
+RECIPES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
+    name: partial(genai_of_recipe, options=options)
+    for name, options in {
+        "rtn": ("algo_config=rtn",),
+        "rtn_last": ("algo_config=rtn_last",),
+        "k_quant": ("algo_config=k_quant",),
+        "k_quant_last": ("algo_config=k_quant_last",),
+        "k_quant_mixed": ("algo_config=k_quant_mixed",),
+        "8-bit head": ("matmul_mixed_precision=last_matmul:int8",),
+        "QDQ": ("use_qdq=true",),
+    }.items()
+}
+# Forms that recipes run with; what differs between others is not in their weights.
+RECIPE_FORMS = ("gemma2", "llama", "phi3", "qwen2", "qwen3")
 # The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes other
 # results than the checkpoint with longer texts.
 WITHIN = {
     ("mistral", "GGUF"): "its window",
     ("mistral", "GenAI, as it is"): "its window",
-    ("phi3", "GenAI, as it is"): "its window",
+    **dict.fromkeys((("phi3", source) for source in ("GenAI, as it is", *RECIPES)), "its window"),
     ("phi3 as phi4-mini", "optimum"): "its first context",
     ("phi3 with longrope", "optimum"): "its first context",
 }

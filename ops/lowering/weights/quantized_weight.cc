@@ -41,7 +41,7 @@ std::string QuantizedWeight::obstacle() const {
       return text.str();
     }
   }
-  const bool is_small = bits == 4 && block_size == kSmallBlock;
+  const bool is_small = bits == 4 && block_size == kSmallBlock && table == nullptr;
   if (rows <= 0 || columns <= 0 || block_size <= 0 ||
       (block_size % q4nx::kGroup != 0 && !is_small)) {
     text << "block_size=" << block_size << ": Q4NX has one scale for " << q4nx::kGroup

@@ -80,7 +80,8 @@ def as_read(blocks: q4nx.Bytes) -> q4nx.Bytes:
     """Q4NX blocks of a weight, in any layout, as the array reads them.
 
     The array multiplies codes of 4 bits. A weight of 8 bits, or with a table of int8 values, is the sum of two of 4,
-    its *planes*: of the code or value c, the high one has c // 16 + 8, times 16 scales from -128 scales on, and the low one c % 16 (aie/kernels/common/q4nx.h).
+    its *planes*: of the code or value c, the high one has c // 16 + 8, times 16 scales from -128 scales on, and the low
+    one c % 16 (aie/kernels/common/q4nx.h).
 
     Returns:
         Wide blocks [R, ceil(K/256), 5120]; of 8 bits [R, 2 ceil(K/256), 5120], the high plane's and the low plane's in

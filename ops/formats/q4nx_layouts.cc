@@ -53,7 +53,8 @@ void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to
 int code_value(const std::byte* row_of_blocks, const Layout& layout, std::int64_t group,
                std::int64_t row, std::int64_t column) {
   const std::byte* codes = row_of_blocks + layout.codes_at(group);
-  if (layout.code_bits == 8) return static_cast<std::int8_t>(codes[Layout::byte_code_at(row, column)]);
+  if (layout.code_bits == 8)
+    return static_cast<std::int8_t>(codes[Layout::byte_code_at(row, column)]);
   const std::int64_t place =
       row / kStripRows * layout.strip_bytes() + column * kColumnBytes + row % kStripRows / 2;
   const auto pair = std::to_integer<unsigned>(codes[place]);

@@ -52,12 +52,12 @@ constexpr AttributeRule kAttributes[] = {
 
 // The values of the types of bitsandbytes: FP4, with a bias of 3 and 1 as its largest value, and
 // NF4, quantiles of the normal distribution (QLoRA, arXiv 2305.14314, appendix E).
-constexpr ValueTable kFp4{0,  1.0F / 192,  2.0F / 3,  1,  1.0F / 3,  0.5F,  1.0F / 6,  0.25F,
+constexpr ValueTable kFp4{0, 1.0F / 192,  2.0F / 3,  1,  1.0F / 3,  0.5F,  1.0F / 6,  0.25F,
                           0, -1.0F / 192, -2.0F / 3, -1, -1.0F / 3, -0.5F, -1.0F / 6, -0.25F};
-constexpr ValueTable kNf4{
-    -1.0F,         -0.696192801F, -0.525073051F, -0.394917488F, -0.284441382F, -0.184773430F,
-    -0.0910500363F, 0.0F,         0.0795802996F, 0.160930201F,  0.246112302F,  0.337915242F,
-    0.440709829F,  0.562617004F,  0.722956836F,  1.0F};
+constexpr ValueTable kNf4{-1.0F,         -0.696192801F, -0.525073051F,  -0.394917488F,
+                          -0.284441382F, -0.184773430F, -0.0910500363F, 0.0F,
+                          0.0795802996F, 0.160930201F,  0.246112302F,   0.337915242F,
+                          0.440709829F,  0.562617004F,  0.722956836F,   1.0F};
 
 QuantizedWeight weight_of_bnb4(const Node& node) {
   return {.codes = input_or_none(node, kCodes),
@@ -72,14 +72,18 @@ QuantizedWeight weight_of_bnb4(const Node& node) {
 std::string obstacle_of_bnb4(const Node& node) {
   const QuantizedWeight weight = weight_of_bnb4(node);
   if (weight.block_size > 0 && weight.columns % weight.block_size != 0)
-    return "K=" + std::to_string(weight.columns) + " is no multiple of block_size=" +
-           std::to_string(weight.block_size) + ", so that rows share scales";
+    return "K=" + std::to_string(weight.columns) +
+           " is no multiple of block_size=" + std::to_string(weight.block_size) +
+           ", so that rows share scales";
   return weight.obstacle();
 }
 
 constexpr AttributeRule kBnb4Attributes[] = {
-    required(count("K", 1)), required(count("N", 1)), required(count("block_size", 1)),
-    required(integer("quant_type", 0, 1)), advised(only("training_mode", 0), "it is for training"),
+    required(count("K", 1)),
+    required(count("N", 1)),
+    required(count("block_size", 1)),
+    required(integer("quant_type", 0, 1)),
+    advised(only("training_mode", 0), "it is for training"),
     advised(only("transB", 1), "the codes are then not those of rows of W")};
 
 }  // namespace
@@ -87,8 +91,8 @@ constexpr AttributeRule kBnb4Attributes[] = {
 constexpr Contract kMatMulNBits{"com.microsoft", "MatMulNBits", 1,          1,
                                 kInputs,         kOutputs,      kAttributes};
 constexpr Contract kMatMulBnb4{
-    "com.microsoft", "MatMulBnb4", 1, 1, std::span(kInputs).first(kZeroPoints), kOutputs,
-    kBnb4Attributes};
+    "com.microsoft", "MatMulBnb4",   1, 1, std::span(kInputs).first(kZeroPoints),
+    kOutputs,        kBnb4Attributes};
 
 std::string q4nx_matmul_obstacle(const Node& node) {
   const QuantizedWeight weight = weight_of(node);

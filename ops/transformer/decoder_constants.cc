@@ -49,10 +49,9 @@ std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture) {
   const std::int64_t hidden = mixture.required_integer("hidden_size");
   const std::int64_t inner = mixture.required_integer("expert_size");
   const std::int64_t count = mixture.required_integer("num_experts");
-  return {
-      read_blocks(mixture, kMoeGateUp,
-                  {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count),
-      read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count)};
+  return {read_blocks(mixture, kMoeGateUp,
+                      {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count),
+          read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count)};
 }
 
 const float* read_vector(const Node& node, std::size_t input, std::int64_t size) {

@@ -84,7 +84,7 @@ def run_form(
             expected, export = logits_of(DecoderSession(model), calls), None
         cells[source] = {}
         for device in names:
-            cell = _checked(_run(tiny, model, device, devices, own, calls, expected), export, calls, expected)
+            cell = _checked(run_on(tiny, model, device, devices, own, calls, expected), export, calls, expected)
             cells[source][device] = cell if cell.refused else replace(cell, within=within)
     return cells
 
@@ -104,7 +104,7 @@ def _checked(cell: Cell, export: Path | None, calls: Calls, expected: Logits) ->
     return Cell(refused=f"the exporter makes another model: in ONNX Runtime itself it is off by {off}")
 
 
-def _run(
+def run_on(
     tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls, expected: Logits
 ) -> Cell:
     """Runs a model on a device; it counts as refused where the device does not take all of it."""

@@ -28,6 +28,16 @@ NO_FILE = {
     "olmoe with normalised weights": "such files do not say whether weights are normalised",
     "qwen2 with windows": "such files do not have its windows",
 }
+# Recipes of ORT GenAI's builder besides its default, which is among the sources, and its option for each.
+_RECIPES = {
+    "rtn": "algo_config=rtn",
+    "rtn_last": "algo_config=rtn_last",
+    "k_quant": "algo_config=k_quant",
+    "k_quant_last": "algo_config=k_quant_last",
+    "k_quant_mixed": "algo_config=k_quant_mixed",
+    "8-bit head": "matmul_mixed_precision=last_matmul:int8",
+    "QDQ": "use_qdq=true",
+}
 _NOT_READ = "`flownpu convert` reads no GGUF files of this family"
 
 
@@ -99,14 +109,20 @@ def optimum(_form: str, tiny: TinyModel, folder: Path) -> Made:
     return _converted(folder / "export", folder / "model"), folder / "export"
 
 
-def genai_of_recipe(_form: str, tiny: TinyModel, folder: Path, *, options: tuple[str, ...]) -> Made:
-    """The folder that ORT GenAI's builder writes with options of its own, as it is."""
-    made = folder / "genai"
-    try:
-        genai_export.export(genai_export.Export(str(tiny.folder), str(made), ("accuracy_level=0", *options)))
-    except RuntimeError as error:
-        raise RefusedError(f"its builder fails ({_last_line(error)})") from error
-    return made, made
+def genai_of_recipe(_form: str, tiny: TinyModel, folder: Path, *, recipe: str) -> Made:
+    """The folder that ORT GenAI's builder writes by a recipe, as it is. The first call makes the folders of all."""
+    made = folder.parent / "recipes"
+    if not made.is_dir():
+        try:
+            genai_export.export(
+                *(
+                    genai_export.Export(str(tiny.folder), str(made / name), ("accuracy_level=0", option))
+                    for name, option in _RECIPES.items()
+                )
+            )
+        except RuntimeError as error:
+            raise RefusedError(f"its builder fails ({_last_line(error)})") from error
+    return made / recipe, made / recipe
 
 
 SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
@@ -116,21 +132,11 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-# Recipes of ORT GenAI's builder besides its default, which is among the sources. Bits are those of chosen weights.
 RECIPES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
-    name: partial(genai_of_recipe, options=options)
-    for name, options in {
-        "rtn": ("algo_config=rtn",),
-        "rtn_last": ("algo_config=rtn_last",),
-        "k_quant": ("algo_config=k_quant",),
-        "k_quant_last": ("algo_config=k_quant_last",),
-        "k_quant_mixed": ("algo_config=k_quant_mixed",),
-        "8-bit head": ("matmul_mixed_precision=last_matmul:int8",),
-        "QDQ": ("use_qdq=true",),
-    }.items()
+    name: partial(genai_of_recipe, recipe=name) for name in _RECIPES
 }
 # Forms that recipes run with; what differs between others is not in their weights.
-RECIPE_FORMS = ("gemma2", "llama", "phi3", "qwen2", "qwen3")
+RECIPE_FORMS = ("llama", "qwen2", "qwen3")
 # The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes other
 # results than the checkpoint with longer texts.
 WITHIN = {

@@ -180,7 +180,8 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
 float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
   const std::int64_t block = column / block_size;
   if (table != nullptr)
-    return kLargestValue * scale(row, block) * (*table)[static_cast<std::size_t>(code(row, column))];
+    return kLargestValue * scale(row, block) *
+           (*table)[static_cast<std::size_t>(code(row, column))];
   return scale(row, block) * (static_cast<float>(code(row, column)) - zero_point(row, block));
 }
 
@@ -212,10 +213,9 @@ void QuantizedWeight::measure(const Q4NXGroup& made, std::int64_t row, std::int6
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
     const double exact = weight(row, k);
     const auto i = static_cast<std::size_t>(k - first);
-    const float found = table != nullptr
-                            ? from_bfloat16(made.scale) *
-                                  table_value(static_cast<std::size_t>(made.codes[i]))
-                            : made.weight(i);
+    const float found = table != nullptr ? from_bfloat16(made.scale) *
+                                               table_value(static_cast<std::size_t>(made.codes[i]))
+                                         : made.weight(i);
     const double error = double{found} - exact;
     difference.squares += exact * exact;
     difference.squared_error += error * error;

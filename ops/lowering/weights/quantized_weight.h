@@ -14,8 +14,8 @@
 // Q4NX has a minimum instead of the zero point. Codes stay as they are (bytes less 128, so that
 // they are signed); the scale is rounded to bf16, and the minimum, which is that of the code 0, is
 // a multiple of the rounded scale, rounded as well. Weights are quantised again only if block_size
-// is 16, because then two blocks share one scale of Q4NX (with a table they are refused). The Q4NX blocks have no minima where
-// codes stay and every zero point is 8 or 128.
+// is 16, because then two blocks share one scale of Q4NX (with a table they are refused). The Q4NX
+// blocks have no minima where codes stay and every zero point is 8 or 128.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes quantised checkpoints of transformers' models, as AutoAWQ, AutoGPTQ, compressed-tensors and bitsandbytes do."""
+"""Writes quantised checkpoints of transformers' models, as AutoAWQ, AutoGPTQ and others lay them out."""
 
 import dataclasses
 import json
@@ -127,7 +127,12 @@ def of_bitsandbytes(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     """As `quantised`, with codes that ONNX Runtime finds; with `exact`, values are those of Q4NX's int8 table."""
     packed, scale = np.zeros(weight.size // 2, np.uint8), np.zeros(weight.size // form.group, np.float32)
     quantize_matmul_bnb4(
-        packed, np.ascontiguousarray(weight), scale, form.group, list(BNB4_VALUES).index(form.method), *weight.shape[::-1]
+        packed,
+        np.ascontiguousarray(weight),
+        scale,
+        form.group,
+        list(BNB4_VALUES).index(form.method),
+        *weight.shape[::-1],
     )
     tensors: Tensors = {"weight": packed[:, None], "weight.absmax": scale}
     state: dict[str, Any] = {"quant_type": form.method, "blocksize": form.group, "shape": weight.shape}

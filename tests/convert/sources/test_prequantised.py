@@ -107,8 +107,13 @@ def test_prequantised_weight_loses_only_rounding_to_bfloat16(form: Form, tmp_pat
 
 @pytest.mark.parametrize(
     "form",
-    [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act"), Form("compressed-tensors", 32),
-     Form("nf4", 256)],
+    [
+        Form("awq", 64),
+        Form("gptq", 128, order="plain"),
+        Form("gptq", 32, order="act"),
+        Form("compressed-tensors", 32),
+        Form("nf4", 256),
+    ],
     ids=str,
 )
 def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) -> None:
@@ -130,7 +135,7 @@ def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) 
 
 @pytest.mark.parametrize("form", [Form("nf4", 64, exact=False), Form("fp4", 64, "nested", exact=False)], ids=str)
 def test_places_in_table_are_kept_and_values_rounded_to_127th(form: Form, tmp_path: Path) -> None:
-    """To half a step of 1 / 127 of a block's scale, and by the rounding of the scale to bf16, 2^-8 of the rounded value."""
+    """To half a step of 1 / 127 of a block's scale, and by the rounding of the scale to bf16, 2^-8 of the value."""
     tiny = write_prequantised(tmp_path, "llama", form)
     convert(tiny.folder, tmp_path / "model")
     name = "layers.0.mlp.down_proj"
@@ -142,7 +147,8 @@ def test_places_in_table_are_kept_and_values_rounded_to_127th(form: Form, tmp_pa
     table = np.array(BNB4_VALUES[form.method])
     scale = np.repeat(np.abs(exact.reshape(-1, form.group)).max(1), form.group).reshape(exact.shape)
     if form.version != "nested":
-        np.testing.assert_array_equal(made.codes, np.rint(127 * table)[np.abs(exact[..., None] / scale[..., None] - table).argmin(-1)])
+        nearest = np.abs(exact[..., None] / scale[..., None] - table).argmin(-1)
+        np.testing.assert_array_equal(made.codes, np.rint(127 * table)[nearest])
     rounded = scale * np.abs(made.codes) / 127
     bound = scale * 0.5 / 127 + 2.0**-8 * rounded
     assert (np.abs(q4nx.dequantize_codes(made) - exact) <= bound * (1 + 2.0**-20)).all()

@@ -25,7 +25,7 @@ NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 ENORMOUS = 1e37
 # The largest sum of a row of activations that does not overflow: it is multiplied by 8-bit codes before their scale.
 MOST_ACTIVATIONS = float(np.finfo(np.float32).max) / 256
-# The values of bitsandbytes' types: NF4 as in appendix E of arXiv 2305.14314, FP4 with a bias of 3, its largest being 1.
+# The values of bitsandbytes' types: NF4 as in appendix E of arXiv 2305.14314, FP4 with a bias of 3, at most 1.
 BNB4_VALUES = {
     "fp4": (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4, 0, -1 / 192, -2 / 3, -1, -1 / 3, -1 / 2, -1 / 6, -1 / 4),
     "nf4": (

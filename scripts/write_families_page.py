@@ -11,7 +11,6 @@ The cells are those of tests/families/; each compares with transformers on the s
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import flownpu
 from flownpu.convert.families import FAMILIES
 from tests.convert.conftest import ALL_CONFIGS
 from tests.families.cells import DEVICES, Cell, read_record, recorded_cells, run_form, write_record
-from tests.families.sources import RECIPE_FORMS, RECIPES, SOURCES
+from tests.families.sources import SOURCES
 from tests.rewrites.optimum_export import REQUIREMENTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "families.md"
@@ -36,17 +35,12 @@ def page(text: str) -> str:
 def _matrix() -> str:
     cells = recorded_cells()
     notes: dict[str, str] = {}
-
-    def table(forms: Iterable[str], sources: Iterable[str]) -> str:
-        head = ("family", "`model_type`", *sources)
-        rows = [(*_names(form), *(_text(cells[form][source], notes) for source in sources)) for form in forms]
-        return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
-
-    recipes = "Other recipes of ORT GenAI's builder, as they are, on the CPU device, beside ONNX Runtime's own kernels:"
-    tables = table(sorted(cells), SOURCES), recipes, table(RECIPE_FORMS, RECIPES)
+    head = ("family", "`model_type`", *SOURCES)
+    rows = [(*_names(form), *(_text(cells[form][source], notes) for source in SOURCES)) for form in sorted(cells)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
     versions = ", ".join(f"{name} {number}" for name, number in read_record()["versions"].items())
     listed = "\n".join(f"- **{letters}**: {sentence}" for sentence, letters in notes.items())
-    return "\n\n".join([*tables, f"The reasons ({versions}):", listed])
+    return "\n\n".join([table, f"The reasons ({versions}):", listed])
 
 
 def _names(form: str) -> tuple[str, str]:
@@ -56,8 +50,8 @@ def _names(form: str) -> tuple[str, str]:
 
 
 def _text(cells: dict[str, Cell], notes: dict[str, str]) -> str:
-    """The outcome on each of the devices, once if they are equal."""
-    return ", ".join(dict.fromkeys(_outcome(cell, notes) for cell in cells.values()))
+    """The outcome on each of DEVICES, once if they are equal."""
+    return ", ".join(dict.fromkeys(_outcome(cells[device], notes) for device in DEVICES))
 
 
 def _outcome(cell: Cell, notes: dict[str, str]) -> str:
@@ -85,9 +79,7 @@ def run(forms: list[str]) -> None:
     cells = recorded_cells()
     for form in forms:
         with tempfile.TemporaryDirectory() as folder:
-            cells[form] = run_form(form, Path(folder), devices, tuple(SOURCES))
-            if form in RECIPE_FORMS:
-                cells[form] |= run_form(form, Path(folder) / "again", devices, tuple(RECIPES), DEVICES[:1])
+            cells[form] = run_form(form, Path(folder), devices)
         write_record(versions, cells)
         for source, row in cells[form].items():
             for device, cell in row.items():

@@ -23,11 +23,10 @@ from tests.convert.conftest import TinyModel
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import logit_error
 from tests.families.checkpoints import make_checkpoint
-from tests.families.sources import RECIPE_FORMS, RECIPES, SOURCES, WITHIN, RefusedError, told
+from tests.families.sources import SOURCES, WITHIN, RefusedError, told
 from tests.npu.rounding import array_error
 
 Calls = Sequence[tuple[int, int]]
-Logits = NDArray[np.float32]
 
 DEVICES = ("cpu", "emulate")
 RECORD = Path(__file__).parent / "recorded.json"
@@ -61,40 +60,35 @@ class Cell:
 
 
 def run_form(
-    form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str], names: Sequence[str] = DEVICES
-) -> dict[str, dict[str, Cell]]:
-    """A form's cells, by source or recipe, and device; `names`: some of DEVICES.
-
-    What a recipe makes is compared with itself in ONNX Runtime, all else with transformers.
-    """
+    form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str] = tuple(SOURCES),
+    names: Sequence[str] = DEVICES,
+) -> dict[str, dict[str, Cell]]:  # fmt: skip
+    """A form's cells, by source and device; `names`: some of DEVICES."""
     tiny = make_checkpoint(form, folder / "checkpoint")
     cells: dict[str, dict[str, Cell]] = {}
     for number, source in enumerate(sources):
         own = folder / str(number)
         own.mkdir()
         try:
-            model, export = (SOURCES | RECIPES)[source](form, tiny, own)
+            model, export = SOURCES[source](form, tiny, own)
         except RefusedError as error:
             cells[source] = dict.fromkeys(names, Cell(refused=str(error)))
             continue
         within = WITHIN.get((form, source), "")
         calls = SHORT_CALLS if within else CALLS
-        expected = of_transformers(tiny, calls)
-        if source in RECIPES:  # which round weights in ways of their own
-            expected, export = logits_of(DecoderSession(model), calls), None
         cells[source] = {}
         for device in names:
-            cell = _checked(run_on(tiny, model, device, devices, own, calls, expected), export, calls, expected)
+            cell = _checked(run_on(tiny, model, device, devices, own, calls), tiny, export, calls)
             cells[source][device] = cell if cell.refused else replace(cell, within=within)
     return cells
 
 
-def _checked(cell: Cell, export: Path | None, calls: Calls, expected: Logits) -> Cell:
+def _checked(cell: Cell, tiny: TinyModel, export: Path | None, calls: Calls) -> Cell:
     """The cell. If it is beyond its bound because the export itself is wrong, a cell that says so."""
     if export is None or cell.error <= cell.bound:
         return cell
     try:
-        error = rms(logits_of(DecoderSession(export), calls), expected)
+        error = rms(logits_of(DecoderSession(export), calls), of_transformers(tiny, calls))
     except RuntimeError:  # ONNX Runtime does not run it: there is nothing to compare
         return cell
     # Where the exporter is at fault, nothing but roundings is between the two errors.
@@ -104,9 +98,7 @@ def _checked(cell: Cell, export: Path | None, calls: Calls, expected: Logits) ->
     return Cell(refused=f"the exporter makes another model: in ONNX Runtime itself it is off by {off}")
 
 
-def run_on(
-    tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls, expected: Logits
-) -> Cell:
+def run_on(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls) -> Cell:
     """Runs a model on a device; it counts as refused where the device does not take all of it."""
     report = folder / f"{device}.json"
     options = {"device": device, "activations": "bf16", "placement": str(report)}
@@ -128,6 +120,7 @@ def run_on(
     assert (placed["left"], placed["partitions"]) == ([], 1), placed
     if device == "emulate":  # the host computes no part of the layers
         assert not {item["op_type"] for item in placed["on_host"]} & _OF_LAYERS, placed
+    expected = of_transformers(tiny, calls)
     bound = _bound(tiny, calls, device, expected)
     return Cell("", rms(logits, expected), bound, float(expected.std()))
 
@@ -179,25 +172,20 @@ def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.floa
 
 
 def read_record() -> dict[str, Any]:
-    """The recorded results: `versions` by package, and `cells` by form, source and device, then recipes of some."""
+    """The recorded results: `versions` by package, and `cells` by form, source and device."""
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"versions": {}, "cells": {}}
 
 
 def recorded_cells() -> dict[str, dict[str, dict[str, Cell]]]:
-    """The recorded cells by form, source or recipe, and device."""
+    """The recorded cells by form, source and device."""
     return {
         form: {source: {device: Cell(**cell) for device, cell in row.items()} for source, row in of_form.items()}
         for form, of_form in read_record()["cells"].items()
     }
 
 
-def sources_of(form: str) -> tuple[str, ...]:
-    """The sources of a form's cells, and the recipes if it has some."""
-    return (*SOURCES, *(RECIPES if form in RECIPE_FORMS else ()))
-
-
 def write_record(versions: dict[str, str], cells: dict[str, dict[str, dict[str, Cell]]]) -> None:
-    """Writes the record, with numbers in three digits, and a line for each form from each source or recipe."""
+    """Writes the record, with numbers in three digits, and a line for each form from each source."""
     kept = {
         form: {source: {device: _kept(cell) for device, cell in row.items()} for source, row in of_form.items()}
         for form, of_form in sorted(cells.items())

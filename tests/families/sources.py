@@ -7,7 +7,6 @@ Each function of SOURCES returns the folder to run, and the exporter's, or None 
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,6 @@ NO_FILE = {
     "llama with dynamic": "llama.cpp's converter has no such RoPE",
     "olmoe with normalised weights": "such files do not say whether weights are normalised",
     "qwen2 with windows": "such files do not have its windows",
-}
-# Recipes of ORT GenAI's builder besides its default, which is among the sources, and its option for each.
-_RECIPES = {
-    "rtn": "algo_config=rtn",
-    "rtn_last": "algo_config=rtn_last",
-    "k_quant": "algo_config=k_quant",
-    "k_quant_last": "algo_config=k_quant_last",
-    "k_quant_mixed": "algo_config=k_quant_mixed",
-    "8-bit head": "matmul_mixed_precision=last_matmul:int8",
-    "QDQ": "use_qdq=true",
 }
 _NOT_READ = "`flownpu convert` reads no GGUF files of this family"
 
@@ -109,22 +98,6 @@ def optimum(_form: str, tiny: TinyModel, folder: Path) -> Made:
     return _converted(folder / "export", folder / "model"), folder / "export"
 
 
-def genai_of_recipe(_form: str, tiny: TinyModel, folder: Path, *, recipe: str) -> Made:
-    """The folder that ORT GenAI's builder writes by a recipe, as it is. The first call makes the folders of all."""
-    made = folder.parent / "recipes"
-    if not made.is_dir():
-        try:
-            genai_export.export(
-                *(
-                    genai_export.Export(str(tiny.folder), str(made / name), ("accuracy_level=0", option))
-                    for name, option in _RECIPES.items()
-                )
-            )
-        except RuntimeError as error:
-            raise RefusedError(f"its builder fails ({_last_line(error)})") from error
-    return made / recipe, made / recipe
-
-
 SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "checkpoint": checkpoint,
     "GGUF": gguf_file,
@@ -132,17 +105,12 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
-RECIPES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
-    name: partial(genai_of_recipe, recipe=name) for name in _RECIPES
-}
-# Forms that recipes run with; what differs between others is not in their weights.
-RECIPE_FORMS = ("llama", "qwen2", "qwen3")
 # The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes other
 # results than the checkpoint with longer texts.
 WITHIN = {
     ("mistral", "GGUF"): "its window",
     ("mistral", "GenAI, as it is"): "its window",
-    **dict.fromkeys((("phi3", source) for source in ("GenAI, as it is", *RECIPES)), "its window"),
+    ("phi3", "GenAI, as it is"): "its window",
     ("phi3 as phi4-mini", "optimum"): "its first context",
     ("phi3 with longrope", "optimum"): "its first context",
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of weights costs trained models: divergence from the floats, and perplexity on held-out text.
+"""Measures the accuracy of trained models with weights of each kind: divergence from floats, and perplexity.
 
     python -m benchmarks.weights
 

@@ -17,7 +17,7 @@ namespace {
 
 // The largest weight that is quantised again: for larger ones a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
-// What 1 in a table of values is in Q4NX's.
+// The value 1 of a table becomes this one of Q4NX's.
 constexpr float kLargestValue = 127;
 
 std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }

@@ -101,7 +101,7 @@ struct QuantizedWeight {
   std::int64_t at(std::int64_t row) const { return first_row + row * row_step; }
   std::int64_t scale_index(std::int64_t row, std::int64_t block) const;
   float scale(std::int64_t row, std::int64_t block) const;
-  // What a code stands for in Q4NX, in units of its scale.
+  // The int8 value of a code in Q4NX's table.
   std::int8_t table_value(std::size_t code) const;
   int code(std::int64_t row, std::int64_t column) const;
   float zero_point(std::int64_t row, std::int64_t block) const;

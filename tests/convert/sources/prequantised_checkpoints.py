@@ -34,7 +34,7 @@ class Form:
     """"awq", "gptq", "compressed-tensors", "int8" for its format int-quantized, or "nf4" or "fp4" of bitsandbytes."""
     group: int = 128
     version: str = "gptq"
-    """Of GPTQ; "nested": the scales of bitsandbytes are quantised, too."""
+    """GPTQ's format; or "nested", if the scales of bitsandbytes are quantised, too."""
     symmetric: bool = False
     order: str = "none"
     """Order of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""

@@ -151,6 +151,6 @@ def read_mxfp4(blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Carried:
     exponents = scales.reshape(-1, scales.shape[-1]).astype(np.int32) - 128  # values are doubled
     places = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*exponents.shape, q4nx.GROUP)
     codes, scale = _E2M1[places], np.ldexp(np.float32(1), exponents)
-    exact = scale[..., None] * codes
+    exact = np.asarray(scale[..., None] * codes, np.float32)
     columns = exponents.shape[1] * q4nx.GROUP
     return Carried(q4nx.from_affine(codes.reshape(-1, columns), scale, bits=8), exact.reshape(-1, columns))

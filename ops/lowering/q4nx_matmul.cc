@@ -78,6 +78,8 @@ std::string obstacle_of_bnb4(const Node& node) {
   return weight.obstacle();
 }
 
+constexpr Port kBnb4Inputs[] = {
+    kInputs[kX], kInputs[kCodes], {.name = "absmax", .types = kFloat, .constant = true}};
 constexpr AttributeRule kBnb4Attributes[] = {
     required(count("K", 1)),
     required(count("N", 1)),
@@ -90,9 +92,8 @@ constexpr AttributeRule kBnb4Attributes[] = {
 
 constexpr Contract kMatMulNBits{"com.microsoft", "MatMulNBits", 1,          1,
                                 kInputs,         kOutputs,      kAttributes};
-constexpr Contract kMatMulBnb4{
-    "com.microsoft", "MatMulBnb4",   1, 1, std::span(kInputs).first(kZeroPoints),
-    kOutputs,        kBnb4Attributes};
+constexpr Contract kMatMulBnb4{"com.microsoft", "MatMulBnb4",   1, 1, kBnb4Inputs,
+                               kOutputs,        kBnb4Attributes};
 
 std::string q4nx_matmul_obstacle(const Node& node) {
   const QuantizedWeight weight = weight_of(node);

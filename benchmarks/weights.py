@@ -11,7 +11,6 @@ otherwise: dequantised, and quantised to 4 bits. Activations are bf16, logits th
 """
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -79,9 +78,9 @@ def _show(
     return found
 
 
-def _file_of_topics(path: Path, type_of: Callable[[str], GGMLQuantizationType]) -> Path:
+def _file_of_topics(path: Path, types: tuple[GGMLQuantizationType, GGMLQuantizationType]) -> Path:
     model = transformers.Gemma3ForCausalLM.from_pretrained(TOPICS, dtype=torch.float32)
-    write_gguf(path, model, type_of, scales_in_bf16=False)
+    write_gguf(path, model, lambda name: types["down_proj" in name], scales_in_bf16=False)
     return path
 
 
@@ -98,9 +97,7 @@ def main() -> None:
         for weights in _BUDGETS:
             _show(f"  --weights {weights}", expected, TOPICS, folder / weights.replace("/", ""), ids, weights=weights)
         for kind, types in _FILES.items():
-            path = _file_of_topics(
-                folder / f"{kind}.gguf", lambda name, t=types: t[480 if "down_proj" in name else 256]
-            )
+            path = _file_of_topics(folder / f"{kind}.gguf", types)
             _show(f"  {kind}", expected, path, folder / kind, ids)
             with patch.dict(KEPT, clear=True):
                 _show(f"  {kind}, again", expected, path, folder / f"{kind}-again", ids, weights="q4")

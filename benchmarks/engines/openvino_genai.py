@@ -5,7 +5,8 @@
     optimum-cli export openvino -m CHECKPOINT --weight-format int4 --sym --group-size 32 FOLDER
 
 installs it and writes the folder. The model runs in GenAI's continuous batching pipeline, with PagedAttention and with
-default precisions: int8 activations in groups, bf16 where the processor has it, an int8 KV cache.
+default precisions: int8 activations in groups, bf16 where the processor has it, an int8 KV cache. `--openvino` takes a
+GGUF file, too, of Llama's form with a byte-level tokenizer, in Q4_0, Q4_1, Q4_K, Q6_K and Q8_0.
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ _KV_BLOCK = 32
 class Engine:
     """A model opened in GenAI's continuous batching pipeline; each step of the pipeline is one pass of the model."""
 
-    def __init__(self, folder: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
+    def __init__(self, model: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
         del options  # there are none
         self.version = f"openvino-genai {openvino_genai.__version__}"
         self._tensor: Any = openvino.Tensor
@@ -35,7 +36,7 @@ class Engine:
         scheduler.num_kv_blocks = 2 * -(-context // _KV_BLOCK) + 1
         self._pending: int | None = None
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            folder, openvino_genai.Tokenizer(folder), scheduler, "CPU", INFERENCE_NUM_THREADS=threads
+            model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
         )
         self._requests = 0
         self._handle: Any = None

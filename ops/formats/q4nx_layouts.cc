@@ -50,6 +50,19 @@ void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to
   }
 }
 
+int code_value(const std::byte* row_of_blocks, const Layout& layout, std::int64_t group,
+               std::int64_t row, std::int64_t column) {
+  const std::byte* codes = row_of_blocks + layout.codes_at(group);
+  if (layout.code_bits == 8)
+    return static_cast<std::int8_t>(codes[Layout::byte_code_at(row, column)]);
+  const std::int64_t place =
+      row / kStripRows * layout.strip_bytes() + column * kColumnBytes + row % kStripRows / 2;
+  const auto pair = std::to_integer<unsigned>(codes[place]);
+  const unsigned code = row % 2 == 0 ? pair & 15U : pair >> 4U;
+  if (!layout.has_table) return static_cast<int>(code);
+  return static_cast<std::int8_t>(row_of_blocks[layout.table_at(group) + code]);
+}
+
 void multiply_row(std::byte* row, const Layout& layout, std::int64_t columns, float factor) {
   for (std::int64_t group = 0; group < groups_of(columns); ++group) {
     for (const std::int64_t at : {std::int64_t{0}, layout.minimum_offset()}) {

@@ -20,6 +20,11 @@ void convert_row(const std::byte* from, const Layout& from_layout, std::byte* to
 // Multiplies the weights of a row of blocks: the scales and minima, rounded to bf16.
 void multiply_row(std::byte* row, const Layout& layout, std::int64_t columns, float factor);
 
+// The number that a code stands for, in units of its scale from its minimum on: the code itself, or
+// its value in the table. `row`: of the 32 of a row of blocks; `column`: of the 32 of the group.
+int code_value(const std::byte* row_of_blocks, const Layout& layout, std::int64_t group,
+               std::int64_t row, std::int64_t column);
+
 // Copies one of the 32 rows of a row of blocks, of 4 bits without a table, to one of another.
 void copy_matrix_row(const std::byte* from, std::int64_t from_row, std::byte* to,
                      std::int64_t to_row, const Layout& layout, std::int64_t columns);

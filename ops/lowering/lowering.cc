@@ -35,6 +35,7 @@ void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
 // In the order of application: each rule reads the results of earlier ones.
 constexpr Rule kRules[] = {
     {"q4nx_matmul", q4nx_matmul, For::kAll, &kMatMulNBits, q4nx_matmul_obstacle},
+    {"q4nx_matmul", q4nx_matmul_bnb4, For::kAll, &kMatMulBnb4, q4nx_matmul_bnb4_obstacle},
     {"q4nx_dequantized", q4nx_dequantized, For::kSession},
     {"projection_bias", of_graph<projection_bias>},
     {"q4nx_gather", q4nx_gather, For::kAll, &kGatherBlockQuantized, q4nx_gather_obstacle},

@@ -14,7 +14,7 @@ namespace {
 
 // Reads the blocks of `count` weights of the same size; returns the first.
 Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight,
-                       std::int64_t count, bool tables) {
+                       std::int64_t count) {
   const auto shape_in = [&](const q4nx::Layout& layout) {
     return q4nx::blocks_shape(count * weight.row_blocks() * q4nx::kBlockRows, weight.columns,
                               layout);
@@ -23,8 +23,6 @@ Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight
   if (value != nullptr && value->constant != nullptr && value->type == DataType::kUInt8 &&
       value->shape) {
     const std::optional<q4nx::Layout> layout = q4nx::layout_of(*value->shape);
-    if (const std::string reason = refused_weight(product, input); !tables && !reason.empty())
-      fail(to_string(product), ": ", reason);
     if (layout && *value->shape == shape_in(*layout)) {
       weight.blocks = static_cast<const std::byte*>(value->constant);
       weight.layout = *layout;
@@ -38,32 +36,22 @@ Q4NXWeight read_blocks(const Node& product, std::size_t input, Q4NXWeight weight
 
 }  // namespace
 
-std::string refused_weight(const Node& product, std::size_t input) {
-  const Value* value = product.input(input);
-  const auto layout =
-      value != nullptr && value->shape ? q4nx::layout_of(*value->shape) : std::nullopt;
-  if (!layout || !layout->has_table) return "";
-  return "expected a weight without tables of values, which only CPU and GPU multiply";
-}
-
-Q4NXWeight read_q4nx_weight(const Node& product, bool tables) {
+Q4NXWeight read_q4nx_weight(const Node& product) {
   return read_blocks(product, 1,
                      {.layout = {},
                       .rows = product.required_integer("M"),
                       .columns = product.required_integer("K"),
                       .gated = product.text("gating", "none") != "none"},
-                     1, tables);
+                     1);
 }
 
-std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool tables) {
+std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture) {
   const std::int64_t hidden = mixture.required_integer("hidden_size");
   const std::int64_t inner = mixture.required_integer("expert_size");
   const std::int64_t count = mixture.required_integer("num_experts");
-  return {
-      read_blocks(mixture, kMoeGateUp,
-                  {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count, tables),
-      read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count,
-                  tables)};
+  return {read_blocks(mixture, kMoeGateUp,
+                      {.layout = {}, .rows = inner, .columns = hidden, .gated = true}, count),
+          read_blocks(mixture, kMoeDown, {.layout = {}, .rows = hidden, .columns = inner}, count)};
 }
 
 const float* read_vector(const Node& node, std::size_t input, std::int64_t size) {

@@ -23,7 +23,8 @@ struct Q4NXWeight {
   bool gated = false;        // the gate's M rows, padded to whole blocks, then the up projection's
   float factor = 1;          // of all weights
 
-  bool eight_bits() const { return layout.code_bits == 8; }
+  // Whether codes stand for int8 values, as those of 8 bits and of tables do.
+  bool eight_bits() const { return layout.is_signed(); }
   std::int64_t row_blocks() const { return q4nx::row_blocks(rows) * (gated ? 2 : 1); }
   // The weight of the same size that is `count` weights behind it in memory.
   Q4NXWeight following(std::int64_t count) const {
@@ -35,15 +36,11 @@ struct Q4NXWeight {
 
 // Reads the weights of the first expert of a Q4NXMoE, of gate and up projections and of the down
 // projection; the other experts' follow each. Throws Error as below.
-std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture, bool tables = false);
-
-// Why a device that takes no tables of values does not take the Q4NX weight that is this input;
-// empty unless it has one.
-std::string refused_weight(const Node& product, std::size_t input);
+std::pair<Q4NXWeight, Q4NXWeight> read_first_expert(const Node& mixture);
 
 // Reads W of a Q4NXMatMul. Throws Error that names the node unless W is an initializer whose shape
-// fits M, K and gating, and refused_weight() has no reason, unless `tables`.
-Q4NXWeight read_q4nx_weight(const Node& product, bool tables = false);
+// fits M, K and gating.
+Q4NXWeight read_q4nx_weight(const Node& product);
 
 // A node's input, such as a norm's weight. Throws Error that names the node unless it is an
 // initializer, float [size].

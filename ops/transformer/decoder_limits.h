@@ -19,7 +19,6 @@ struct DecoderLimits {
   bool sinks = false;
   bool batches = false;  // several sequences at once
   bool int8_caches = false;
-  bool tables = false;        // weights with tables
   bool without_rope = false;  // layers without RoPE, among layers with it
   // Norms of queries and keys over all heads, and parts that read the stream without a norm
   // (OLMo 2).

@@ -227,7 +227,7 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
       fail(to_string(gate_up), ": expected experts without a bias of their choice");
     if (post_norms_.value_or(false) || !norms_before_)
       fail(to_string(gate_up), ": expected a norm before the experts, and none after attention");
-    std::tie(layer.gate_up, layer.down) = read_first_expert(gate_up, limits_.tables);
+    std::tie(layer.gate_up, layer.down) = read_first_expert(gate_up);
     mixtures.push_back(&gate_up);
     take(gate_up);
     return gate_up;
@@ -240,8 +240,8 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
   found = decoder.feed_forward();
   check_product(gate_up, found.size, decoder.hidden, true);
   check_product(down, decoder.hidden, found.size);
-  layer.gate_up = read_q4nx_weight(gate_up, limits_.tables);
-  layer.down = read_q4nx_weight(down, limits_.tables);
+  layer.gate_up = read_q4nx_weight(gate_up);
+  layer.down = read_q4nx_weight(down);
   return down;
 }
 
@@ -260,10 +260,10 @@ Entry Matcher::layer(const Entry& entry) {
   const Node& last = feed_forward(middle.normalised, layer);
   check_product(qkv, decoder.packed_heads(), decoder.hidden);
   check_product(output, decoder.hidden, decoder.attended());
-  layer.qkv = read_q4nx_weight(qkv, limits_.tables);
+  layer.qkv = read_q4nx_weight(qkv);
   Attention& read = decoder.layers.back().attention();
   layer.qkv_bias = bias_of(qkv, "QKV projection", read.qkv_bias);
-  layer.output = read_q4nx_weight(output, limits_.tables);
+  layer.output = read_q4nx_weight(output);
   layer.output.factor = output_factor;
   layer.output_bias = bias_of(output, "output projection", read.output_bias);
   std::int64_t eight_bits = 0;
@@ -313,7 +313,7 @@ void Matcher::finish(const Entry& entry) {
   head = &projection(selected, "the LM head");
   decoder.vocabulary = head->required_integer("M");
   check_product(*head, decoder.vocabulary, decoder.hidden);
-  constants.head = read_q4nx_weight(*head, limits_.tables);
+  constants.head = read_q4nx_weight(*head);
   constants.final_norms = entry.weights;
   decoder.head_eight_bits = constants.head.eight_bits();
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())

@@ -51,7 +51,6 @@ Decoder find(const Nodes& nodes, const Outputs& outputs) {
                                           .softcap = true,
                                           .batches = true,
                                           .int8_caches = true,
-                                          .tables = true,
                                           .all_logits = true};
   const transformer::GraphWalk graph(nodes, outputs);
   return transformer::find_decoder(nodes, graph, limits).decoder;

@@ -79,7 +79,7 @@ def run_form(
         calls = SHORT_CALLS if within else CALLS
         cells[source] = {}
         for device in names:
-            cell = _checked(_run(tiny, model, device, devices, own, calls), tiny, export, calls)
+            cell = _checked(run_on(tiny, model, device, devices, own, calls), tiny, export, calls)
             cells[source][device] = cell if cell.refused else replace(cell, within=within)
     return cells
 
@@ -99,7 +99,7 @@ def _checked(cell: Cell, tiny: TinyModel, export: Path | None, calls: Calls) -> 
     return Cell(refused=f"the exporter makes another model: in ONNX Runtime itself it is off by {off}")
 
 
-def _run(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls) -> Cell:
+def run_on(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls) -> Cell:
     """Runs a model on a device; it counts as refused where the device does not take all of it."""
     report = folder / f"{device}.json"
     options = {"device": device, "activations": "bf16", "placement": str(report)}

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf.constants import GGMLQuantizationType
 
+from flownpu.convert import convert
 from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.convert.make_model import RandomWeights
 from flownpu.convert.model_writer import ModelOptions, write_model
@@ -16,8 +18,9 @@ from flownpu.errors import FlowNPUError
 from flownpu.npu.layers import read_decoder as read_shape
 from scripts import write_families_page
 from tests.convert.conftest import ALL_CONFIGS
-from tests.families.cells import DEVICES, Cell, array_refusal, recorded_cells, run_form
-from tests.families.checkpoints import configuration
+from tests.convert.sources.gguf_files import write_gguf
+from tests.families.cells import CALLS, DEVICES, Cell, array_refusal, recorded_cells, run_form, run_on
+from tests.families.checkpoints import configuration, make_checkpoint
 from tests.families.sources import SOURCES
 from tests.rewrites import optimum_export
 
@@ -76,6 +79,16 @@ def test_matrix_cells_equal_fresh_runs(form: str, tmp_path: Path, ep_devices: li
     for source, row in run_form(form, tmp_path, ep_devices, AGAIN[form], names).items():
         for device, cell in row.items():
             check(cell, CELLS[form][source][device])
+
+
+def test_file_in_mxfp4_equals_transformers_on_array(tmp_path: Path, ep_devices: list[Any]) -> None:
+    """All products have tables, which the array reads as planes of 8 bits, without rounding a weight."""
+    tiny = make_checkpoint("llama", tmp_path / "checkpoint")
+    write_gguf(tmp_path / "model.gguf", tiny.reference, lambda _name: GGMLQuantizationType.MXFP4)
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    cell = run_on(tiny, tmp_path / "model", "emulate", ep_devices, tmp_path, CALLS)
+    assert not cell.refused
+    assert cell.error <= cell.bound < cell.spread / 4
 
 
 def test_optimum_phi3_equals_transformers(tmp_path: Path, ep_devices: list[Any]) -> None:

@@ -106,6 +106,9 @@ def _node_in_layout(node: GivenNode, layout: q4nx.Layout, *, symmetric: bool) ->
         quantized = q4nx.unpack(half, node.attributes["M"], node.attributes["K"])
         if symmetric:
             quantized = quantized._replace(minimum=quantized.scale * BFLOAT16(-8))
+        if layout.table:  # of the values -8 to 7
+            codes = quantized.codes.astype(np.int8) - np.int8(8)
+            quantized = quantized._replace(codes=codes, minimum=np.zeros_like(quantized.scale))
         halves.append(q4nx.pack(*quantized, layout))
     inputs = list(node.inputs)
     inputs[place] = [name, kind, [sum(map(len, halves)), *halves[0].shape[1:]], np.concatenate(halves)]

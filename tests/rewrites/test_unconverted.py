@@ -20,8 +20,9 @@ from flownpu.graph_rewrites.report import Report
 from flownpu.npu.layers import decoder_of_model
 from flownpu.ops.definitions import add_functions
 from tests.npu.match.verdicts import assert_same_decoder, told_by_session
+from tests.rewrites.conftest import OPTIONS
 
-EIGHT_BITS = ["qwen3 in rtn_last", "qwen3 in k_quant_mixed"]
+RECIPES = [name for name in OPTIONS if name.startswith(("qwen3 in ", "llama in "))]
 PROVIDER = "FlowNPUExecutionProvider"
 PROMPT = [2, *(5 + 37 * i % 250 for i in range(40))]  # beyond the window of 16 (topics: 64)
 NEXT = range(5, 30)
@@ -67,7 +68,7 @@ def test_window_of_configuration_alone_ends_sequences(
 
 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics", *EIGHT_BITS])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics", *RECIPES])
 def test_unconverted_models_give_logits_of_converted_ones(
     genai: Any, exports: dict[str, Path], tmp_path: Path, name: str, activations: str
 ) -> None:

@@ -38,8 +38,7 @@ std::vector<Node> with_decoder(const std::vector<Node>& nodes,
                                                  .means = "the GPU's kernels",
                                                  .softcap = true,
                                                  .batches = true,
-                                                 .int8_caches = true,
-                                                 .tables = true};
+                                                 .int8_caches = true};
   const transformer::GraphWalk graph(nodes, outputs);
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, limits);
   Node node = found.node(kGpuDomain);

@@ -17,6 +17,8 @@ namespace {
 
 // The largest weight that is quantised again: for larger ones a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
+// The value 1 of a table becomes this one of Q4NX's.
+constexpr float kLargestValue = 127;
 
 std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
 
@@ -24,6 +26,7 @@ std::int64_t elements_of(const Value& value) { return value.shape ? value.shape-
 
 int QuantizedWeight::element(const Value& value, std::int64_t index) const {
   if (bits == 8) return static_cast<const std::uint8_t*>(value.constant)[index];
+  if (table != nullptr) return nibble_at(value.constant, index ^ 1);
   // int4 plus 8 is the nibble with its highest bit flipped.
   return nibble_at(value.constant, index) ^ (value.type == DataType::kInt4 ? 8 : 0);
 }
@@ -38,7 +41,7 @@ std::string QuantizedWeight::obstacle() const {
       return text.str();
     }
   }
-  const bool is_small = bits == 4 && block_size == kSmallBlock;
+  const bool is_small = bits == 4 && block_size == kSmallBlock && table == nullptr;
   if (rows <= 0 || columns <= 0 || block_size <= 0 ||
       (block_size % q4nx::kGroup != 0 && !is_small)) {
     text << "block_size=" << block_size << ": Q4NX has one scale for " << q4nx::kGroup
@@ -99,7 +102,12 @@ std::int64_t QuantizedWeight::scale_index(std::int64_t row, std::int64_t block) 
 }
 
 float QuantizedWeight::scale(std::int64_t row, std::int64_t block) const {
-  return static_cast<const float*>(scales.constant)[scale_index(row, block)];
+  const float scale = static_cast<const float*>(scales.constant)[scale_index(row, block)];
+  return table != nullptr ? scale / kLargestValue : scale;
+}
+
+std::int8_t QuantizedWeight::table_value(std::size_t code) const {
+  return static_cast<std::int8_t>(std::lround(kLargestValue * (*table)[code]));
 }
 
 int QuantizedWeight::code(std::int64_t row, std::int64_t column) const {
@@ -123,6 +131,7 @@ float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
 bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
 
 q4nx::Layout QuantizedWeight::layout() const {
+  if (table != nullptr) return q4nx::kTable;
   const q4nx::Layout with_minima = bits == 8 ? q4nx::kEightBitsWithMinima : q4nx::kNarrow;
   const q4nx::Layout symmetric = bits == 8 ? q4nx::kEightBits : q4nx::kSymmetric;
   if (!keeps_codes()) return with_minima;
@@ -156,6 +165,13 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
                            std::int64_t count, Difference* difference) const {
   const std::int64_t row_bytes = layout.row_bytes(columns);
   std::memset(blocks_out + first * row_bytes, 0, static_cast<std::size_t>(count * row_bytes));
+  for (std::int64_t i = first; table != nullptr && i < first + count; ++i) {
+    for (std::int64_t group = 0; group < q4nx::groups_of(columns); ++group) {
+      std::byte* values = blocks_out + i * row_bytes + layout.table_at(group);
+      for (std::size_t code = 0; code < table->size(); ++code)
+        values[code] = static_cast<std::byte>(table_value(code));
+    }
+  }
   const std::int64_t end = std::min(rows, (first + count) * q4nx::kBlockRows);
   for (std::int64_t row = first * q4nx::kBlockRows; row < end; ++row)
     pack_row(row, blocks_out + row / q4nx::kBlockRows * row_bytes, layout, difference);
@@ -163,6 +179,9 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
 
 float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
   const std::int64_t block = column / block_size;
+  if (table != nullptr)
+    return kLargestValue * scale(row, block) *
+           (*table)[static_cast<std::size_t>(code(row, column))];
   return scale(row, block) * (static_cast<float>(code(row, column)) - zero_point(row, block));
 }
 
@@ -172,7 +191,7 @@ Q4NXGroup QuantizedWeight::group(std::int64_t row, std::int64_t first) const {
   Q4NXGroup group;
   group.scale = to_bfloat16(scale(row, block));
   const float point = zero_point(row, block) - static_cast<float>(code_of_minimum());
-  group.minimum = to_bfloat16(-from_bfloat16(group.scale) * point);
+  if (table == nullptr) group.minimum = to_bfloat16(-from_bfloat16(group.scale) * point);
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
     group.codes[static_cast<std::size_t>(k - first)] =
         static_cast<std::int8_t>(code(row, k) - code_of_minimum());
@@ -193,7 +212,11 @@ void QuantizedWeight::measure(const Q4NXGroup& made, std::int64_t row, std::int6
                               Difference& difference) const {
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
     const double exact = weight(row, k);
-    const double error = double{made.weight(static_cast<std::size_t>(k - first))} - exact;
+    const auto i = static_cast<std::size_t>(k - first);
+    const float found = table != nullptr ? from_bfloat16(made.scale) *
+                                               table_value(static_cast<std::size_t>(made.codes[i]))
+                                         : made.weight(i);
+    const double error = double{found} - exact;
     difference.squares += exact * exact;
     difference.squared_error += error * error;
   }

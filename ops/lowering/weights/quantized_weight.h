@@ -14,10 +14,11 @@
 // Q4NX has a minimum instead of the zero point. Codes stay as they are (bytes less 128, so that
 // they are signed); the scale is rounded to bf16, and the minimum, which is that of the code 0, is
 // a multiple of the rounded scale, rounded as well. Weights are quantised again only if block_size
-// is 16, because then two blocks share one scale of Q4NX. The Q4NX blocks have no minima where
-// codes stay and every zero point is 8 or 128.
+// is 16, because then two blocks share one scale of Q4NX (with a table they are refused). The Q4NX
+// blocks have no minima where codes stay and every zero point is 8 or 128.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -27,6 +28,14 @@
 #include "ops/nodes/node.h"
 
 namespace flownpu::lowering {
+
+// MatMulBnb4 holds codes that are places in a table of values from -1 to 1, the first of a byte in
+// its high nibble:
+//
+//   W[m, k] = scale[m, k / block_size] * table[code[m, k]]
+//
+// Q4NX's table has the nearest multiples of 1 / 127, and the scale is divided by 127.
+using ValueTable = std::array<float, q4nx::kTableBytes>;
 
 // The only block_size for which weights are quantised again: the smallest that ORT's kernels take.
 inline constexpr std::int64_t kSmallBlock = 16;
@@ -62,6 +71,7 @@ struct QuantizedWeight {
   // The weight may be some of the tensors' rows: its row r is their row first_row + r * row_step.
   std::int64_t first_row = 0;
   std::int64_t row_step = 1;
+  const ValueTable* table = nullptr;  // if codes are places in it; lives as long as the program
 
   // Why the weight cannot become Q4NX; empty if it can.
   std::string obstacle() const;
@@ -91,6 +101,8 @@ struct QuantizedWeight {
   std::int64_t at(std::int64_t row) const { return first_row + row * row_step; }
   std::int64_t scale_index(std::int64_t row, std::int64_t block) const;
   float scale(std::int64_t row, std::int64_t block) const;
+  // The int8 value of a code in Q4NX's table.
+  std::int8_t table_value(std::size_t code) const;
   int code(std::int64_t row, std::int64_t column) const;
   float zero_point(std::int64_t row, std::int64_t block) const;
   Q4NXGroup group(std::int64_t row, std::int64_t first) const;

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <thread>
 #include <unordered_map>
@@ -114,7 +115,7 @@ bool same_bytes(const Value& a, const Value& b) {
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
          a.bits == b.bits && a.transposed == b.transposed && a.first_row == b.first_row &&
-         a.row_step == b.row_step && same_bytes(a.scales, b.scales) &&
+         a.row_step == b.row_step && a.table == b.table && same_bytes(a.scales, b.scales) &&
          same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
 }
 
@@ -265,7 +266,7 @@ std::vector<Q4NXConstant::Part> RepackedWeights::parts_of(const Node& product) c
 
 std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& products) const {
   std::int64_t columns = 0;
-  int bits = 0;
+  std::optional<q4nx::Layout> other;
   for (const Node* product : products) {
     if (product->inputs[kProductWeight].constant == nullptr)
       return "the weight of " + product->name + " is not a constant of the model";
@@ -277,8 +278,10 @@ std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& produ
              std::to_string(parts.front().columns) + " columns, expected as many";
     columns = parts.front().columns;
     for (const Q4NXConstant::Part& part : parts) {
-      if (bits > 0 && part.layout.code_bits != bits) return "weights of 4 and of 8 bits";
-      bits = part.layout.code_bits;
+      if (other && part.layout.code_bits != other->code_bits) return "weights of 4 and of 8 bits";
+      if (other && part.layout.has_table != other->has_table)
+        return "weights with and without a table of values";
+      other = part.layout;
     }
   }
   return "";

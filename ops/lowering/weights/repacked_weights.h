@@ -47,7 +47,7 @@ class Q4NXConstant {
     bool keeps_codes() const;
   };
 
-  // All parts must have the same number of columns, and codes of as many bits. They get their
+  // All parts must have the same number of columns, and codes of one kind. They get their
   // common layout or, if layouts differ, narrow blocks with minima.
   explicit Q4NXConstant(std::vector<Part> parts);
 

@@ -61,12 +61,12 @@ std::int64_t known_elements(const Value& value, int first, int end) {
   return count;
 }
 
-// Whether the Q4NX weight of a product has 8 bits.
+// Whether the codes of a product's Q4NX weight stand for int8 values.
 bool has_eight_bits(const Node& product) {
   const Value* weight = product.input(1);
   const auto layout =
       weight != nullptr && weight->shape ? q4nx::layout_of(*weight->shape) : std::nullopt;
-  return layout && layout->code_bits == 8;
+  return layout && layout->is_signed();
 }
 
 ArrayOperator describe_product(const Node& node) {
@@ -79,8 +79,6 @@ ArrayOperator describe_product(const Node& node) {
     product.inner = shape_of(weight)[transposed ? 1 : 0];
     product.columns = shape_of(weight)[transposed ? 0 : 1];
   } else {
-    const std::string reason = transformer::refused_weight(node, 1);
-    if (!reason.empty()) fail(to_string(node), ": ", reason);
     const bool gated = node.text("gating", "none") != "none";
     product.inner = node.required_integer("K");
     product.columns =
@@ -154,7 +152,7 @@ ArrayOperator describe_attention(const Node& node) {
 
 // The weight in wide blocks, padded with zeros to the rows of blocks that GEMM computes at least.
 Packed pack_blocks(const Node& product) {
-  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product, true);
+  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product);
   const DenseProjection sizes{.inner = weight.columns,
                               .columns = weight.row_blocks() * q4nx::kBlockRows,
                               .has_bias = false};

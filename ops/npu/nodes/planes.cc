@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/formats/numbers.h"
+#include "ops/formats/q4nx_layouts.h"
 
 namespace flownpu::npu {
 namespace {
@@ -31,7 +32,6 @@ void write_planes(const std::byte* row, const q4nx::Layout& layout, std::int64_t
   std::memset(wide, 0, static_cast<std::size_t>(kWide.row_bytes(wide_columns(columns, true))));
   for (std::int64_t group = 0; group < q4nx::groups_of(columns); ++group) {
     const std::byte* scales = row + layout.scales_at(group);
-    const std::byte* codes = row + layout.codes_at(group);
     const std::int64_t high = wide_group(group, true);
     const std::int64_t low = high + kWide.groups_per_block();
     write_multiples(scales, kHighScale, wide + kWide.scales_at(high));
@@ -44,7 +44,7 @@ void write_planes(const std::byte* row, const q4nx::Layout& layout, std::int64_t
     for (std::int64_t column = 0; column < q4nx::kGroup; ++column) {
       for (std::int64_t i = 0; i < q4nx::kBlockRows; ++i) {
         const auto code =
-            std::to_integer<unsigned>(codes[q4nx::Layout::byte_code_at(i, column)]) ^ 0x80U;
+            static_cast<unsigned>(q4nx::code_value(row, layout, group, i, column) + 128);
         const std::int64_t place = i / q4nx::kStripRows * kWide.strip_bytes() +
                                    column * q4nx::kColumnBytes + i % q4nx::kStripRows / 2;
         const unsigned shift = i % 2 == 0 ? 0 : 4;

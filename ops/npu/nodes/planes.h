@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The array multiplies codes of 4 bits. A weight of 8 bits is the sum of two of 4, its planes; for
-// a code c from -128 to 127, scale s and minimum m:
+// a code c from -128 to 127 (with a table, a value in it), scale s and minimum m:
 //
 //     m + s c = (-128 s + 16 s (floor(c / 16) + 8)) + (m + s (c mod 16))
 //
@@ -28,7 +28,7 @@ constexpr std::int64_t wide_group(std::int64_t group, bool eight_bits) {
   return eight_bits ? group / groups * 2 * groups + group % groups : group;
 }
 
-// Writes a row of blocks of 8 bits (32 rows of `columns` weights, in a layout of 8 bits) as planes:
+// Writes a row of blocks of 8 bits, or with tables (32 rows of `columns` weights), as planes:
 // kWide.row_bytes(wide_columns(columns, true)) bytes.
 void write_planes(const std::byte* row, const q4nx::Layout& layout, std::int64_t columns,
                   std::byte* wide);

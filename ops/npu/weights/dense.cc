@@ -8,6 +8,7 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
+#include "ops/formats/q4nx_layouts.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/transformer/decoder_constants.h"
 #include "ops/transformer/graph/operators.h"
@@ -84,20 +85,12 @@ float value_at(const transformer::Q4NXWeight& weight, std::int64_t m, std::int64
   const float scale = parameter(0);
   const float minimum = layout.has_minima ? parameter(layout.minimum_offset())
                                           : layout.minimum_of_symmetric() * scale;
-  if (weight.eight_bits()) {
-    const std::int64_t byte = q4nx::Layout::byte_code_at(row, k % q4nx::kGroup);
-    const auto code = static_cast<std::int8_t>(blocks[layout.codes_at(group) + byte]);
-    return minimum + scale * static_cast<float>(code);
-  }
-  const std::int64_t place = row / q4nx::kStripRows * layout.strip_bytes() +
-                             k % q4nx::kGroup * q4nx::kColumnBytes + row % q4nx::kStripRows / 2;
-  const auto pair = std::to_integer<unsigned>(blocks[layout.codes_at(group) + place]);
-  const unsigned code = row % 2 == 0 ? pair & 15U : pair >> 4U;
+  const int code = q4nx::code_value(blocks, layout, group, row, k % q4nx::kGroup);
   return minimum + scale * static_cast<float>(code);
 }
 
 DenseWeight of_q4nx(const Node& product) {
-  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product, true);
+  const transformer::Q4NXWeight weight = transformer::read_q4nx_weight(product);
   if (weight.gated) fail(to_string(product), ": expected no gating");
   DenseWeight found{.inner = weight.columns, .columns = weight.rows};
   found.read_row = [owner = product.inputs[1].owner, weight](std::int64_t k, std::span<float> row) {

@@ -32,7 +32,7 @@ _FLOATS: dict[str, np.dtype[Any]] = {
 _INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 """The type of the weights of FP8 checkpoints."""
-_STORED = _FLOATS | _INTEGERS | {"I8": np.dtype(np.int8), "F8_E4M3": FLOAT8}
+_STORED = _FLOATS | _INTEGERS | {"I8": np.dtype(np.int8), "U8": np.dtype(np.uint8), "F8_E4M3": FLOAT8}
 # A safetensors file begins with the header's length in 8 bytes, little-endian.
 _LENGTH_BYTES = 8
 

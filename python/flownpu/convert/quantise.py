@@ -190,8 +190,6 @@ class QuantizedWeights:
             text = f"{count} {'weight' if count == 1 else 'weights'}: {treatment}"
             _log.log(logging.INFO if kept else logging.WARNING, "%s: %s", kind, text)
             texts[kind] = f"{texts[kind]}; {text}" if kind in texts else text
-        if any(self.layout(weight).table for weight in plan if isinstance(weight, ProjectionWeight)):
-            _log.warning("weights have tables of values, which an NPU does not multiply: for it give --weights q4")
         return texts
 
     def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:

@@ -193,8 +193,9 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         full, local = rope["full_attention"], rope["sliding_attention"]
         writer.add_rope_freq_base(full["rope_theta"])
         writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(full["factor"])
+        if "factor" in full:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(full["factor"])
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
     if architecture in ("gemma2", "gemma3"):

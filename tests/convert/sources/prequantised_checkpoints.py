@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes quantised checkpoints of transformers' models, as AutoAWQ, AutoGPTQ and compressed-tensors lay them out."""
+"""Writes quantised checkpoints of transformers' models, as AutoAWQ, AutoGPTQ and others lay them out."""
 
 import dataclasses
 import json
@@ -11,10 +11,12 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from onnxruntime.capi._pybind_state import quantize_matmul_bnb4
 from safetensors.numpy import load_file, save_file
 
 from flownpu.ops import q4nx
 from tests.convert.conftest import TinyModel, is_projection, write_tiny
+from tests.fuzz.reference.products import BNB4_VALUES
 
 # Multiples of 128, the largest group of columns, and of 8, the codes in a word.
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 8}
@@ -29,9 +31,10 @@ class Form:
     """How a test's checkpoint is quantised."""
 
     method: str = "gptq"
-    """"awq", "gptq", "compressed-tensors", or "int8" for its format int-quantized."""
+    """"awq", "gptq", "compressed-tensors", "int8" for its format int-quantized, or "nf4" or "fp4" of bitsandbytes."""
     group: int = 128
     version: str = "gptq"
+    """GPTQ's format; or "nested", if the scales of bitsandbytes are quantised, too."""
     symmetric: bool = False
     order: str = "none"
     """Order of GPTQ's columns: "none" (no g_idx), "plain", or "act"."""
@@ -46,6 +49,8 @@ class Form:
             groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
             form = "int-quantized" if self.method == "int8" else "pack-quantized"
             return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+        if self.method in BNB4_VALUES:
+            return {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": self.method}
         if self.method == "awq":
             return {"quant_method": "awq", "bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
         return {
@@ -69,6 +74,8 @@ def pack(values: NDArray[np.uint8], bits: int, order: Any = None) -> NDArray[np.
 
 def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     """The tensors of a weight [M, K], by the ends of their names, and the float32 values [M, K] that they stand for."""
+    if form.method in BNB4_VALUES:
+        return of_bitsandbytes(weight, form)
     rows, columns = weight.shape
     size = columns if form.group < 0 else form.group
     groups, last, half = -(-columns // size), (1 << form.bits) - 1, 1 << form.bits - 1
@@ -114,6 +121,39 @@ def quantised(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
     if form.order != "none":
         tensors["g_idx"] = group_of.astype(np.int32)
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, values
+
+
+def of_bitsandbytes(weight: Floats, form: Form) -> tuple[Tensors, Floats]:
+    """As `quantised`, with codes that ONNX Runtime finds; with `exact`, values are those of Q4NX's int8 table."""
+    packed, scale = np.zeros(weight.size // 2, np.uint8), np.zeros(weight.size // form.group, np.float32)
+    quantize_matmul_bnb4(
+        packed,
+        np.ascontiguousarray(weight),
+        scale,
+        form.group,
+        list(BNB4_VALUES).index(form.method),
+        *weight.shape[::-1],
+    )
+    tensors: Tensors = {"weight": packed[:, None], "weight.absmax": scale}
+    state: dict[str, Any] = {"quant_type": form.method, "blocksize": form.group, "shape": weight.shape}
+    if form.version == "nested":
+        places = np.linspace(-1, 1, 256, dtype=np.float32)
+        parts = np.split(scale - scale.mean(), range(256, scale.size, 256))
+        factors = np.array([np.abs(part).max() for part in parts], np.float32)
+        nearest = [np.abs(part[:, None] / most - places).argmin(1) for part, most in zip(parts, factors, strict=True)]
+        state |= {"nested_blocksize": 256, "nested_offset": float(scale.mean())}
+        scale = np.concatenate([most * places[found] for most, found in zip(factors, nearest, strict=True)])
+        scale = scale + np.float32(state["nested_offset"])
+        tensors["weight.absmax"] = np.concatenate(nearest).astype(np.uint8)
+        tensors |= {"weight.nested_absmax": factors, "weight.nested_quant_map": places}
+    table = np.array(BNB4_VALUES[form.method], np.float32)
+    tensors["weight.quant_map"] = table
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors[f"weight.quant_state.bitsandbytes__{form.method}"] = text
+    if form.exact:
+        table, scale = np.rint(127 * table), (scale / 127).astype(q4nx.BFLOAT16).astype(np.float32)
+    codes = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1, form.group)
+    return tensors, (scale[:, None] * table[codes]).reshape(weight.shape)
 
 
 def write_float8(folder: Path, family: str, block: tuple[int, int] | None, **changes: Any) -> TinyModel:

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from flownpu.convert import ConversionError, convert
 from flownpu.convert.checkpoint import Checkpoint
 from flownpu.convert.quantise import Carried
 from flownpu.convert.sources.huggingface import READERS
 from flownpu.convert.sources.packing import read_packing
+from flownpu.convert.sources.tables import read_mxfp4
 from flownpu.ops import q4nx
 from tests.convert.running import check_logits
 from tests.convert.sources.prequantised_checkpoints import (
@@ -29,6 +32,7 @@ from tests.convert.sources.prequantised_checkpoints import (
     write_prequantised,
 )
 from tests.convert.sources.test_gguf import blocks_of
+from tests.fuzz.reference.products import BNB4_VALUES
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,8 @@ from tests.convert.sources.test_gguf import blocks_of
         ("llama", Form("gptq", 64, bits=8)),
         ("llama", Form("compressed-tensors", 128, bits=8)),
         ("qwen3", Form("int8", -1, symmetric=True, bits=8)),
+        ("llama", Form("nf4", 64)),
+        ("qwen3", Form("fp4", 256, "nested")),
     ],
     ids=str,
 )
@@ -101,7 +107,13 @@ def test_prequantised_weight_loses_only_rounding_to_bfloat16(form: Form, tmp_pat
 
 @pytest.mark.parametrize(
     "form",
-    [Form("awq", 64), Form("gptq", 128, order="plain"), Form("gptq", 32, order="act"), Form("compressed-tensors", 32)],
+    [
+        Form("awq", 64),
+        Form("gptq", 128, order="plain"),
+        Form("gptq", 32, order="act"),
+        Form("compressed-tensors", 32),
+        Form("nf4", 256),
+    ],
     ids=str,
 )
 def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) -> None:
@@ -119,6 +131,43 @@ def test_rows_equal_each_other_however_they_are_cut(form: Form, tmp_path: Path) 
     whole = rows(0, 384)
     for first, stop in ((0, 32), (5, 6), (13, 50), (376, 384)):
         np.testing.assert_array_equal(rows(first, stop), whole[first:stop])
+
+
+@pytest.mark.parametrize("form", [Form("nf4", 64, exact=False), Form("fp4", 64, "nested", exact=False)], ids=str)
+def test_places_in_table_are_kept_and_values_rounded_to_127th(form: Form, tmp_path: Path) -> None:
+    """To half a step of 1 / 127 of a block's scale, and by the rounding of the scale to bf16, 2^-8 of the value."""
+    tiny = write_prequantised(tmp_path, "llama", form)
+    convert(tiny.folder, tmp_path / "model")
+    name = "layers.0.mlp.down_proj"
+    exact = tiny.reference.get_parameter(f"model.{name}.weight").detach().numpy()
+    blocks = blocks_of(tmp_path / "model")[name]
+    assert q4nx.layout_of(blocks) == q4nx.TABLE
+    made = q4nx.unpack(blocks, *exact.shape)
+    # A value's place is the only one whose multiple of 1 / 127 is the code.
+    table = np.array(BNB4_VALUES[form.method])
+    scale = np.repeat(np.abs(exact.reshape(-1, form.group)).max(1), form.group).reshape(exact.shape)
+    if form.version != "nested":
+        nearest = np.abs(exact[..., None] / scale[..., None] - table).argmin(-1)
+        np.testing.assert_array_equal(made.codes, np.rint(127 * table)[nearest])
+    rounded = scale * np.abs(made.codes) / 127
+    bound = scale * 0.5 / 127 + 2.0**-8 * rounded
+    assert (np.abs(q4nx.dequantize_codes(made) - exact) <= bound * (1 + 2.0**-20)).all()
+
+
+def test_mxfp4_of_gpt_oss_equals_transformers() -> None:
+    """All codes and scales that bfloat16 and float32 hold, bit for bit; `-0` and 0 are one value."""
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (2, 64, 3, 16), dtype=np.uint8)
+    scales = rng.integers(1, 250, (2, 64, 3), dtype=np.uint8)
+    expected = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32)
+    quantized, exact = read_mxfp4(blocks, scales)
+    np.testing.assert_array_equal(exact, expected.transpose(1, 2).reshape(128, 96).numpy())
+    packed = q4nx.pack(*quantized, q4nx.TABLE)
+    np.testing.assert_array_equal(q4nx.dequantize(packed, 128, 96), exact)
+    with pytest.raises(ValueError, match=r"blocks \[2, 64, 3, 16\] for these scales, got \[2, 64, 2, 16\]"):
+        read_mxfp4(blocks[:, :, :2], scales)
+    with pytest.raises(ValueError, match="got NaN"):
+        read_mxfp4(blocks, np.full_like(scales, 255))
 
 
 @pytest.mark.parametrize("block", [(32, 64), None])
@@ -235,7 +284,8 @@ DOWN = "model.layers.2.mlp.down_proj"
         (lambda folder: change_config(folder, model_type="mamba"), 'expected model_type .* got "mamba"'),
         (edit_config(group_size=48), "got 48"),
         (edit_config(group_size=0), "got 0"),
-        (edit_config(quant_method="bitsandbytes"), 'tensors or fp8, got "bitsandbytes"; convert'),
+        (edit_config(quant_method="hqq"), 'fp8 or bitsandbytes, got "hqq"; convert'),
+        (edit_config(quant_method="bitsandbytes"), "expected load_in_4bit true; convert"),
         (
             edit_config(quant_method="compressed-tensors"),
             "expected config_groups with one scheme of weights, got None; convert the",

@@ -92,6 +92,21 @@ def matmul_n_bits(b: Builder) -> None:
     n_bits(b, some_rows(b), b.choices.pick(ROWS))
 
 
+def matmul_bnb4(b: Builder) -> None:
+    """MatMulBnb4, whose codes are places in one of two tables of values."""
+    x, rows = some_rows(b), b.choices.pick(ROWS)
+    columns, block = x.shape[-1], b.choices.pick((32, 64, 16))
+    if rows * columns % 2:
+        return
+    rng = np.random.default_rng(b.choices.seed())
+    count = rows * columns // 2
+    codes = b.source(UINT8, (count,), constant=True, given=_bytes(rng, count))
+    blocks = -(-rows * columns // block)
+    scales = b.source(FLOAT, (blocks,), constant=True, given=rng.uniform(0.01, 2, blocks).tolist())
+    attributes = {"K": columns, "N": rows, "block_size": block, "quant_type": b.choices.pick((0, 1))}
+    b.node("MatMulBnb4", [x, codes, scales], [(FLOAT, (*x.shape[:-1], rows))], MICROSOFT, **attributes)
+
+
 def gate_and_up(b: Builder) -> None:
     """Gate and up projection, an activation and their product, which become one product."""
     x, rows = some_rows(b), b.choices.pick(ROWS)
@@ -276,6 +291,7 @@ def dense_matmul(b: Builder) -> None:
 
 OPERATORS: Operators = [
     (26, "MatMulNBits", 7, matmul_n_bits),
+    (8, "MatMulBnb4", 7, matmul_bnb4),
     (18, "gate and up", 7, gate_and_up),
     (16, "GatherBlockQuantized", 7, gather_n_bits),
     (24, "Q4NXMatMul", 21, q4nx_matmul),

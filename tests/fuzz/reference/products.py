@@ -27,6 +27,15 @@ NEGLIGIBLE = 127 / float(np.finfo(np.float32).max)
 ENORMOUS = 1e37
 # The largest sum of a row of activations that does not overflow: it is multiplied by 8-bit codes before their scale.
 MOST_ACTIVATIONS = float(np.finfo(np.float32).max) / 256
+# The values of bitsandbytes' types: NF4 as in appendix E of arXiv 2305.14314, FP4 with a bias of 3, at most 1.
+BNB4_VALUES = {
+    "fp4": (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4, 0, -1 / 192, -2 / 3, -1, -1 / 3, -1 / 2, -1 / 6, -1 / 4),
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ),
+}
 FOUR_BITS = (np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4))
 
 
@@ -202,6 +211,20 @@ def matmul_n_bits(node: Node) -> Samples:
     rounding = node.provider.get("activations", "none") if ours else "int8"
     made = product(node.float(0), weight.map(np.transpose), rounding, span)
     return sum_of(made, node.float(5)) if node.has(5) else made
+
+
+def matmul_bnb4(node: Node) -> Samples:
+    rows, columns, block = (node.attributes[name] for name in ("N", "K", "block_size"))
+    table = np.array(BNB4_VALUES["nf4" if node.attributes["quant_type"] else "fp4"])
+    packed, scale = node.input(1).exact().reshape(-1), node.float(2).exact().reshape(-1)
+    places = np.stack([packed >> 4, packed & 15], axis=-1).reshape(rows, columns)
+    spread = np.repeat(scale, block)[: rows * columns].reshape(rows, columns)
+    weight = spread * table[places]
+    # FlowNPU's table has multiples of 1 / 127, and the scale is rounded to bf16.
+    error = np.abs(spread) * (0.5 / 127 + BFLOAT16 * 1.01 * np.abs(table[places]))
+    samples = Samples(weight[None], numpy_type(1)).shaken(absolute=error)
+    span = 2 * np.abs(spread).max(axis=1)
+    return product(node.float(0), samples.map(np.transpose), node.provider.get("activations", "none"), span)
 
 
 def _rows_at(weight: Samples, index: Array) -> Samples:
@@ -415,6 +438,7 @@ TABLE: Table = {
     ("", "QuantizeLinear"): quantize,
     ("", "DynamicQuantizeLinear"): dynamic_quantize,
     ("", "MatMulInteger"): integer_matmul,
+    ("com.microsoft", "MatMulBnb4"): matmul_bnb4,
     ("com.microsoft", "MatMulNBits"): matmul_n_bits,
     ("com.microsoft", "GatherBlockQuantized"): gather_n_bits,
     ("ai.flownpu", "Q4NXMatMul"): q4nx_matmul,

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -210,12 +211,15 @@ def test_weights_of_eight_bits_are_packed_in_planes(weights, models):
     assert node.packed("weights") == np.concatenate(packed).tobytes()
 
 
-def test_layers_may_differ_in_bits_of_weights(models):
-    """Only one layer's down projection has 8 bits, as in GGUF's Q4_K_M; all else is packed as before."""
+@pytest.mark.parametrize(
+    "changed", [in_eight_bits, partial(in_layout, layout=q4nx.TABLE, symmetric=True)], ids=["eight bits", "table"]
+)
+def test_layers_may_differ_in_bits_of_weights(changed, models):
+    """Only one layer's down projection has 8 bits, as in GGUF's Q4_K_M, or a table; all else is packed as before."""
     nodes, outputs = read_nodes(models.converted("llama"))
     before = decoder_of(lower(nodes, outputs))
     place = next(i for i, node in enumerate(nodes) if node.name == "/layers.1.mlp.down_proj")
-    (nodes[place],) = in_eight_bits([nodes[place]])
+    (nodes[place],) = changed([nodes[place]])
     after = decoder_of(lower(nodes, outputs))
     assert after.attributes["layer.eight_bits"] == [0, 0b1000, 0]
     assert after.attributes["head_eight_bits"] == 0
@@ -336,15 +340,6 @@ def spoilt_weight(nodes):
     by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][3] = None
 
 
-def weight_in(layout):
-    blocks = np.zeros((9, 19, layout.block_bytes), np.uint8)
-
-    def edit(nodes):
-        by_name(nodes, "/layers.1.mlp.down_proj").inputs[1][2:] = [list(blocks.shape), blocks]
-
-    return edit
-
-
 def without_rope(nodes):
     for node in nodes:
         if node.op_type == "FlowQKVAttention":
@@ -370,7 +365,6 @@ CASES = {
         r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], \[9,19,640\] or \[9,19,576\]",
     ),
     "a weight of other sizes": (other_blocks, r"down_proj': expected W to be an initializer, uint8 \[9,3,5120\], "),
-    "a weight with tables": (weight_in(q4nx.TABLE), "down_proj': expected a weight without tables of values, which"),
     "epsilon": (attribute("/norm", epsilon=1e-3), "'/norm': expected the epsilon of all norms to be 1e-06, got 0.001"),
     "QK-norm's epsilon": (attribute(ATTENTION, qk_norm_epsilon=1e-3), "attention': expected the epsilon of all norms"),
     "softcap": (attribute(ATTENTION, softcap=30.0), "expected softcap = 0 as in the layers before, got 30"),

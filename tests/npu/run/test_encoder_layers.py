@@ -138,7 +138,7 @@ def test_weights_of_every_type_become_panels(weights, converted):
     assert packed(converted(weights)).packed("weights") == np.concatenate(expected).tobytes()
 
 
-@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC], ids=["narrow", "symmetric"])
+@pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.SYMMETRIC, q4nx.TABLE], ids=["narrow", "symmetric", "table"])
 def test_panels_do_not_depend_on_layout_of_q4nx(layout, converted):
     found, expected = (
         packed(converted("q4nx"), lambda nodes, of=of: in_layout(nodes, of, symmetric=not layout.minima))

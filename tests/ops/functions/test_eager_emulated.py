@@ -41,11 +41,13 @@ def test_product_equals_equation(rows: int, columns: int, layout: q4nx.Layout) -
     assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
 
 
-@pytest.mark.parametrize("layout", [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA])
+@pytest.mark.parametrize("layout", [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE], ids=str)
 def test_product_of_eight_bits_equals_equation(layout: q4nx.Layout) -> None:
     rows, columns = 40, 320
     rng, x = np.random.default_rng(1), _row(columns)
     codes, scale, minimum = q4nx.quantize_bytes(rng.standard_normal((rows, columns), np.float32) / 8)
+    if layout.table:  # of 16 values from -119 to 127
+        codes = (codes // 16 * np.int8(16) + np.int8(rng.integers(0, 16))).astype(np.int8)
     weight = q4nx.Quantized(codes, scale, minimum if layout.minima else 0 * minimum)
     blocks = q4nx.pack(*weight, layout)
     found = ops.q4nx_matmul(x, blocks, rows=rows, device="emulate")

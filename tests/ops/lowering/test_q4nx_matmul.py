@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnxruntime.capi._pybind_state import quantize_matmul_bnb4
 
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
@@ -109,6 +110,61 @@ def test_q4nx_matmul_equals_matmul_nbits(
     bound += 2 * testing.FLOAT32_ROUNDING * np.abs(expected)  # each side adds the bias with one rounding
     assert np.all(np.abs(result - expected) <= bound)
     testing.check(model)
+
+
+def _of_bnb4(kind: int, rows: int, columns: int, block_size: int, **more: int) -> tuple[Any, testing.Array]:
+    """A MatMulBnb4 of codes that ONNX Runtime finds, and the scales [rows, columns]."""
+    weight = np.random.default_rng(rows).standard_normal((rows, columns), np.float32)
+    codes, scales = np.zeros(weight.size // 2, np.uint8), np.zeros(-(-weight.size // block_size), np.float32)
+    quantize_matmul_bnb4(codes, weight, scales, block_size, kind, columns, rows)
+    attributes = {"K": columns, "N": rows, "block_size": block_size, "quant_type": kind} | more
+    text = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    graph = f"""matmul (float[B, S, {columns}] x) => (float[B, S, {rows}] y) {{
+        y = com.microsoft.MatMulBnb4 <{text}> (x, codes, scales)
+    }}"""
+    model = testing.parse(graph, codes=codes, scales=scales)
+    return model, np.repeat(scales, block_size)[: weight.size].reshape(weight.shape)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["FP4", "NF4"])
+@pytest.mark.parametrize(("rows", "columns", "block_size"), [(32, 256, 64), (40, 96, 32), (7, 256, 128)])
+def test_q4nx_matmul_equals_matmul_bnb4_with_values_rounded(
+    rows: int, columns: int, block_size: int, kind: int
+) -> None:
+    """A weight is off by half a step of 1 / 127 of its scale, and by the rounding of the scale to bf16."""
+    original, scales = _of_bnb4(kind, rows, columns, block_size)
+    model, misses = testing.rewritten(original, "q4nx_matmul")
+    assert (testing.operator_names(model), misses) == (["Q4NXMatMul"], [])
+    blocks = _blocks(model)
+    assert q4nx.layout_of(blocks) == q4nx.TABLE
+    weight = q4nx.dequantize(blocks, rows, columns)
+    # ONNX Runtime's kernel multiplies unit rows by the weights themselves.
+    (exact,) = testing.run(original, {"x": np.eye(columns, dtype=np.float32)[None]})
+    off = scales * 0.5 / 127 + testing.BFLOAT16_ROUNDING * np.abs(weight)
+    assert np.all(np.abs(weight - exact[0].T) <= off * (1 + 2 * testing.BFLOAT16_ROUNDING))
+    x = np.random.default_rng(1).standard_normal((2, 3, columns), np.float32)
+    (result,) = testing.run(model, {"x": x})
+    assert np.all(np.abs(result - x @ weight.T) <= testing.product_bound(x, np.abs(weight)))
+    error = q4nx.relative_error(exact[0].T, weight)
+    assert _weight(model).const_value.relative_error == pytest.approx(error, rel=1e-4)
+    testing.check(model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"columns": 96, "block_size": 64}, "K=96 is no multiple of block_size=64, so that rows share scales"),
+        ({"block_size": 16}, "block_size=16: Q4NX has one scale for 32 columns"),
+        ({"training_mode": 1}, "training_mode=1: it is for training"),
+        ({"transB": 0}, "transB=0: the codes are then not those of rows of W"),
+    ],
+)
+def test_unmatched_matmul_bnb4_reports_miss(changed: dict[str, int], reason: str) -> None:
+    model, misses = testing.rewritten(
+        _of_bnb4(**{"kind": 1, "rows": 8, "columns": 64, "block_size": 32, **changed})[0], "q4nx_matmul"
+    )
+    assert testing.operator_names(model) == ["MatMulBnb4"]
+    assert [(miss.rule, miss.reason[: len(reason)]) for miss in misses] == [("q4nx_matmul", reason)]
 
 
 @pytest.mark.parametrize("written", ["packed", "float"])

@@ -17,6 +17,7 @@ from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.compressed_tensors import CompressedWeights, Float8Weights
 from flownpu.convert.sources.embedding_model import convert_embedding_model, is_embedding_model
 from flownpu.convert.sources.packing import read_packing
+from flownpu.convert.sources.tables import BitsAndBytesWeights
 from flownpu.convert.sources.tokenizer_settings import readable_by_genai
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
@@ -46,6 +47,7 @@ READERS = {
     "compressed-tensors": CompressedWeights,
     "int8": CompressedWeights,
     "fp8": Float8Weights,
+    "bitsandbytes": BitsAndBytesWeights,
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INSTEAD = "convert the checkpoint that it was made of"
 """The way out, for a checkpoint that is refused."""
 
-_METHODS = ("awq", "gptq", "compressed-tensors", "fp8")
+_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes")
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
 _BITS = (4, 8)
 # Formats of compressed-tensors by the type of numbers.
@@ -35,7 +35,8 @@ class Packing:
     """How a checkpoint's weights are quantised."""
 
     method: str
-    """"awq", "gptq", "compressed-tensors", "int8" (bytes of compressed-tensors), or "fp8" in either of its forms."""
+    """"awq", "gptq", "compressed-tensors", "int8" (bytes of compressed-tensors), "fp8" in either of its forms, or
+    "bitsandbytes", whose weights say the rest themselves."""
     bits: int = 4
     """Bits of a code, 4 or 8."""
     group_size: int = -1
@@ -87,6 +88,10 @@ def read_packing(checkpoint: Checkpoint) -> Packing | None:
         )
     if method == "fp8":
         return Packing("fp8", scale="weight_scale_inv", block=_block(settings.get("weight_block_size"), where))
+    if method == "bitsandbytes":
+        if not settings.get("load_in_4bit"):
+            raise ConversionError(f"{where}: expected load_in_4bit true; {INSTEAD}")
+        return Packing(method)
     return _compressed(settings, where) if method == "compressed-tensors" else _awq_or_gptq(method, settings, where)
 
 

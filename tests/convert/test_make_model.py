@@ -79,7 +79,7 @@ def test_made_weights_equal_transformers_model(shape: str) -> None:
                 rows[source.tensor] += source.rows
             found.update({tensor: (count, weight.columns) for tensor, count in rows.items()})
         elif isinstance(weight, RouterWeight):
-            found[weight.source.tensor] = (weight.source.rows, weight.columns)
+            found.update({source.tensor: (source.rows, weight.columns) for source in weight.sources})
         elif isinstance(weight, BiasWeight):
             found.update({source.tensor: (source.rows,) for source in weight.sources})
         else:
@@ -184,7 +184,7 @@ def test_layer_count_limits_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_router_of_random_mixture_has_normal_logits() -> None:
     """Logits of a normalised state spread like a standard normal, as all products with random weights do."""
-    matrix = RandomWeights(1).matrix(RouterWeight("r", TensorSource("r", 64), 1024))
+    matrix = RandomWeights(1).matrix(RouterWeight("r", (TensorSource("r", 64),), 1024))
     states = np.random.default_rng(0).standard_normal((500, 1024))
     assert 0.9 < (states @ matrix.T).std() < 1.1
     np.testing.assert_array_equal(matrix.astype(q4nx.BFLOAT16).astype(np.float32), matrix)

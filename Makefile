@@ -25,16 +25,17 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make demo      build FlowNPU, convert a small model and generate text with it: some minutes'
-	@echo 'make test      run all checks and tests, as CI does'
+	@echo 'make test      run all checks and tests, as CI does: 20 to 30 minutes on two cores'
+	@echo 'make environment  install FlowNPU into .venv with all that its tests need'
 	@echo 'make lint      check style and types of all files, or of those that differ from a commit (CHANGED=main)'
 	@echo 'make site      build the documentation as a site in out/site'
 	@echo 'make sanitize  run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make clients   install third-party clients and try the server with them'
-	@echo 'make fuzz      try random graphs, decoders and damaged files under the sanitizers (CASES=50000 SEED=1)'
+	@echo 'make fuzz      try random graphs, decoders and damaged files under the sanitizers (CASES=2000 SEED=1)'
 	@echo 'make figures   draw the pictures of the README and of docs/npu.md'
 	@echo 'make wheels    build the sources and the wheels for Linux (glibc 2.28 or newer) in dist'
 	@echo 'make windows   build for Windows x64 in dist/windows, and try it where there is Wine'
-	@echo 'make clean     remove everything that make has made'
+	@echo 'make clean     remove .venv, build, out and dist'
 
 demo: .venv/demo
 	$(BIN)/flownpu convert tests/fixtures/gemma3-topics $(MODEL) --force

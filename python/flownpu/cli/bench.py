@@ -36,7 +36,7 @@ def bench(
     generate: Annotated[int, typer.Option("--generate", min=2, help="Tokens to generate after the prompt.")] = 64,
     depth: Annotated[
         str,
-        typer.Option("--depth", metavar="N,N...", help="Tokens in the context before the prompt, each with each."),
+        typer.Option("--depth", metavar="N,N...", help="Tokens in the context before the prompt; all pairs with --prompt run."),
     ] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Runs, each in a new process.")] = 5,
     provider: options.ProviderOption = "flownpu",
@@ -49,9 +49,9 @@ def bench(
 ) -> None:
     """Measure prefill, decode, load time and memory.
 
-    Each run is a process of its own that reads random tokens; medians are shown with the least and the most. The share
-    of the roof is the time that reading a decode step's bytes takes at the memory's speed, as measured in the same run,
-    by the time of the step. Ctrl-C ends it and keeps what was measured.
+    Each run is a process of its own that reads random tokens; medians are shown with the least and the most. A decode
+    step must at least read its bytes at the memory's speed, which is measured in the same run; the share of the roof is
+    that time divided by the step's. Ctrl-C ends it and keeps what was measured.
     """
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
     settings = read_genai_config(model)["model"]

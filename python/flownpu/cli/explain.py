@@ -41,7 +41,7 @@ def explain(
 ) -> None:
     """Show which nodes of a model run where and why, without running it and without an NPU.
 
-    Shows how far attention folds into one call on the NPU; the bytes of weights and KV cache; the NPU's programs with
+    Shows in how few calls attention runs on the NPU; the bytes of weights and KV cache; the NPU's programs with
     predicted times; tokens/s that memory allows on this CPU, and that are predicted for an NPU. A model that is not
     converted is converted in memory.
     """

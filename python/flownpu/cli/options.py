@@ -97,7 +97,7 @@ AllowControlTokens = Annotated[
     bool,
     typer.Option(
         "--allow-control-tokens",
-        help="Control tokens in messages, such as <start_of_turn>, count; else they are plain text.",
+        help="Texts like <start_of_turn> in messages are control tokens; otherwise they are plain text.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]

@@ -36,7 +36,7 @@ def bench(
     generate: Annotated[int, typer.Option("--generate", min=2, help="Tokens to generate after the prompt.")] = 64,
     depth: Annotated[
         str,
-        typer.Option("--depth", metavar="N,N...", help="Tokens in the context before the prompt; all pairs with --prompt run."),
+        typer.Option("--depth", metavar="N,N...", help="Tokens in the context before each prompt."),
     ] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Runs, each in a new process.")] = 5,
     provider: options.ProviderOption = "flownpu",

@@ -53,8 +53,8 @@ def convert(
         typer.Option(
             "--weights",
             metavar="auto|q4|q8|8/4/4|4.75",
-            help="Bits: 4; 8; those of attention, embedding and feed-forward; or an average, for which the floats that gain "
-            "most get 8 and the others 4. auto: the source's, for floats 4. A pipeline of diffusers: bf16 or q8.",
+            help="Bits: 4; 8; those of attention, embedding and feed-forward; or an average, for which the floats that "
+            "gain most get 8 and the others 4. auto: the source's, for floats 4. A pipeline of diffusers: bf16 or q8.",
         ),
     ] = "auto",
     context_length: ContextLength = None,

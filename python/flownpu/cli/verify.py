@@ -39,8 +39,8 @@ def verify(
     """Compare a model with its source on the same tokens; fails if a layer computes something else.
 
     Shows the Kullback-Leibler divergence of the next tokens, how often both find the same likeliest token, the
-    perplexities, and each layer's relative error beside its tolerance, which is derived from the arithmetic. It compares
-    with bf16 activations, and also shows what int8 activations, the default of other commands, cost this model.
+    perplexities, and each layer's relative error beside its tolerance, which is derived from the arithmetic. It
+    compares with bf16 activations, and shows what int8 activations, the default of other commands, cost.
     """
     if text is not None and file is not None:
         raise typer.BadParameter("give the text with --text or with --file, not both", param_hint="--file")

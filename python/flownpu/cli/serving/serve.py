@@ -28,7 +28,11 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
     api_key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", envvar=KEY_VARIABLE, help="Key that clients must send. Other users of the machine cannot see it in the variable."),
+        typer.Option(
+            metavar="KEY",
+            envvar=KEY_VARIABLE,
+            help="Key that clients must send. Other users of the machine cannot see it in the variable.",
+        ),
     ] = None,
     open_to_all: Annotated[
         bool, typer.Option("--open-to-all", help="Listen on an address that others can reach, without a key.")

@@ -252,8 +252,8 @@ def test_body_is_taken_from_a_million_multiply_adds_on(placed: Placed, rows: str
     feeds = {"x": x, "c": np.array(False)}
     (ours,), (expected,) = session.run(None, feeds), reference(model, feeds)
     # AVX2 rounds most (dense/matmul_avx2.h): x to 150 steps of a range of 2, weights to steps of which the largest sum
-    # of eight of one sign has 32767 / 150 - 4. Half of eight weights are of one sign, of 0.8 on average; no sum is larger
-    # than 8. An error is uniform in a step; 6 standard deviations of the sum of 256 products.
+    # of eight of one sign has 32767 / 150 - 4. Half of eight weights are of one sign, of 0.8 on average; no sum is
+    # larger than 8. An error is uniform in a step; 6 standard deviations of the sum of 256 products.
     of_x, of_weight = 2 / 150, 8 / (32767 // 150 - 4)
     deviation = np.sqrt(256 * (of_x**2 * 1 + of_weight**2 / 3) / 12)  # mean squares: 1 of weights, 1/3 of x
     np.testing.assert_allclose(ours, expected, rtol=0, atol=6 * deviation)

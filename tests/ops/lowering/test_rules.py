@@ -308,8 +308,8 @@ def test_dynamic_product_becomes_product_of_symmetric_int8_weight(
     codes = constants["w"].astype(np.float64) - point
     factor = scale if "scale" in factors else np.ptp(x) / 255
     # Activations of at most 1 are rounded by half a step: 2 / 255 in DynamicQuantizeLinear; in DenseMatMul 2 / 127
-    # with AVX2, half of that elsewhere. AVX2 also rounds the codes of a column if eight of one sign may add up to more than
-    # 32767 / 127: each by half of the step with which eight, rounded by half each, do not.
+    # with AVX2, half of that elsewhere. AVX2 also rounds the codes of a column if eight of one sign may add up to more
+    # than 32767 / 127: each by half of the step with which eight, rounded by half each, do not.
     rounded = 0.5 * np.sort(np.abs(codes), 0)[-8:].sum(0) / (32767 // 127 - 4)
     bound = np.abs(codes).sum(0) / 127 + np.abs(x).sum(-1, keepdims=True) * rounded
     assert np.all(np.abs(found - x @ codes * factor) <= bound * 1.01 * factor + 1e-6)

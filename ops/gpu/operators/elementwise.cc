@@ -57,6 +57,7 @@ class Elementwise final : public ViewStep {
     Run run(context());
     const Buffer* y = run.output(outputs[0]);
     std::vector<Operand> operands;
+    operands.reserve(inputs.size());
     for (std::size_t i = 0; i < inputs.size(); ++i)
       operands.emplace_back(at(run, inputs, i), broadcast(inputs[i].shape, sizes));
     walk(run, sizes, operands, {y, view_of(sizes)});
@@ -70,7 +71,7 @@ class Elementwise final : public ViewStep {
     const int front = to.rank() - from.rank();
     for (int axis = 0; axis < from.rank(); ++axis) {
       if (from[axis] > 1)
-        view.steps[static_cast<std::size_t>(front + axis)] =
+        view.steps[static_cast<std::size_t>(front) + static_cast<std::size_t>(axis)] =
             own.steps[static_cast<std::size_t>(axis)];
     }
     return view;

@@ -213,9 +213,11 @@ void QuantizedWeight::measure(const Q4NXGroup& made, std::int64_t row, std::int6
   for (std::int64_t k = first; k < std::min(first + q4nx::kGroup, columns); ++k) {
     const double exact = weight(row, k);
     const auto i = static_cast<std::size_t>(k - first);
-    const float found = table != nullptr ? from_bfloat16(made.scale) *
-                                               table_value(static_cast<std::size_t>(made.codes[i]))
-                                         : made.weight(i);
+    float found = made.weight(i);
+    if (table != nullptr) {
+      const int value = table_value(static_cast<std::size_t>(made.codes[i]));
+      found = from_bfloat16(made.scale) * static_cast<float>(value);
+    }
     const double error = double{found} - exact;
     difference.squares += exact * exact;
     difference.squared_error += error * error;

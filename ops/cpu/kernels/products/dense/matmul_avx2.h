@@ -67,8 +67,8 @@ inline std::int64_t int8_block_bytes(std::int64_t k, std::int64_t part) {
 // which neither a code passes 127 nor the codes of one sign in a sum, each rounded by up to half,
 // pass 16 bits. Codes that are stored stay as they are if their sums do not pass.
 inline Vector scale_of_columns(const float* from, std::int64_t count, bool is_stored) {
-  const auto limit =
-      static_cast<float>(kLargestSum / (is_stored ? kStoredLargest : kRoundedLargest));
+  const int most_codes = kLargestSum / (is_stored ? kStoredLargest : kRoundedLargest);
+  const auto limit = static_cast<float>(most_codes);
   Vector largest{};
   Vector most{};
   Vector zero_or_nan{};

@@ -215,7 +215,7 @@ void QuantizedWeight::measure(const Q4NXGroup& made, std::int64_t row, std::int6
     const auto i = static_cast<std::size_t>(k - first);
     float found = made.weight(i);
     if (table != nullptr) {
-      const int value = table_value(static_cast<std::size_t>(made.codes[i]));
+      const std::int8_t value = table_value(static_cast<std::size_t>(made.codes[i]));
       found = from_bfloat16(made.scale) * static_cast<float>(value);
     }
     const double error = double{found} - exact;

@@ -12,7 +12,7 @@ from flownpu.aie.check.structure import describe
 from flownpu.aie.check.violation import Violation
 from flownpu.aie.plan.data import BufferArgument, Call, Load, Store
 from flownpu.aie.plan.resources import Resources, link_ranges, resources_of
-from flownpu.aie.plan.usage import Part, memory_parts
+from flownpu.aie.plan.usage import MemoryUse, memory_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     )
 
 
-def _memory(held: dict[Tile, list[Part]], limits: Limits) -> Iterator[Violation]:
+def _memory(held: dict[Tile, list[MemoryUse]], limits: Limits) -> Iterator[Violation]:
     for tile, parts in sorted(held.items()):
         need, have = sum(part.bytes for part in parts), limits.tile(tile.column, tile.row).memory_bytes
         if need > have:
@@ -51,7 +51,7 @@ def _memory(held: dict[Tile, list[Part]], limits: Limits) -> Iterator[Violation]
             yield Violation(describe(tile, limits), "memory", f"{need} bytes", f"{have} bytes", detail)
 
 
-def _constants(array: Array, held: dict[Tile, list[Part]], limits: Limits) -> Iterator[Violation]:
+def _constants(array: Array, held: dict[Tile, list[MemoryUse]], limits: Limits) -> Iterator[Violation]:
     """The memory beside a core's stack and buffers must hold its constants; `_memory` reports buffers that do not fit.
 
     mlir_aie 1.4.4 and newer place the stack, each buffer and one region for a core's `.data`, `.rodata` and `.bss`,
@@ -68,7 +68,7 @@ def _constants(array: Array, held: dict[Tile, list[Part]], limits: Limits) -> It
             yield Violation(describe(core.tile, limits), "memory beside stack and buffers", need, left, detail)
 
 
-def _aligned_bytes(part: Part, alignment: int) -> int:
+def _aligned_bytes(part: MemoryUse, alignment: int) -> int:
     objects = max(part.objects, 1)
     return objects * alignment * -(-part.bytes // (objects * alignment))
 

@@ -43,7 +43,7 @@ _EPSILON = 1e-6
 _BLOCK_SIZE = BLOCK_ROWS * BLOCK_COLUMNS
 
 
-class Part(NamedTuple):
+class Operand(NamedTuple):
     """An operand: name, elements, type."""
 
     name: str
@@ -65,11 +65,11 @@ class Operands(NamedTuple):
         elements: elements of a vector that a call works on; 0 for kernels on matrices and blocks.
     """
 
-    inputs: tuple[Part, ...]
-    output: Part
+    inputs: tuple[Operand, ...]
+    output: Operand
     entries: Callable[[], list[Kernel]]
     call: Callable[..., None]
-    state: tuple[Part, ...] = ()
+    state: tuple[Operand, ...] = ()
     before: Callable[..., None] = lambda *_: None
     after: Callable[..., None] = lambda *_: None
     elements: int = 0
@@ -127,8 +127,8 @@ class OneTile:
 
 def _dequant(weights: str, planes: int = 1) -> Operands:
     """A block, or the planes of one of 8 bits, to its tile of B."""
-    block = Part("w", planes * BLOCK_BYTES, U8)
-    tile = Part("b", _BLOCK_SIZE) if weights == "bf16" else Part("b", _BLOCK_SIZE // 8 * 9, U8)
+    block = Operand("w", planes * BLOCK_BYTES, U8)
+    tile = Operand("b", _BLOCK_SIZE) if weights == "bf16" else Operand("b", _BLOCK_SIZE // 8 * 9, U8)
 
     def entries() -> list[Kernel]:
         kinds = tensor(block.size, block.dtype), tensor(tile.size, tile.dtype)
@@ -139,7 +139,7 @@ def _dequant(weights: str, planes: int = 1) -> Operands:
 
 def _fused_dqp() -> Operands:
     """A block times a part of x: sums from 0 each time."""
-    sums, total = Part("sums", BLOCK_COLUMNS // 16), Part("total", BLOCK_ROWS, F32)
+    sums, total = Operand("sums", BLOCK_COLUMNS // 16), Operand("total", BLOCK_ROWS, F32)
 
     def entries() -> list[Kernel]:
         block, x, y = tensor(BLOCK_BYTES, U8), tensor(BLOCK_COLUMNS), tensor(BLOCK_ROWS)
@@ -165,14 +165,14 @@ def _fused_dqp() -> Operands:
     def after(_a: Any, _z: Any, _m: Any, store: Any, _w: Any, _x: Any, y: Any, _sums: Any, total: Any) -> None:
         store(total, y, BLOCK_ROWS)
 
-    inputs = Part("w", BLOCK_BYTES, U8), Part("x", BLOCK_COLUMNS)
-    return Operands(inputs, Part("y", BLOCK_ROWS), entries, call, (sums, total), before, after)
+    inputs = Operand("w", BLOCK_BYTES, U8), Operand("x", BLOCK_COLUMNS)
+    return Operands(inputs, Operand("y", BLOCK_ROWS), entries, call, (sums, total), before, after)
 
 
 def _gemm(weights: str) -> Operands:
     """A tile of A times a tile of B, in the order of the kernel, whose accumulators begin at 0."""
     m, k, n = GEMM_TILE
-    b = Part("b", k * n) if weights == "bf16" else Part("b", k * n // 8 * 9, U8)
+    b = Operand("b", k * n) if weights == "bf16" else Operand("b", k * n // 8 * 9, U8)
 
     def entries() -> list[Kernel]:
         a, c = tensor(m * k), tensor(m * n, F32)
@@ -190,13 +190,15 @@ def _gemm(weights: str) -> Operands:
     def after(_zero: Any, _multiply: Any, store: Any, _a: Any, _b: Any, y: Any, c: Any) -> None:
         store(c, y, m * n)
 
-    return Operands((Part("a", m * k), b), Part("c", m * n), entries, call, (Part("sums", m * n, F32),), after=after)
+    return Operands(
+        (Operand("a", m * k), b), Operand("c", m * n), entries, call, (Operand("sums", m * n, F32),), after=after
+    )
 
 
 def _rms_norm() -> Operands:
     row, epsilon = tensor(ROW), bits(_EPSILON)
     return Operands(
-        (Part("x", ROW), Part("weight", ROW)), Part("y", ROW),
+        (Operand("x", ROW), Operand("weight", ROW)), Operand("y", ROW),
         lambda: [kernel("rms_norm", "rms_norm", row, row, row, I32, I32, I32)],
         lambda norm, x, weight, y: norm(x, weight, y, 1, ROW, epsilon), elements=ROW,
     )  # fmt: skip
@@ -205,7 +207,7 @@ def _rms_norm() -> Operands:
 def _rope() -> Operands:
     row, d = tensor(ROW), ROW // ROW_HEADS
     return Operands(
-        (Part("x", ROW), Part("table", d)), Part("y", ROW),
+        (Operand("x", ROW), Operand("table", d)), Operand("y", ROW),
         lambda: [kernel("rope", "rope", row, tensor(d), row, I32, I32)],
         lambda turn, x, table, y: turn(x, table, y, ROW_HEADS, d), elements=ROW,
     )  # fmt: skip
@@ -214,7 +216,7 @@ def _rope() -> Operands:
 def _gated(activation: str) -> Operands:
     row = tensor(ROW)
     return Operands(
-        (Part("gate", ROW), Part("up", ROW)), Part("y", ROW),
+        (Operand("gate", ROW), Operand("up", ROW)), Operand("y", ROW),
         lambda: [kernel(activation, activation, row, row, row, I32)],
         lambda act, gate, up, y: act(gate, up, y, ROW), elements=ROW,
     )  # fmt: skip

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flownpu.aie.plan.data import Array, Core, End, Fifo, Link, Sequence, Tile, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
-_TRANSFER, _AWAIT, _FREE, _WRITE, _SET = range(5)  # kinds of steps (program.h, `Step`)
+_TRANSFER, _AWAIT, _FREE, _WRITE, _SET = range(5)  # kinds of steps (program.h, `HostAction`)
 
 
 @dataclass(frozen=True)

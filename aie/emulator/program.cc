@@ -136,9 +136,9 @@ Sequence read_sequence(std::span<const std::int64_t> words) {
     return HostBuffer{std::move(name), reader.size()};
   });
   sequence.steps = reader.list([&] {
-    Step step{static_cast<StepKind>(reader.next()), 0, 0, 0};
+    HostAction step{static_cast<HostActionKind>(reader.next()), 0, 0, 0};
     switch (step.kind) {
-      case StepKind::kTransfer: {
+      case HostActionKind::kTransfer: {
         step.what = sequence.transfers.size();
         Transfer transfer{};
         transfer.name = reader.text();
@@ -150,16 +150,16 @@ Sequence read_sequence(std::span<const std::int64_t> words) {
         sequence.transfers.push_back(std::move(transfer));
         break;
       }
-      case StepKind::kAwait:
-      case StepKind::kFree:
+      case HostActionKind::kAwait:
+      case HostActionKind::kFree:
         step.what = reader.index(sequence.transfers.size(), "transfers started before");
         break;
-      case StepKind::kWrite:
+      case HostActionKind::kWrite:
         step.what = reader.size();
         step.index = reader.size();
         step.value = reader.next();
         break;
-      case StepKind::kSet:
+      case HostActionKind::kSet:
         step.what = reader.size();
         step.value = reader.next();
         break;

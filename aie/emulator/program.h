@@ -114,12 +114,12 @@ struct Array {
   std::vector<CoreRecord> cores;
 };
 
-enum class StepKind : std::int64_t { kTransfer, kAwait, kFree, kWrite, kSet };
+enum class HostActionKind : std::int64_t { kTransfer, kAwait, kFree, kWrite, kSet };
 
 // `what` is a transfer's number (kTransfer, kAwait, kFree), a memory (kWrite, with index and value)
 // or a lock (kSet, with value).
-struct Step {
-  StepKind kind;
+struct HostAction {
+  HostActionKind kind;
   std::size_t what;
   std::size_t index;
   std::int64_t value;
@@ -144,7 +144,7 @@ struct Sequence {
   std::string name;
   std::vector<HostBuffer> buffers;
   std::vector<Transfer> transfers;
-  std::vector<Step> steps;
+  std::vector<HostAction> steps;
 };
 
 // Read what aie/emulator/flatten.py writes, in words as aie/words/writer.py describes them. Throw

@@ -30,7 +30,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryUse:
     """One thing in a tile's memory, and its bytes in all; for a fifo, `objects` of equal size."""
 
     name: str
@@ -52,7 +52,7 @@ class TileUse:
     tile: Tile
     kind: str
     kernels: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryUse, ...]
     memory: Use
     input_channels: Use
     output_channels: Use
@@ -60,18 +60,18 @@ class TileUse:
     locks: Use
 
 
-def memory_parts(array: Array, resources: Resources) -> dict[Tile, list[Part]]:
+def memory_parts(array: Array, resources: Resources) -> dict[Tile, list[MemoryUse]]:
     """The contents of each tile's memory: objects of fifos, buffers, a core's stack and its counters of objects."""
-    parts: defaultdict[Tile, list[Part]] = defaultdict(list)
+    parts: defaultdict[Tile, list[MemoryUse]] = defaultdict(list)
     for pool in resources.pools:
         if pool.bytes:
-            parts[pool.tile].append(Part(pool.fifo, pool.bytes, pool.count))
+            parts[pool.tile].append(MemoryUse(pool.fifo, pool.bytes, pool.count))
     for buffer in array.buffers:
-        parts[buffer.tile].append(Part(buffer.name, buffer.type.bytes))
+        parts[buffer.tile].append(MemoryUse(buffer.name, buffer.type.bytes))
     for core in array.cores:
-        parts[core.tile].append(Part("stack", core.stack_bytes))
+        parts[core.tile].append(MemoryUse("stack", core.stack_bytes))
         if counters := counter_bytes(core):
-            parts[core.tile].append(Part("object counters", counters))
+            parts[core.tile].append(MemoryUse("object counters", counters))
     return dict(parts)
 
 

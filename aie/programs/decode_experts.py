@@ -29,7 +29,7 @@ from flownpu.aie.programs.host import NormOfRows
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, Program, ProgramWriter, Role, View
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer.call import Layer
+    from flownpu.aie.designs.decode_layer.call import CalledLayer
     from flownpu.aie.designs.decode_layer.design import DecodeLayer
     from flownpu.aie.iron.compat import Program as DesignProgram
     from flownpu.aie.programs.call import HostCall
@@ -144,7 +144,7 @@ class _Token:
             self._calls[name] = make(name)
         return self._calls[name]
 
-    def _layer(self, layer: Layer, position: int) -> DesignProgram:
+    def _layer(self, layer: CalledLayer, position: int) -> DesignProgram:
         model = self._decoder.model
         return self._design.program(
             position, self._context, layers=[layer], epsilon=model.epsilon, scale=self._decoder.attention.scale,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, ceil_div
-from flownpu.aie.designs.decode_layer.call import Layer
+from flownpu.aie.designs.decode_layer.call import CalledLayer
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.host import Experts
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
@@ -111,10 +111,10 @@ class DecoderShape:
         return Projection(rows, self.model.hidden, eight_bits=self.model.head_eight_bits)
 
     @cached_property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[CalledLayer, ...]:
         """The properties of each layer that others may not share."""
         return tuple(
-            Layer(layer.mixer.window or None, layer.mixer.table, layer.eight_bits) for layer in self.model.layers
+            CalledLayer(layer.mixer.window or None, layer.mixer.table, layer.eight_bits) for layer in self.model.layers
         )
 
     def weights_before(self, layer: int) -> int:

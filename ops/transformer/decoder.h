@@ -143,7 +143,7 @@ struct FeedForward {
 };
 
 // The projections of a layer, in order: the bits of Layer::eight_bits.
-enum class Part : std::uint8_t { kQkv, kOutput, kGateUp, kDown };
+enum class ProjectionKind : std::uint8_t { kQkv, kOutput, kGateUp, kDown };
 
 struct Layer {
   static constexpr std::string_view kName = "layer";
@@ -157,8 +157,8 @@ struct Layer {
   std::int64_t eight_bits = 0;
 
   bool operator==(const Layer&) const = default;
-  bool has_eight_bits(Part part) const {
-    return (eight_bits >> static_cast<unsigned>(part) & 1) != 0;
+  bool has_eight_bits(ProjectionKind kind) const {
+    return (eight_bits >> static_cast<unsigned>(kind) & 1) != 0;
   }
   const Attention& attention() const { return std::get<Attention>(mixer); }
   Attention& attention() { return std::get<Attention>(mixer); }

@@ -170,7 +170,7 @@ Q4NXConstant of_floats(nb::typed<nb::callable, nb::object()> read,
 }
 
 Q4NXConstant of_parts(const std::vector<Q4NXConstant>& parts) {
-  std::vector<Q4NXConstant::Part> all;
+  std::vector<Q4NXConstant::StackedWeight> all;
   for (const Q4NXConstant& constant : parts)
     all.insert(all.end(), constant.parts().begin(), constant.parts().end());
   return Q4NXConstant(std::move(all));

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
-class Layer:
+class CalledLayer:
     """The properties of a layer of a call that may differ from the other layers'.
 
     Attributes:

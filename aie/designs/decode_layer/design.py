@@ -86,7 +86,7 @@ from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import U8, device, named, tensor
 from flownpu.aie.designs.decode_layer.array import Ends, build
 from flownpu.aie.designs.decode_layer.attention import AttentionEnds
-from flownpu.aie.designs.decode_layer.call import HostBuffers, Layer, Token
+from flownpu.aie.designs.decode_layer.call import CalledLayer, HostBuffers, Token
 from flownpu.aie.designs.decode_layer.experts import ExpertSequence
 from flownpu.aie.designs.decode_layer.pairs import PairsOfTiles
 from flownpu.aie.designs.decode_layer.sequence import LayerSequence
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.attention import Attention
     from flownpu.aie.designs.decode_layer.shape import Region
 
-__all__ = ["WAYS", "DecodeLayer", "Layer", "LayerShape"]
+__all__ = ["WAYS", "CalledLayer", "DecodeLayer", "LayerShape"]
 
 # Ways of attention.
 WAYS: Mapping[str, type[Attention]] = {"pairs": PairsOfTiles, "split": SplitKeys}
@@ -159,7 +159,9 @@ class DecodeLayer:
         """Whether a call takes the weights of an LM head behind those of a layer."""
         return head.bytes + self.shape.weight_bytes(eight_bits) <= _WEIGHTS_MAXIMUM
 
-    def calls(self, layers: Sequence[Layer], head: Projection | None = None, most: int | None = None) -> list[int]:
+    def calls(
+        self, layers: Sequence[CalledLayer], head: Projection | None = None, most: int | None = None
+    ) -> list[int]:
         """How many layers each call of a token has, in as few calls as may be; the last one has the LM head, too.
 
         Args:
@@ -191,7 +193,7 @@ class DecodeLayer:
         position: int,
         capacity: int,
         *,
-        layers: Sequence[Layer] = (Layer(),),
+        layers: Sequence[CalledLayer] = (CalledLayer(),),
         vocabulary: int = 0,
         head_eight_bits: bool = False,
         epsilon: float = 1e-6,
@@ -275,10 +277,10 @@ class DecodeLayer:
         runtime = Runtime(named(sequence, ["ends", *buffers]), [[*array.ends], *buffers.values()])
         return Program(device("npu2"), runtime, array.workers)
 
-    def _weight_bytes(self, layers: Sequence[Layer], head: Projection | None) -> int:
+    def _weight_bytes(self, layers: Sequence[CalledLayer], head: Projection | None) -> int:
         return sum(self.shape.weight_bytes(layer.eight_bits) for layer in layers) + (head.bytes if head else 0)
 
-    def _host_buffers(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> dict[str, Any]:
+    def _host_buffers(self, token: Token, layers: Sequence[CalledLayer], head: Projection | None) -> dict[str, Any]:
         """The types of a call's host buffers, by name."""
         shape, count = self.shape, len(layers)
         types = {
@@ -295,7 +297,7 @@ class DecodeLayer:
             types["int8_rows"] = tensor(count * token.capacity * shape.kv_heads * 2 * shape.row_bytes, U8)
         return types | ({"logits": tensor(head.rows)} if head else {})
 
-    def _require(self, token: Token, layers: Sequence[Layer], head: Projection | None) -> None:
+    def _require(self, token: Token, layers: Sequence[CalledLayer], head: Projection | None) -> None:
         """Raise for what a call cannot be."""
         keys = self.capacity_step
         if token.capacity % keys or not 0 <= token.position < min(token.capacity, token.positions):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.attention import Sweep
     from flownpu.aie.designs.decode_layer.array import DecodeArray
     from flownpu.aie.designs.decode_layer.attention import Attention
-    from flownpu.aie.designs.decode_layer.call import HostBuffers, Layer, Token
+    from flownpu.aie.designs.decode_layer.call import CalledLayer, HostBuffers, Token
     from flownpu.aie.designs.decode_layer.rows import Phase
     from flownpu.aie.designs.decode_layer.shape import Projection, Region
     from flownpu.aie.iron.compat import ObjectFifoHandle
@@ -47,7 +47,7 @@ class LayerSequence:
         array: DecodeArray,
         buffers: HostBuffers,
         token: Token,
-        layers: Sequence[Layer],
+        layers: Sequence[CalledLayer],
         head: Projection | None,
     ) -> None:
         self._way, self._shape, self._array, self._head = way, way.shape, array, head
@@ -109,7 +109,7 @@ class LayerSequence:
 
     # --- Layers -------------------------------------------------------------------------------------------------------
 
-    def _layer(self, index: int, layer: Layer, update: list[Any]) -> list[Any]:
+    def _layer(self, index: int, layer: CalledLayer, update: list[Any]) -> list[Any]:
         """One layer; `update`: the drains of the update of the layer before. Returns the drains of its own.
 
         The drains of a phase are started before its inputs are awaited, so that then only the inputs' fill is started.
@@ -241,7 +241,7 @@ class LayerSequence:
         self._phase += 1
         self.weights.start(self._phase)
 
-    def _send_tables(self, index: int, layer: Layer) -> None:
+    def _send_tables(self, index: int, layer: CalledLayer) -> None:
         """Send the norms of queries and keys, and the position's angles, each once for every head of a batch.
 
         A norm of all heads has weights of its own for each.

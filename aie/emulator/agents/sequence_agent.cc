@@ -28,12 +28,12 @@ SequenceAgent::SequenceAgent(const Sequence& sequence,
     tasks_.push_back({&transfer, buffers[transfer.buffer].data() + transfer.offset});
   }
   for (const auto& channel : channels) channel->belongs_to(*this);
-  for (const Step& step : sequence.steps) {
-    if ((step.kind == StepKind::kWrite && step.what >= array.memories.size()) ||
-        (step.kind == StepKind::kSet && step.what >= array.locks.size())) {
+  for (const HostAction& step : sequence.steps) {
+    if ((step.kind == HostActionKind::kWrite && step.what >= array.memories.size()) ||
+        (step.kind == HostActionKind::kSet && step.what >= array.locks.size())) {
       throw Error("[emulator] sequence " + sequence.name + " names what the array does not have");
     }
-    if (step.kind == StepKind::kSet) locks[step.what]->given_by(*this);
+    if (step.kind == HostActionKind::kSet) locks[step.what]->given_by(*this);
   }
 }
 
@@ -45,31 +45,31 @@ bool SequenceAgent::step() {
 }
 
 bool SequenceAgent::run_one() {
-  const Step& step = current();
+  const HostAction& step = current();
   switch (step.kind) {
-    case StepKind::kTransfer: {
+    case HostActionKind::kTransfer: {
       Channel& channel = channel_of(step.what);
       if (channel.queued() == array_->task_queue) return false;
       channel.queue(tasks_[step.what]);
       started_[step.what] = true;
       break;
     }
-    case StepKind::kAwait:
+    case HostActionKind::kAwait:
       if (!tasks_[step.what].transfer->token) {
         throw Error("[emulator] " + name() + " awaits a transfer that reports no end");
       }
       if (!tasks_[step.what].done) return false;
       break;
-    case StepKind::kFree:
+    case HostActionKind::kFree:
       if (!tasks_[step.what].complete) {
         throw Error("[emulator] " + name() + " frees a descriptor that " +
                     channel_of(step.what).name() + " still uses");
       }
       break;
-    case StepKind::kWrite:
+    case HostActionKind::kWrite:
       memories_->store(step.what, static_cast<std::int64_t>(step.index), step.value);
       break;
-    case StepKind::kSet:
+    case HostActionKind::kSet:
       (*locks_)[step.what]->set(step.value);
       break;
   }
@@ -82,11 +82,11 @@ std::string SequenceAgent::name() const {
   if (ended()) return text;
   text += ", step " + std::to_string(at_) + " of " + std::to_string(sequence_->steps.size());
   switch (current().kind) {
-    case StepKind::kTransfer:
+    case HostActionKind::kTransfer:
       return text + " (start " + sequence_->transfers[current().what].name + ")";
-    case StepKind::kAwait:
+    case HostActionKind::kAwait:
       return text + " (await " + sequence_->transfers[current().what].name + ")";
-    case StepKind::kFree:
+    case HostActionKind::kFree:
       return text + " (free " + sequence_->transfers[current().what].name + ")";
     default:
       return text;
@@ -95,7 +95,7 @@ std::string SequenceAgent::name() const {
 
 Wait SequenceAgent::wait() const {
   Channel& channel = channel_of(current().what);
-  if (current().kind == StepKind::kTransfer) return {"a place in the queue", {&channel}};
+  if (current().kind == HostActionKind::kTransfer) return {"a place in the queue", {&channel}};
   return {"the token of " + sequence_->transfers[current().what].name, {&channel}};
 }
 

@@ -29,7 +29,7 @@ class SequenceAgent final : public Agent {
 
  private:
   bool run_one();
-  [[nodiscard]] const Step& current() const { return sequence_->steps[at_]; }
+  [[nodiscard]] const HostAction& current() const { return sequence_->steps[at_]; }
   [[nodiscard]] Channel& channel_of(std::size_t transfer) const {
     return *(*channels_)[sequence_->transfers[transfer].channel];
   }

@@ -209,7 +209,7 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
   const MatMulPlan plan = plan_dense(rows, row_bytes, rows * padded_k * kDenseColumns, blocks,
                                      context_.pool->threads(), cache_bytes_);
   context_.pool->run(plan.row_parts * plan.block_parts, [&](std::int64_t task) {
-    const Part tiles =
+    const Interval tiles =
         part(q4nx::ceil_div(rows, kRowTile), plan.row_parts, task / plan.block_parts);
     const std::int64_t first = tiles.begin * kRowTile;
     const std::int64_t last = std::min(tiles.end * kRowTile, rows);

@@ -26,11 +26,11 @@ inline constexpr std::int64_t kMaxProducts = kTaskRows * kTaskRowBlocks;
 inline constexpr std::int64_t kStreamedBytes = 2 << 20;
 
 // Part `index` of `parts` nearly equal parts of [0, whole).
-struct Part {
+struct Interval {
   std::int64_t begin;
   std::int64_t end;
 };
-constexpr Part part(std::int64_t whole, std::int64_t parts, std::int64_t index) {
+constexpr Interval part(std::int64_t whole, std::int64_t parts, std::int64_t index) {
   return {whole * index / parts, whole * (index + 1) / parts};
 }
 

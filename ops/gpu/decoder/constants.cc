@@ -144,7 +144,7 @@ PlacedConstants place_constants(Context& context, const transformer::Decoder& de
   Reader read(context, node, node.inputs.size() - std::min(count, node.inputs.size()), found);
   const std::int64_t attention = decoder.attended();
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
-    PlacedConstants::Layer& layer = found.layers.emplace_back();
+    LayerConstants& layer = found.layers.emplace_back();
     layer.qkv = read.weight({decoder.packed_heads(), decoder.hidden});
     layer.output = read.weight({decoder.hidden, attention});
     layer.gate_up = read.weight({decoder.feed_forward().size, decoder.hidden, 2});

@@ -35,22 +35,24 @@ struct EntryNorms {
   Buffer sum;
 };
 
+// Weights and norms of a layer.
+struct LayerConstants {
+  Weight qkv;
+  Weight output;
+  Weight gate_up;
+  Weight down;
+  EntryNorms first;
+  EntryNorms middle;
+  Buffer q_norm;
+  Buffer k_norm;
+};
+
 struct PlacedConstants {
-  struct Layer {
-    Weight qkv;
-    Weight output;
-    Weight gate_up;
-    Weight down;
-    EntryNorms first;
-    EntryNorms middle;
-    Buffer q_norm;
-    Buffer k_norm;
-  };
   struct Rotary {
     Buffer cosines;
     Buffer sines;
   };
-  std::vector<Layer> layers;
+  std::vector<LayerConstants> layers;
   EntryNorms last;
   Weight head;
   std::vector<Rotary> rotary;

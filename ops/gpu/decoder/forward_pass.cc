@@ -108,8 +108,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
   compile_attention();
   const std::int64_t attention = decoder.attended();
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
-    const PlacedConstants::Layer& given = constants.layers[i];
-    Layer& layer = layers_.emplace_back();
+    const LayerConstants& given = constants.layers[i];
+    LayerProducts& layer = layers_.emplace_back();
     layer.qkv =
         compile_product({.rows = decoder.packed_heads(), .columns = decoder.hidden}, given.qkv);
     layer.output = compile_product(
@@ -252,7 +252,7 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
 }
 
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
-  const PlacedConstants::Layer& constants = constants_.layers[layer];
+  const LayerConstants& constants = constants_.layers[layer];
   const transformer::Attention& kind = decoder_.attention(layer);
   const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
   for (const Segment& segment : segments) {
@@ -337,7 +337,7 @@ void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segme
   launch(*first_norm_, rms_norm_grid(decoder_.hidden, tokens),
          {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& layer = layers_[i];
+    const LayerProducts& layer = layers_[i];
     multiply(layer.qkv, tokens, of(kNormalised), of(kPacked));
     attend(i, segments);
     multiply(layer.output, tokens, of(kAttended), of(kUpdate));

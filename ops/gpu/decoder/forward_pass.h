@@ -94,7 +94,7 @@ class ForwardPass {
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;
   };
-  struct Layer {
+  struct LayerProducts {
     CompiledProduct qkv;
     CompiledProduct output;
     CompiledProduct gate_up;
@@ -173,7 +173,7 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null unless the decoder has blocks
   std::shared_ptr<const CompiledKernel> attention_in_parts_;
   std::shared_ptr<const CompiledKernel> merge_;
-  std::vector<Layer> layers_;
+  std::vector<LayerProducts> layers_;
   CompiledProduct head_;
   // Which of the two residual buffers has the current residual stream.
   Activation residual_ = kResidual;

@@ -139,15 +139,15 @@ std::string joined_name(const std::vector<const Node*>& products, const std::str
 
 }  // namespace
 
-bool Q4NXConstant::Part::keeps_codes() const {
+bool Q4NXConstant::StackedWeight::keeps_codes() const {
   const auto* weight = std::get_if<QuantizedWeight>(&source);
   // Other kinds of weight have no replaced codes.
   return weight == nullptr || weight->keeps_codes();
 }
 
-Q4NXConstant::Q4NXConstant(std::vector<Part> parts)
+Q4NXConstant::Q4NXConstant(std::vector<StackedWeight> parts)
     : parts_(std::move(parts)), layout_(parts_.front().layout) {
-  for (const Part& part : parts_) {
+  for (const StackedWeight& part : parts_) {
     if (part.layout == layout_) continue;
     layout_ = layout_.code_bits == 8 ? q4nx::kEightBitsWithMinima : q4nx::kNarrow;
   }
@@ -155,18 +155,20 @@ Q4NXConstant::Q4NXConstant(std::vector<Part> parts)
 
 Shape Q4NXConstant::shape() const {
   std::int64_t blocks = 0;
-  for (const Part& part : parts_) blocks += q4nx::row_blocks(part.rows);
+  for (const StackedWeight& part : parts_) blocks += q4nx::row_blocks(part.rows);
   return q4nx::blocks_shape(blocks * q4nx::kBlockRows, parts_.front().columns, layout_);
 }
 
-bool Q4NXConstant::keeps_codes() const { return std::ranges::all_of(parts_, &Part::keeps_codes); }
+bool Q4NXConstant::keeps_codes() const {
+  return std::ranges::all_of(parts_, &StackedWeight::keeps_codes);
+}
 
 std::vector<Q4NXConstant::Piece> Q4NXConstant::pieces(std::byte* memory, bool measured) const {
   std::vector<Piece> pieces;
   const std::int64_t columns = parts_.front().columns;
   const std::int64_t row_bytes = layout_.row_bytes(columns);
   const std::int64_t at_once = std::max<std::int64_t>(kPieceBytes / row_bytes, 1);
-  for (const Part& part : parts_) {
+  for (const StackedWeight& part : parts_) {
     const std::int64_t blocks = q4nx::row_blocks(part.rows);
     std::shared_ptr<const float> floats;
     if (const auto* weight = std::get_if<FloatWeight>(&part.source)) floats = weight->read();
@@ -234,7 +236,7 @@ Value RepackedWeights::add(const QuantizedWeight& weight) {
 }
 
 Value RepackedWeights::stack(const std::vector<QuantizedWeight>& weights, const std::string& name) {
-  std::vector<Q4NXConstant::Part> parts;
+  std::vector<Q4NXConstant::StackedWeight> parts;
   parts.reserve(weights.size());
   for (const QuantizedWeight& weight : weights)
     parts.push_back({weight, weight.rows, weight.columns, weight.layout()});
@@ -253,7 +255,7 @@ const Q4NXConstant* RepackedWeights::find(const Value& value) const {
   return found == constants_.end() ? nullptr : &found->second;
 }
 
-std::vector<Q4NXConstant::Part> RepackedWeights::parts_of(const Node& product) const {
+std::vector<Q4NXConstant::StackedWeight> RepackedWeights::parts_of(const Node& product) const {
   const Value& weight = product.inputs[kProductWeight];
   if (const Q4NXConstant* constant = find(weight)) return constant->parts();
   const std::int64_t rows = product.required_integer("M");
@@ -270,14 +272,14 @@ std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& produ
   for (const Node* product : products) {
     if (product->inputs[kProductWeight].constant == nullptr)
       return "the weight of " + product->name + " is not a constant of the model";
-    const std::vector<Q4NXConstant::Part> parts = parts_of(*product);
+    const std::vector<Q4NXConstant::StackedWeight> parts = parts_of(*product);
     if (parts.empty())
       return "the weight of " + product->name + " is not one of its M rows and K columns";
     if (columns > 0 && parts.front().columns != columns)
       return "weights of " + std::to_string(columns) + " and " +
              std::to_string(parts.front().columns) + " columns, expected as many";
     columns = parts.front().columns;
-    for (const Q4NXConstant::Part& part : parts) {
+    for (const Q4NXConstant::StackedWeight& part : parts) {
       if (other && part.layout.code_bits != other->code_bits) return "weights of 4 and of 8 bits";
       if (other && part.layout.has_table != other->has_table)
         return "weights with and without a table of values";
@@ -288,9 +290,9 @@ std::string RepackedWeights::join_obstacle(const std::vector<const Node*>& produ
 }
 
 Value RepackedWeights::join(const std::vector<const Node*>& products, const std::string& name) {
-  std::vector<Q4NXConstant::Part> parts;
+  std::vector<Q4NXConstant::StackedWeight> parts;
   for (const Node* product : products) {
-    for (const Q4NXConstant::Part& part : parts_of(*product)) parts.push_back(part);
+    for (const Q4NXConstant::StackedWeight& part : parts_of(*product)) parts.push_back(part);
   }
   return promise(graph_.unique_name(joined_name(products, name).append(kSuffix)),
                  Q4NXConstant(std::move(parts)));
@@ -331,7 +333,7 @@ void RepackedWeights::make(std::vector<Node>& nodes) {
 }
 
 void RepackedWeights::count(const Q4NXConstant& constant, const Difference& difference) {
-  for (const Q4NXConstant::Part& part : constant.parts()) {
+  for (const Q4NXConstant::StackedWeight& part : constant.parts()) {
     made_ += std::holds_alternative<QuantizedWeight>(part.source) ? 1 : 0;
     quantized_again_ += part.keeps_codes() ? 0 : 1;
   }

@@ -35,7 +35,7 @@ struct FloatWeight {
 // blocks.
 class Q4NXConstant {
  public:
-  struct Part {
+  struct StackedWeight {
     // The source of the blocks: a quantised weight in another format, floats, or a constant that
     // is Q4NX already.
     std::variant<QuantizedWeight, FloatWeight, Value> source;
@@ -49,11 +49,11 @@ class Q4NXConstant {
 
   // All parts must have the same number of columns, and codes of one kind. They get their
   // common layout or, if layouts differ, narrow blocks with minima.
-  explicit Q4NXConstant(std::vector<Part> parts);
+  explicit Q4NXConstant(std::vector<StackedWeight> parts);
 
   Shape shape() const;
   bool keeps_codes() const;
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<StackedWeight>& parts() const { return parts_; }
 
   // A piece of the work of making the bytes, which is divided among threads.
   struct Piece {
@@ -65,7 +65,7 @@ class Q4NXConstant {
   std::vector<Piece> pieces(std::byte* memory, bool measured) const;
 
  private:
-  std::vector<Part> parts_;
+  std::vector<StackedWeight> parts_;
   q4nx::Layout layout_;
 };
 
@@ -104,7 +104,7 @@ class RepackedWeights {
 
  private:
   // The parts of a Q4NXMatMul's weight; empty if it is no constant of M x K weights.
-  std::vector<Q4NXConstant::Part> parts_of(const Node& product) const;
+  std::vector<Q4NXConstant::StackedWeight> parts_of(const Node& product) const;
   Value promise(const std::string& name, Q4NXConstant constant);
   void count(const Q4NXConstant& constant, const Difference& difference);
 

@@ -35,21 +35,21 @@ std::int64_t DecoderShape::line() const {
 }
 
 std::array<Projection, 4> DecoderShape::projections(const transformer::Layer& layer) const {
-  using transformer::Part;
+  using transformer::ProjectionKind;
   return {{
       {.rows = packed_heads(),
        .columns = qkv_columns(),
-       .eight_bits = layer.has_eight_bits(Part::kQkv)},
+       .eight_bits = layer.has_eight_bits(ProjectionKind::kQkv)},
       {.rows = hidden,
        .columns = output_columns(),
-       .eight_bits = layer.has_eight_bits(Part::kOutput)},
+       .eight_bits = layer.has_eight_bits(ProjectionKind::kOutput)},
       {.rows = padded_feed_forward(),
        .columns = hidden,
        .gated = true,
-       .eight_bits = layer.has_eight_bits(Part::kGateUp)},
+       .eight_bits = layer.has_eight_bits(ProjectionKind::kGateUp)},
       {.rows = hidden,
        .columns = padded_feed_forward(),
-       .eight_bits = layer.has_eight_bits(Part::kDown)},
+       .eight_bits = layer.has_eight_bits(ProjectionKind::kDown)},
   }};
 }
 

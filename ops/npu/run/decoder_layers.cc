@@ -249,7 +249,7 @@ void DecoderLayers::infer(std::span<const Tensor> inputs, std::span<Shape> outpu
   transformer::infer_outputs(shape_, inputs, outputs);
 }
 
-DecoderLayers::Part DecoderLayers::part_at(const Tokens& tokens, std::int64_t token) const {
+DecoderLayers::ProgramRun DecoderLayers::run_at(const Tokens& tokens, std::int64_t token) const {
   if (const std::int64_t block = tokens.block(token); block > 1) {
     const auto of_block = [&](const Program& program) { return program.record().tokens == block; };
     return {&*std::ranges::find_if(blocks_, of_block), block};
@@ -275,7 +275,7 @@ void DecoderLayers::compute(const Tensor& hidden, const Tokens& tokens, Buffer& 
   const std::int64_t last = tokens.count - 1;
   for (std::int64_t token = 0; token <= last;) {
     const std::int64_t position = tokens.past + token;
-    const auto [program, count] = part_at(tokens, token);
+    const auto [program, count] = run_at(tokens, token);
     check_cancelled();
     program->write(rows(token, count));
     const std::string first = std::to_string(position);

@@ -73,11 +73,11 @@ class DecoderLayers final : public Step {
   void check_blocks(const Tokens& tokens) const;
   // The tokens that are computed together: a block, a chunk that ends before the next block, or a
   // single token.
-  struct Part {
+  struct ProgramRun {
     Program* program;
     std::int64_t count;
   };
-  Part part_at(const Tokens& tokens, std::int64_t token) const;
+  ProgramRun run_at(const Tokens& tokens, std::int64_t token) const;
   void compute(const Tensor& hidden, const Tokens& tokens, Buffer& cache,
                std::span<float> logits) const;
   // K of the LM head's packed weight.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flownpu.convert.progress import ProgressCallback
-    from flownpu.model.converted import Part
+    from flownpu.model.converted import WeightRows
 
 # The families that both FastFlowLM's converter and this package convert.
 _FAMILIES = ("gemma3_text", "llama", "qwen3")
@@ -89,7 +89,7 @@ class _Entries:
             found["rope_freqs.weight"] = _vector(self._rope_factors())
         return found
 
-    def _blocks(self, part: Part) -> q4nx_file.Entry:
+    def _blocks(self, part: WeightRows) -> q4nx_file.Entry:
         rows, columns, _ = q4nx.blocks_shape(part.rows, part.columns)
         if self.model.quantized(part.initializer, part.first, part.first + 1, part.columns).bits != 4:
             raise ConversionError(
@@ -105,7 +105,7 @@ class _Entries:
 
         return q4nx_file.Entry("I8", (rows * columns, q4nx.BLOCK_BYTES), parts)
 
-    def _embedding(self, part: Part) -> q4nx_file.Entry:
+    def _embedding(self, part: WeightRows) -> q4nx_file.Entry:
         scale = np.float32(self.model.embedding_scale)
 
         def parts() -> Iterator[NDArray[Any]]:

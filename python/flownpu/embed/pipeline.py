@@ -40,11 +40,11 @@ _ACTIVATIONS: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = 
 }
 
 
-class Step(Protocol):
-    """A step after the pooling, which takes and returns embeddings float32 [N, D]."""
+class Stage(Protocol):
+    """A stage after the pooling, which takes and returns embeddings float32 [N, D]."""
 
     def __call__(self, vectors: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """The embeddings after this step; their D may be another."""
+        """The embeddings after this stage; their D may be another."""
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -70,25 +70,25 @@ class Dense:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The steps that follow the transformer, and the prompts: texts by name, of which one may be the default."""
+    """The stages that follow the transformer, and the prompts: texts by name, of which one may be the default."""
 
     poolings: tuple[str, ...]
     """Keys of POOLINGS; the results of several are concatenated."""
-    steps: tuple[Step, ...]
+    stages: tuple[Stage, ...]
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
 
     @property
     def normalises(self) -> bool:
         """Whether embeddings have length 1."""
-        return bool(self.steps) and self.steps[-1] is normalised
+        return bool(self.stages) and self.stages[-1] is normalised
 
     def embeddings(self, hidden: NDArray[np.float32], lengths: NDArray[np.int64]) -> NDArray[np.float32]:
         """Embeddings [N, E] from hidden states [N, S, D]; row i has `lengths[i]` tokens, and padding after them."""
         pooled = [POOLINGS[name](hidden, lengths) for name in self.poolings]
         vectors: NDArray[np.float32] = np.concatenate(pooled, axis=-1)
-        for step in self.steps:
-            vectors = step(vectors)
+        for stage in self.stages:
+            vectors = stage(vectors)
         return vectors
 
     def prompt(self, name: str | None) -> str:
@@ -124,7 +124,7 @@ def read_pipeline(folder: Path) -> Pipeline:
     if not others or others[0][0] != "Pooling":
         got = f"a {others[0][0]}" if others else "none"
         raise FlowNPUError(f"{path}: expected the second module to be a Pooling, got {got}")
-    steps = tuple(_step(folder, kind, place) for kind, place in others[1:])
+    stages = tuple(_stage(folder, kind, place) for kind, place in others[1:])
     prompts_file = folder / "config_sentence_transformers.json"
     settings = read_json(prompts_file) if prompts_file.is_file() else {}
     prompts = settings.get("prompts") or {}
@@ -132,7 +132,7 @@ def read_pipeline(folder: Path) -> Pipeline:
     texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
     if not texts or not (default is None or isinstance(default, str)):
         raise FlowNPUError(f"{prompts_file}: expected prompts to be texts by name, got {prompts!r}")
-    return Pipeline(_poolings(folder / others[0][1] / "config.json", prompts), steps, prompts, default)
+    return Pipeline(_poolings(folder / others[0][1] / "config.json", prompts), stages, prompts, default)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
@@ -164,7 +164,7 @@ def _poolings(path: Path, prompts: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _step(folder: Path, kind: str, place: str) -> Step:
+def _stage(folder: Path, kind: str, place: str) -> Stage:
     if kind == "Normalize":
         return normalised
     if kind != "Dense":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Part(NamedTuple):
+class WeightRows(NamedTuple):
     """A weight matrix, which may be some of the rows of an initializer.
 
     Attributes:
@@ -89,26 +89,26 @@ class ConvertedModel:
         """The indices of the rotary tables, which a file has in the order of their first use, like the description."""
         return sorted({layer.mixer.table for layer in self.decoder.layers})
 
-    def projections(self) -> list[Part]:
+    def projections(self) -> list[WeightRows]:
         """Every weight matrix; some of them share an initializer."""
         decoder, first = self.decoder, self.decoder.layers[0]
         hidden, feed_forward, vocabulary = decoder.hidden, first.feed_forward.size, decoder.vocabulary
         heads, kv_heads = (count * first.mixer.head_size for count in (first.mixer.heads, first.mixer.kv_heads))
-        parts = [Part("embed_tokens", "embed_tokens", vocabulary, hidden, 0)]
+        parts = [WeightRows("embed_tokens", "embed_tokens", vocabulary, hidden, 0)]
         up = -(-feed_forward // q4nx.BLOCK_ROWS) * q4nx.BLOCK_ROWS  # the up projection begins in a new block
         for i in range(len(decoder.layers)):
             attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
             parts += [
-                Part(f"{attention}.q_proj", f"{attention}.qkv_proj", heads, hidden, 0),
-                Part(f"{attention}.k_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads),
-                Part(f"{attention}.v_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads + kv_heads),
-                Part(f"{attention}.o_proj", f"{attention}.o_proj", hidden, heads, 0),
-                Part(f"{mlp}.gate_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, 0),
-                Part(f"{mlp}.up_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, up),
-                Part(f"{mlp}.down_proj", f"{mlp}.down_proj", hidden, feed_forward, 0),
+                WeightRows(f"{attention}.q_proj", f"{attention}.qkv_proj", heads, hidden, 0),
+                WeightRows(f"{attention}.k_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads),
+                WeightRows(f"{attention}.v_proj", f"{attention}.qkv_proj", kv_heads, hidden, heads + kv_heads),
+                WeightRows(f"{attention}.o_proj", f"{attention}.o_proj", hidden, heads, 0),
+                WeightRows(f"{mlp}.gate_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, 0),
+                WeightRows(f"{mlp}.up_proj", f"{mlp}.gate_up_proj", feed_forward, hidden, up),
+                WeightRows(f"{mlp}.down_proj", f"{mlp}.down_proj", hidden, feed_forward, 0),
             ]
         if not self.tied_embeddings:
-            parts.append(Part("lm_head", "lm_head", vocabulary, hidden, 0))
+            parts.append(WeightRows("lm_head", "lm_head", vocabulary, hidden, 0))
         return parts
 
     def quantized(self, initializer: str, start: int, stop: int, columns: int) -> q4nx.Quantized:

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from flownpu import _native
-from flownpu.aie.designs.decode_layer.design import Layer
+from flownpu.aie.designs.decode_layer.design import CalledLayer
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call
@@ -34,7 +34,7 @@ from flownpu.selftest.worker import RESULT
 
 Rng = np.random.Generator
 
-_LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
+_LAYERS = [CalledLayer(64, 0), CalledLayer(None, 1), CalledLayer(40, 0)]
 _CONTEXT = 256
 _MODEL = _native.Decoder(
     [
@@ -76,7 +76,7 @@ def decoder_stages(target: str) -> Iterator[Stage]:
 
 def _layers(shape: LayerShape, name: str, way: str, count: int, context: int, position: int, rng: Rng) -> Trial:
     """Layers of a token, in one call; `way` is how attention is shared among tiles ("pairs", "split")."""
-    call = random_call(shape, rng, position, [Layer()] * count, context, way=way)
+    call = random_call(shape, rng, position, [CalledLayer()] * count, context, way=way)
     array = f"decode_layer-{way}" + "-all" * shape.norm_of_all_heads + "-int8" * shape.int8_cache
     fixed = fixed_call("decode_layer", array, f"layers{count}", call.program)
     inputs = {f"{fixed.name} {buffer}": content for buffer, content in call.buffers().items()}

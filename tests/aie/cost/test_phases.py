@@ -21,7 +21,7 @@ from flownpu.aie.cost.parameters import TABLE, VALUES
 from flownpu.aie.cost.phases import CONTROLLER, WAITS, call_cost
 from flownpu.aie.cost.totals import array_flow, core_cycles, from_shim, stream_seconds
 from flownpu.aie.designs.common import bits
-from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.design import WAYS, CalledLayer, DecodeLayer, LayerShape
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
@@ -203,7 +203,7 @@ SHAPES = {
 def test_decode_layers_wait_once_a_phase(name, way):
     """The waits of both layers, and one for the residual stream."""
     design = DecodeLayer(SHAPES[name], way)
-    cost = call_cost(plan_of(design.program(255, 2560, layers=(Layer(),) * 2)), DEVICE)
+    cost = call_cost(plan_of(design.program(255, 2560, layers=(CalledLayer(),) * 2)), DEVICE)
     assert cost.seconds[WAITS] / VALUES["wait"] == pytest.approx(2 * design.attention.waits, abs=1)
 
 
@@ -337,7 +337,7 @@ def test_prices_between_knots_equal_prices_of_plans(window):
     shape, context = SHAPES["four KV heads"], 16384
     layer = moving_call(
         "decode_layer", "layer", "one",
-        lambda position: DecodeLayer(shape).program(position, context, layers=(Layer(window or None),)),
+        lambda position: DecodeLayer(shape).program(position, context, layers=(CalledLayer(window or None),)),
         "npu2", context, DecodeLayer(shape).attention.keys, [CallSweep(0, 1, 1, window)],
     )  # fmt: skip
     flow = FlowQKV("npu2", 8, 4, 256)

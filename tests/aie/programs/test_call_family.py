@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.designs.common import RunTimeParameters
-from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.design import CalledLayer, DecodeLayer, LayerShape
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.emulator.flatten import flatten_array
@@ -26,7 +26,7 @@ TOKENS = 256
 
 
 def decode_layer(position):
-    layers = [Layer(100, 0), Layer(None, 1), Layer(100, 0)]
+    layers = [CalledLayer(100, 0), CalledLayer(None, 1), CalledLayer(100, 0)]
     return DecodeLayer(SHAPE).program(position, DECODE_CAPACITY, layers=layers, vocabulary=256, tables=2)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.design import CalledLayer, DecodeLayer, LayerShape
 from flownpu.aie.designs.decode_layer.shape import Projection
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.programs.prefill import prefill_program
@@ -35,7 +35,7 @@ CHUNK, PADDED = 64, 256
 HOST_WRITES = {"x", "q", "residual"}  # these have CHUNK rows; attention's output has whole blocks of tokens
 GEMMA = {"post_norms": True, "qk_norm": True}
 # The last layer makes keys and values only.
-LAYERS = [Layer(64, 0), Layer(None, 1), Layer(40, 0)]
+LAYERS = [CalledLayer(64, 0), CalledLayer(None, 1), CalledLayer(40, 0)]
 
 
 def trained(rng):

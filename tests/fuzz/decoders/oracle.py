@@ -19,7 +19,7 @@ from tests.decoding import float32_tolerance
 from tests.fuzz.causes import cause_of_end, words_of
 from tests.fuzz.choices import Choices
 from tests.fuzz.decoders.models import CONTEXT, VOCABULARY, DecoderModel, converted, exported, with_rounded_activations
-from tests.fuzz.decoders.runs import Step
+from tests.fuzz.decoders.runs import Turn
 from tests.fuzz.graphs.strategy import INSTRUCTION_SETS
 from tests.fuzz.oracle import Finding, Verdict
 from tests.fuzz.sessions import Outcome
@@ -43,7 +43,7 @@ class DecoderCase:
     """
 
     decoder: DecoderModel
-    steps: list[Step]
+    steps: list[Turn]
     lengths: list[int]
     capacity: int
     options: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def cases(isas: tuple[str, ...] = INSTRUCTION_SETS) -> strategies.SearchStrategy
     return strategies.binary(min_size=BYTES, max_size=BYTES).map(lambda data: build(data, isas))
 
 
-def script(choices: Choices) -> tuple[list[Step], list[int]]:
+def script(choices: Choices) -> tuple[list[Turn], list[int]]:
     """Calls: a prompt and its continuation; and the lengths of the prompt's rows, which are padded on the right."""
     batch = choices.pick((1, 1, 1, 2, 3))
     tokens = choices.pick((3, 1, 5, 9, 17, 33, 40, 70))
@@ -81,7 +81,7 @@ def script(choices: Choices) -> tuple[list[Step], list[int]]:
         lengths[1:] = [choices.between(1, tokens) for _ in lengths[1:]]
     rng = np.random.default_rng(choices.seed())
     mask = (np.arange(tokens) < np.array(lengths)[:, None]).astype(np.int64)
-    steps = [Step(rng.integers(0, VOCABULARY, (batch, tokens)), mask, 0)]
+    steps = [Turn(rng.integers(0, VOCABULARY, (batch, tokens)), mask, 0)]
     total = tokens
     for _ in range(choices.below(MOST_STEPS + 1)):
         new = 1
@@ -93,7 +93,7 @@ def script(choices: Choices) -> tuple[list[Step], list[int]]:
             break
         past, total = total, total + new
         mask = np.concatenate([mask[:, :past], np.ones((batch, new), np.int64)], axis=1)
-        steps.append(Step(rng.integers(0, VOCABULARY, (batch, new)), mask, past))
+        steps.append(Turn(rng.integers(0, VOCABULARY, (batch, new)), mask, past))
     return steps, lengths
 
 

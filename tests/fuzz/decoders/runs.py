@@ -16,7 +16,7 @@ from tests.fuzz.sessions import Outcome, _devices, _from_ort, _session_options, 
 
 
 @dataclass(frozen=True)
-class Step:
+class Turn:
     """A call. `ids` int64 [B, S]; `mask` int64 [B, tokens so far]; `past`: tokens of the cache that it continues."""
 
     ids: NDArray[np.int64]
@@ -26,7 +26,7 @@ class Step:
 
 def run_decoder(
     decoder: DecoderModel,
-    steps: Sequence[Step],
+    steps: Sequence[Turn],
     capacity: int,
     provider: dict[str, str] | None = None,
     optimise: str = "none",
@@ -66,7 +66,7 @@ class _Cache:
         if self._shared:
             self._values = {name: _to_ort(array) for name, array in self._arrays.items()}
 
-    def run(self, session: onnxruntime.InferenceSession, step: Step) -> NDArray[Any]:
+    def run(self, session: onnxruntime.InferenceSession, step: Turn) -> NDArray[Any]:
         binding = session.io_binding()
         binding.bind_cpu_input("input_ids", step.ids)
         binding.bind_cpu_input("attention_mask", step.mask)

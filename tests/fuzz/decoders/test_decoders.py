@@ -4,7 +4,7 @@
 from tests.fuzz.campaign import Campaign
 from tests.fuzz.conftest import Workers
 from tests.fuzz.decoders import oracle as decoders
-from tests.fuzz.decoders.runs import Step
+from tests.fuzz.decoders.runs import Turn
 
 CASES, SEED = 20, 20
 
@@ -27,7 +27,7 @@ def test_lost_key_is_found(workers: Workers) -> None:
     for case in cases[:5]:
         first, second = case.steps[:2]
         exact, rounded = oracle.references(case)
-        shorter = Step(second.ids, second.mask[:, 1:], second.past - 1)
+        shorter = Turn(second.ids, second.mask[:, 1:], second.past - 1)
         wrong = reference.call(decoders.RUN, case.decoder, [first, shorter], case.capacity)
         assert oracle.compare(case, exact, rounded, exact).finding is None
         assert oracle.compare(case, exact, rounded, wrong).finding is not None

@@ -22,7 +22,7 @@ from flownpu.selftest.reference.attention import random_sinks, sink_heads
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 
 if TYPE_CHECKING:
-    from flownpu.aie.designs.decode_layer.design import Layer
+    from flownpu.aie.designs.decode_layer.design import CalledLayer
     from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
     from flownpu.aie.iron.compat import Program
 
@@ -124,7 +124,7 @@ class LayerInputs:
 
     design: DecodeLayer
     weights: list[LayerWeights]
-    layers: list[Layer]
+    layers: list[CalledLayer]
     position: int
     hidden: np.ndarray
     update: np.ndarray
@@ -195,7 +195,13 @@ class LayerInputs:
 
 
 def random_call(
-    shape: LayerShape, rng: Rng, position: int, layers: list[Layer], capacity: int, tables: int = 1, way: str = "pairs"
+    shape: LayerShape,
+    rng: Rng,
+    position: int,
+    layers: list[CalledLayer],
+    capacity: int,
+    tables: int = 1,
+    way: str = "pairs",
 ) -> LayerInputs:
     """A call with random weights, a KV cache full of random numbers, and an update to be added."""
     hidden, update = bf16(rng.normal(size=shape.hidden) * 3), bf16(rng.normal(size=shape.hidden))
@@ -314,7 +320,7 @@ def with_norms_of_all_heads(shape: LayerShape, qkv: np.ndarray, weights: np.ndar
 
 
 def attend(
-    call: LayerInputs, index: int, layer: Layer, qkv: np.ndarray, rounded: Rounding
+    call: LayerInputs, index: int, layer: CalledLayer, qkv: np.ndarray, rounded: Rounding
 ) -> tuple[np.ndarray, np.ndarray]:
     """The output of FlowKVAttention with norms and RoPE; and the position's keys and values in the cache's layout."""
     shape, rows = call.design.shape, len(qkv)

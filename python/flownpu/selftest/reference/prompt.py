@@ -33,7 +33,7 @@ from flownpu.selftest.reference.projections import ACTIVATIONS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flownpu.aie.designs.decode_layer.design import Layer, LayerShape
+    from flownpu.aie.designs.decode_layer.design import CalledLayer, LayerShape
     from flownpu.selftest.reference.layer import LayerWeights
 
     _Step = tuple[int, str, np.ndarray, np.ndarray]
@@ -56,7 +56,7 @@ class PrefillModel:
     """
 
     shape: LayerShape
-    layers: list[Layer]
+    layers: list[CalledLayer]
     weights: list[LayerWeights]
     rotary: np.ndarray
     scale: float

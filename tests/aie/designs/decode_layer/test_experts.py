@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
+from flownpu.aie.designs.decode_layer.design import WAYS, CalledLayer, DecodeLayer
 from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.selftest.reference.layer import (
     DEVIATIONS,
@@ -41,7 +41,7 @@ def test_layer_with_experts_equals_reference(rng, name, way):
     dense = SMALL[name]
     shape = dataclasses.replace(dense, experts=3)
     experts = [random_layer(dense, rng) for _ in range(EXPERTS)]
-    call = random_call(dense, rng, 200, [Layer(WINDOW)], way=way)
+    call = random_call(dense, rng, 200, [CalledLayer(WINDOW)], way=way)
     call = dataclasses.replace(call, update=np.zeros_like(call.update))  # the host added it
     expected, tolerance = expectation(call, rng)["attended"]
     design = DecodeLayer(shape, way)

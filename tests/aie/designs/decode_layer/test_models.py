@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from flownpu.aie.designs.decode_layer.design import DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.design import CalledLayer, DecodeLayer, LayerShape
 from flownpu.ops import q4nx
 from flownpu.selftest.reference.layer import LayerInputs, expectation, rotary_table
 from tests.aie.designs.decode_layer.cases import case_of, checkpoint_layer, norm_weights, run
@@ -54,7 +54,10 @@ class Model:
         """The inputs of a token's call: all layers and the LM head."""
         config, shape = self.config, self.shape
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(self.weights)
-        layers = [Layer(config.sliding_window, 0) if kind == "sliding_attention" else Layer(None, 1) for kind in kinds]
+        layers = [
+            CalledLayer(config.sliding_window, 0) if kind == "sliding_attention" else CalledLayer(None, 1)
+            for kind in kinds
+        ]
         rope = config.rope_parameters
         bases = [rope.get(kind, rope)["rope_theta"] for kind in ("sliding_attention", "full_attention")]
         vocabulary = config.vocab_size

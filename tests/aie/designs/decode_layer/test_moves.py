@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer
+from flownpu.aie.designs.decode_layer.design import WAYS, CalledLayer, DecodeLayer
 from flownpu.aie.plan.data import Transfer, WriteParameter
 from tests.aie.designs.decode_layer.shapes import SHAPES
 from tests.aie.small_programs import indices
@@ -58,7 +58,7 @@ def shared_rows(blocks, rows, weights, queues, start):
 def test_weight_blocks_reach_their_outputs(name, eight_bits, way):
     """Follow the weights' bytes to the tiles and the products back, at sizes of which the emulator runs only some."""
     shape, design = SHAPES[name], DecodeLayer(SHAPES[name], way)
-    plan = design.program(0, 1024, layers=[Layer(eight_bits=eight_bits)]).resolve_program("layer")
+    plan = design.program(0, 1024, layers=[CalledLayer(eight_bits=eight_bits)]).resolve_program("layer")
     words = {(s.buffer, s.index): s.value for s in plan.sequence.steps if isinstance(s, WriteParameter)}
     places = [design.regions[region].offset for region in ("qkv", "attended", "activated", "update")]
     first, span = 0, design.attention.span
@@ -124,7 +124,7 @@ def test_weight_blocks_reach_their_outputs(name, eight_bits, way):
 def test_key_lies_in_one_object_of_one_tile(name, position, window):
     """Follow the cache's bytes: each key that a KV head sees is in exactly one object, of one tile, once."""
     shape, way = SHAPES[name], DecodeLayer(SHAPES[name], "split").attention
-    plan = DecodeLayer(shape, "split").program(position, 1280, layers=[Layer(window)]).resolve_program("layer")
+    plan = DecodeLayer(shape, "split").program(position, 1280, layers=[CalledLayer(window)]).resolve_program("layer")
     words = {(s.buffer, s.index): s.value for s in plan.sequence.steps if isinstance(s, WriteParameter)}
     first_seen = max(0, position - window + 1) if window else 0
     line, of_head = 2 * shape.position_size, 4 * shape.d

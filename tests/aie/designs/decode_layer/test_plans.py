@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.check import check
-from flownpu.aie.designs.decode_layer.design import WAYS, DecodeLayer, Layer, LayerShape
+from flownpu.aie.designs.decode_layer.design import WAYS, CalledLayer, DecodeLayer, LayerShape
 from flownpu.aie.designs.decode_layer.shape import Projection, interleave
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.data import Await, Transfer
@@ -22,7 +22,7 @@ from tests.aie.mlir.test_module import called, needs_mlir_opt, opt
     ("position", "capacity", "window"), [(0, 1024, None), (16, 1024, 512), (1022, 1024, 512), (32767, 32768, None)]
 )
 def test_plan_passes_checker(name, position, capacity, window, way):
-    layers = [Layer(window, eight_bits=0b1111 * (position == 16))]
+    layers = [CalledLayer(window, eight_bits=0b1111 * (position == 16))]
     plan = DecodeLayer(SHAPES[name], way).program(position, capacity, layers=layers).resolve_program("layer")
     assert [str(violation) for violation in check(plan)] == []
 
@@ -42,9 +42,13 @@ def test_all_calls_share_one_array(name, way):
         design.program(position, capacity, **options).resolve_program("layer").array
         for position, capacity, options in [
             (0, 1024, {}),
-            (700, 4096, {"layers": [Layer(512, 1), Layer()], "tables": 2}),
+            (700, 4096, {"layers": [CalledLayer(512, 1), CalledLayer()], "tables": 2}),
             (5, 1024, {"vocabulary": 4096, "epsilon": 1e-5, "scale": 1.0}),
-            (9, 1024, {"vocabulary": 4096, "head_eight_bits": True, "layers": [Layer(eight_bits=5), Layer()]}),
+            (
+                9,
+                1024,
+                {"vocabulary": 4096, "head_eight_bits": True, "layers": [CalledLayer(eight_bits=5), CalledLayer()]},
+            ),
         ]
     ]
     assert all(array == arrays[0] for array in arrays)
@@ -68,12 +72,14 @@ def test_all_calls_share_one_array(name, way):
 def test_token_has_expected_dispatches(name, layers, vocabulary, calls, way):
     """As docs/npu.md counts them; and the call with the LM head passes the checker."""
     design = DecodeLayer(SHAPES[name], way)
-    counts = design.calls([Layer()] * layers, Projection(vocabulary, SHAPES[name].hidden))
+    counts = design.calls([CalledLayer()] * layers, Projection(vocabulary, SHAPES[name].hidden))
     assert (sum(counts), len(counts)) == (layers, calls)
-    plan = design.program(1000, 1024, layers=[Layer()] * counts[-1], vocabulary=vocabulary).resolve_program("token")
+    plan = design.program(1000, 1024, layers=[CalledLayer()] * counts[-1], vocabulary=vocabulary).resolve_program(
+        "token"
+    )
     assert [str(violation) for violation in check(plan)] == []
     with pytest.raises(ValueError, match="with at most 2147483648 bytes of weights"):
-        design.program(0, 1024, layers=[Layer()] * 250)
+        design.program(0, 1024, layers=[CalledLayer()] * 250)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -154,13 +160,16 @@ def test_mlir_opt_parses_decode_layer(name, way):
         (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1000), "a capacity in multiples of 32"),
         (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(1024, 1024), "got position 1024 of 1024"),
         (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(9, 1024, positions=9), "got position 9 of 1024 and 9"),
-        (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1024, layers=[Layer(table=1)]), r"table in 0..0, got \[1"),
+        (
+            lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1024, layers=[CalledLayer(table=1)]),
+            r"table in 0..0, got \[1",
+        ),
         (lambda: DecodeLayer(SHAPES["gemma3-1b"]).program(0, 1024, layers=[]), "expected one layer or more"),
         (lambda: DecodeLayer(SHAPES["gemma3-1b"], "all"), "a way of attention of pairs, split, got 'all'"),
         (lambda: DecodeLayer(LayerShape(288, 4, 2, 96, 544, "swiglu"), "split"), "a head size that divides 256 and"),
         (lambda: DecodeLayer(LayerShape(1280, 10, 1, 128, 544, "swiglu"), "split"), "8 query heads or fewer a KV head"),
         (
-            lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls([Layer()] * 32, Projection(1 << 20, 4096)),
+            lambda: DecodeLayer(SHAPES["llama3.1-8b"]).calls([CalledLayer()] * 32, Projection(1 << 20, 4096)),
             "a layer and the LM head in 2147483648 bytes",
         ),
     ],

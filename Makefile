@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # With this variable each of the hundreds of Pythons that the tests start would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test environment sanitizers tools tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
+.PHONY: help demo test environment sanitizers tools collect tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
 .PHONY: clients figures wheels windows clean demo-packages demo-wheel
 
 help:
@@ -46,7 +46,7 @@ demo: .venv/demo
 test:
 	@rm -f build/times
 	+@$(MAKE) --no-print-directory --jobs 2 part-environment
-	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=recurse part-lint part-sanitizers part-tools
+	+@$(MAKE) --no-print-directory --jobs 4 --output-sync=recurse part-collect part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
 	+@$(MAKE) --no-print-directory part-tests ONCE='$(addprefix --sanitized ,$(SANITIZED_ONLY))'
 	@cat build/times
@@ -64,6 +64,11 @@ tools:
 	+@$(MAKE) --no-print-directory mlir-opt
 	+@$(MAKE) --no-print-directory chromium
 	+@$(MAKE) --no-print-directory client-suites
+
+# Imports all tests, so that a file that cannot be imported is found early; and compiles what they import, once: Python's
+# packages are installed without, and each of the processes below would compile 13 seconds of them at the same time.
+collect: .venv/test
+	@$(BIN)/python -m pytest --collect-only --quiet >build/collected || { cat build/collected; exit 1; }
 
 # ONCE: arguments of pytest that leave out what `make test` has run in another build.
 tests: .venv/test

@@ -250,7 +250,7 @@ def pocl(opencl: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def not_optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels are not optimised, for modules in which that takes longer than they run; other tests' cache lacks them."""
+    """Kernels are not optimised, for modules in which that takes longer than they run; no other cache has them."""
     from tests.pocl import NOT_OPTIMISED
 
     del opencl  # it sets the variables that are changed here

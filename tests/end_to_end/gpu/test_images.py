@@ -21,7 +21,9 @@ def folder(converted: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_gpu(genai: Any, folder: Path, pocl: Any, not_optimised: None, tmp_path_factory: pytest.TempPathFactory) -> Opened:
+def on_gpu(
+    genai: Any, folder: Path, pocl: Any, not_optimised: None, tmp_path_factory: pytest.TempPathFactory
+) -> Opened:
     del pocl, not_optimised
     return Opened(genai, folder, tmp_path_factory.mktemp("gpu") / "model", {"device": "gpu", "activations": "bf16"})
 

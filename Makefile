@@ -116,12 +116,13 @@ SANITIZED_ONLY := graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/o
 # These, and tests of both builds, that run C++ in which the sanitizers can find faults of memory and undefined behaviour.
 # Not those marked slow, which repeat the same C++, or opencl, which run other projects' compilers, nor files that run
 # almost no C++ of this project: definitions in stock ONNX Runtime, files in Python, the search for OpenCL's loader, XRT's
-# own tool; nor tests that only call the compiler. The others of tests/aie test plans, which are Python, or run the same
+# own tool; nor tests that only call the compiler, or compare attention's definition and reference in Python. The others of tests/aie test plans, which are Python, or run the same
 # C++ many times.
 SANITIZED := $(SANITIZED_ONLY) tests/ops tests/npu tests/aie/host $(addprefix --ignore tests/,ops/test_operator_definitions.py \
 	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
 	npu/test_xclbin.py) $(addprefix --deselect tests/aie/host/test_host.py::,test_unsupported_code_does_not_compile \
-	test_snippet_compiles_for_its_architecture)
+	test_snippet_compiles_for_its_architecture) $(addprefix --deselect tests/ops/test_attention.py::test_attention_, \
+	definition_equals_equation definition_of_one_token_equals_equation reference_equals_equation)
 
 # The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
 # leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.

@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # With this variable each of the hundreds of Pythons that the tests start would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test environment sanitizers tools tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
+.PHONY: help demo test environment sanitizers tools collect tests site lint mlir-opt xrt-headers xrt chromium client-suites sanitize fuzz
 .PHONY: clients figures wheels windows clean demo-packages demo-wheel
 
 help:
@@ -46,7 +46,7 @@ demo: .venv/demo
 test:
 	@rm -f build/times
 	+@$(MAKE) --no-print-directory --jobs 2 part-environment
-	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=recurse part-lint part-sanitizers part-tools
+	+@$(MAKE) --no-print-directory --jobs 4 --output-sync=recurse part-collect part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
 	+@$(MAKE) --no-print-directory part-tests ONCE='$(addprefix --sanitized ,$(SANITIZED_ONLY))'
 	@cat build/times
@@ -64,6 +64,11 @@ tools:
 	+@$(MAKE) --no-print-directory mlir-opt
 	+@$(MAKE) --no-print-directory chromium
 	+@$(MAKE) --no-print-directory client-suites
+
+# Imports all tests, so that a file that cannot be imported is found early; and compiles what they import, once: Python's
+# packages are installed without, and each of the processes below would compile 13 seconds of them at the same time.
+collect: .venv/test
+	@$(BIN)/python -m pytest --collect-only --quiet >build/collected || { cat build/collected; exit 1; }
 
 # ONCE: arguments of pytest that leave out what `make test` has run in another build.
 tests: .venv/test
@@ -111,12 +116,13 @@ SANITIZED_ONLY := graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/o
 # These, and tests of both builds, that run C++ in which the sanitizers can find faults of memory and undefined behaviour.
 # Not those marked slow, which repeat the same C++, or opencl, which run other projects' compilers, nor files that run
 # almost no C++ of this project: definitions in stock ONNX Runtime, files in Python, the search for OpenCL's loader, XRT's
-# own tool; nor tests that only call the compiler. The others of tests/aie test plans, which are Python, or run the same
+# own tool; nor tests that only call the compiler, or compare attention's definition and reference in Python. The others of tests/aie test plans, which are Python, or run the same
 # C++ many times.
 SANITIZED := $(SANITIZED_ONLY) tests/ops tests/npu tests/aie/host $(addprefix --ignore tests/,ops/test_operator_definitions.py \
 	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
 	npu/test_xclbin.py) $(addprefix --deselect tests/aie/host/test_host.py::,test_unsupported_code_does_not_compile \
-	test_snippet_compiles_for_its_architecture)
+	test_snippet_compiles_for_its_architecture) $(addprefix --deselect tests/ops/test_attention.py::test_attention_, \
+	definition_equals_equation definition_of_one_token_equals_equation reference_equals_equation)
 
 # The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
 # leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.

@@ -248,6 +248,19 @@ def pocl(opencl: dict[str, str]) -> dict[str, str]:
     return opencl
 
 
+@pytest.fixture(scope="module")
+def not_optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels are not optimised, for modules in which that takes longer than they run; no other cache has them."""
+    from tests.pocl import NOT_OPTIMISED
+
+    del opencl  # it sets the variables that are changed here
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in NOT_OPTIMISED.items():
+            patch.setenv(name, value)
+        patch.setenv("FLOWNPU_GPU_CACHE", str(tmp_path_factory.mktemp("not-optimised")))
+        yield
+
+
 @pytest.fixture
 def double(pocl: dict[str, str]) -> Iterator[Double]:
     """The double of OpenCL's loader, which injects failures; checks that each wait for a hung call had a limit."""

@@ -67,6 +67,8 @@ def test_read_bandwidth_binds_a_thread_to_each_core(monkeypatch):
 
     os_bind = os.sched_setaffinity
     monkeypatch.setattr("os.sched_setaffinity", bind)
+    monkeypatch.setattr("flownpu.bench.roofline._SECONDS", 0.01)  # the rate does not matter here
+    monkeypatch.setattr("flownpu.bench.roofline._BUFFER_BYTES", 1 << 20)
     assert read_bandwidth() > 0
     # Each core is bound by a separate thread (0), and this thread may still run on all cores.
     assert sorted(bound, key=str) == sorted([(0, {core}) for core in cores], key=str)

@@ -106,7 +106,7 @@ def test_impossible_lengths_are_refused(text):
 def test_measured_parameters_replace_published_ones(flownpu, tmp_path):
     """With streams slower than memory, reading weights takes twice as long at half the streams' rate."""
     file = tmp_path / "measured.json"
-    arguments = ["predict", "gemma3-1b", "--context", "1k", "--json", "--measured", file]
+    arguments = ["predict", "gemma3-1b", "--context", "100", "--json", "--measured", file]
     seconds = []
     for rate in (VALUES["channel_read"] / 4, VALUES["channel_read"] / 8):
         file.write_text(json.dumps({"channel_read": rate, "wait": VALUES["wait"]}))
@@ -166,18 +166,18 @@ def test_int8_cache_of_configuration_is_predicted(flownpu, tmp_path):
     for text in ("qwen3-0.6b", str(tmp_path)):
         assert target(text, int8_cache=True).decoder == known("qwen3-0.6b", int8_cache=True).decoder
     rates = [
-        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "4k", "--json", *given).out)["points"][0]
+        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "1k", "--json", *given).out)["points"][0]
         for given in ((), ("--kv-dtype", "int8"))
     ]
     assert rates[0]["decode_tokens_per_second"] < rates[1]["decode_tokens_per_second"]
-    # The roofs' bytes by hand: 28 layers, 4096 positions of 8 KV heads, rows of 256 bytes or 160.
+    # The roofs' bytes by hand: 28 layers, 1024 positions of 8 KV heads, rows of 256 bytes or 160.
     saved = VALUES["memory_read"] * (1 / rates[0]["roof"] - 1 / rates[1]["roof"])
-    assert saved == pytest.approx(28 * 4096 * 8 * 2 * (256 - 160))
+    assert saved == pytest.approx(28 * 1024 * 8 * 2 * (256 - 160))
 
 
 def test_weights_of_eight_bits_are_predicted(flownpu):
     rates = [
-        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "1k", "--json", *given).out)["points"][0]
+        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "100", "--json", *given).out)["points"][0]
         for given in ((), ("--weights", "8/4/4"), ("--weights", "q8"))
     ]
     # The roofs' bytes by hand: two planes instead of one of blocks of 5120 bytes, for 32 rows x 256 columns each; of 28

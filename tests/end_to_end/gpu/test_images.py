@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.test_emulated_images import CPU, QUESTIONS, Opened, pictures_of
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,10 @@ def folder(converted: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_gpu(genai: Any, folder: Path, pocl: Any, tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    del pocl
+def on_gpu(
+    genai: Any, folder: Path, pocl: Any, not_optimised: None, tmp_path_factory: pytest.TempPathFactory
+) -> Opened:
+    del pocl, not_optimised
     return Opened(genai, folder, tmp_path_factory.mktemp("gpu") / "model", {"device": "gpu", "activations": "bf16"})
 
 

@@ -16,13 +16,16 @@ from tests.aie.host_kernels import bf16
 PLACES = [(0, WINDOW), (40, WINDOW), (200, WINDOW), (255, None)]
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("name", "position", "window"),
-    [(name, *PLACES[(number + turn) % 4]) for number, name in enumerate(SMALL) for turn in (0, 2)],
+    ("name", "position", "window", "way"),
+    [
+        (name, *PLACES[(number + turn) % 4], way)
+        for number, name in enumerate(SMALL)
+        for turn, way in zip((0, 2), WAYS, strict=True)
+    ],
 )
 def test_decode_layer_equals_reference(rng, name, position, window, way):
-    """Two of the places for each shape, in turn."""
+    """Two of the places for each shape, in turn, each in one of the ways; in all, every place in both."""
     call = random_call(SMALL[name], rng, position, [CalledLayer(window)], way=way)
     case_of(call, rng).check()
 
@@ -54,9 +57,14 @@ def test_int8_cache_equals_attention_of_dequantised_keys(rng, name, position):
 MIXED = [0b0011, 0b1111, 0b1100, 0b1001]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["gemma3, one KV head", "llama, three KV heads", "olmo2, four KV heads"])
-@pytest.mark.parametrize("of_head", [False, True])
+@pytest.mark.parametrize(
+    ("name", "way", "of_head"),
+    [
+        (name, way, (number + turn) % 2 == 1)
+        for number, name in enumerate(["gemma3, one KV head", "llama, three KV heads", "olmo2, four KV heads"])
+        for turn, way in enumerate(WAYS)
+    ],
+)
 def test_layers_of_eight_bits_and_four_equal_reference(rng, name, way, of_head):
     """A call has layers of both kinds, two equal ones among them."""
     shape = SMALL[name]

@@ -12,6 +12,7 @@
 
 #include "ops/gpu/opencl/abi.h"
 #include "tests/ops/gpu/opencl_double/faults.h"
+#include "tests/ops/gpu/opencl_double/processor.h"
 
 using namespace flownpu::gpu::cl;  // NOLINT(google-build-using-namespace): the interface's types
 
@@ -25,6 +26,7 @@ Functions load() {
     std::fprintf(stderr, "the double of OpenCL's loader: expected OPENCL_DOUBLE_OF to name one\n");
     std::abort();
   }
+  name_unknown_processor();
   Functions functions;
 #define LOAD(result, name, parameters) \
   functions.name = reinterpret_cast<decltype(functions.name)>(dlsym(library, #name));

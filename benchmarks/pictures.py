@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times the networks of Stable Diffusion 1.4, with random weights, beside other engines on the CPU.
+
+    python -m tests.imagine.environment benchmarks.pictures export out/sd14
+    python -m benchmarks.pictures out/sd14 flownpu/bf16 flownpu/int8 onnxruntime
+    pip install openvino==2026.4.1 nncf==3.4.0
+    python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8 --compare
+
+runs at the root of the repository. Each engine computes a denoising step of a picture of 512 x 512 pixels (with
+guidance: a batch of 2), the decoder's picture, and a whole picture in a process of its own; errors are beside ONNX
+Runtime in float32, which must have run in the same folder.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+Network = Callable[[dict[str, Any]], Any]
+_STEPS, _GUIDANCE, _REPEATS = 20, 7.5, 3
+
+
+def export(folder: Path) -> None:
+    """Writes the pipeline as optimum exports it."""
+    import diffusers
+    import torch
+    import transformers
+    from optimum.exporters.onnx import main_export
+
+    torch.manual_seed(0)
+    places = ("Down", "Up")
+    wide = {f"{place.lower()}_block_types": [f"{place}{kind}Block2D"] * 4 for place, kind in zip(places, ("Encoder", "Decoder"), strict=True)}
+    text = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    tokenizer = Path(__file__).parents[1] / "tests/fixtures/shapes-diffusion/tokenizer"
+    pipeline = diffusers.StableDiffusionPipeline(
+        unet=diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768),
+        vae=diffusers.AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, sample_size=512, **wide),
+        text_encoder=transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),
+        tokenizer=transformers.CLIPTokenizer.from_pretrained(tokenizer, model_max_length=77),
+        scheduler=diffusers.DDIMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+    )
+    checkpoint = folder.with_name(folder.name + "-checkpoint")
+    pipeline.save_pretrained(checkpoint)
+    del pipeline
+    main_export(str(checkpoint), str(folder), task="text-to-image", do_validation=False)
+
+
+# --- Engines: each opens a network's file -----------------------------------------------------------------------------
+
+
+def _onnxruntime(path: Path, _: str) -> Network:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda given: session.run(None, given)[0]
+
+
+def _flownpu(path: Path, activations: str) -> Network:
+    import onnxruntime
+
+    from flownpu.model.session import open_session
+
+    session, placement = open_session(onnxruntime, path, "flownpu", {"activations": activations, "on_unsupported": "cpu"}, None)
+    print(f"{path.parent.name}: {placement}", file=sys.stderr)
+    return lambda given: session.run(None, given)[0]
+
+
+def _openvino(path: Path, precision: str) -> Network:
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(path)
+    if precision == "int8":
+        import nncf
+
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32" if precision == "f32" else "bf16"})
+    return lambda given: compiled(given)[0]
+
+
+ENGINES = {"onnxruntime": _onnxruntime, "flownpu": _flownpu, "openvino": _openvino}
+
+
+# --- One engine, in a process of its own ------------------------------------------------------------------------------
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        started = perf_counter()
+        call()
+        times.append(perf_counter() - started)
+    return min(times)
+
+
+def _picture(text: Network, denoise: Network, decode: Network, types: dict[str, Any]) -> Any:
+    """DDIM with guidance over 20 steps, as diffusers does it."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 1000, (2, 77)).astype(types["tokens"])
+    states = text({"input_ids": tokens})
+    kept = np.cumprod(1 - np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2)
+    x = random.standard_normal((1, 4, 64, 64), np.float32)
+    for step in range(_STEPS, 0, -1):
+        at = (step - 1) * 1000 // _STEPS
+        both = denoise(
+            {"sample": np.repeat(x, 2, 0), "timestep": np.array(at, types["time"]), "encoder_hidden_states": states}
+        )
+        noise = both[:1] + _GUIDANCE * (both[1:] - both[:1])
+        before = kept[(step - 2) * 1000 // _STEPS] if step > 1 else 1.0
+        clean = (x - (1 - kept[at]) ** 0.5 * noise) / kept[at] ** 0.5
+        x = (before**0.5 * clean + (1 - before) ** 0.5 * noise).astype(np.float32)
+    return decode({"latent_sample": x / 0.18215})
+
+
+def measure(folder: Path, engine: str) -> dict[str, float]:
+    """Seconds of each part, and the peak of resident memory; results are kept for comparison."""
+    import onnx
+
+    name, _, precision = engine.partition("/")
+    paths = {part: folder / part / "model.onnx" for part in ("text_encoder", "unet", "vae_decoder")}
+    kinds = {}
+    for part, port in (("text_encoder", "input_ids"), ("unet", "timestep")):
+        graph = onnx.load(paths[part], load_external_data=False).graph
+        kind = next(one for one in graph.input if one.name == port).type.tensor_type.elem_type
+        kinds[port] = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    started = perf_counter()
+    networks = {part: ENGINES[name](path, precision) for part, path in paths.items()}
+    found = {"load": perf_counter() - started}
+    random = np.random.default_rng(1)
+    given = {
+        "unet": {
+            "sample": random.standard_normal((2, 4, 64, 64), np.float32),
+            "timestep": np.array(481, kinds["timestep"]),
+            "encoder_hidden_states": random.standard_normal((2, 77, 768), np.float32),
+        },
+        "vae_decoder": {"latent_sample": random.standard_normal((1, 4, 64, 64), np.float32)},
+    }
+    for part, values in given.items():
+        np.save(folder / f"{engine.replace('/', '-')}-{part}.npy", networks[part](values))
+        found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
+    if "--picture" in sys.argv:
+        started = perf_counter()
+        _picture(*networks.values(), {"tokens": kinds["input_ids"], "time": kinds["timestep"]})
+        found["picture"] = perf_counter() - started
+    return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+
+
+def main(folder: Path, engines: list[str]) -> None:
+    """Prints each engine's seconds, memory and errors."""
+    options = [option for option in sys.argv if option == "--picture"]
+    for engine in engines:
+        command = [sys.executable, "-m", "benchmarks.pictures", str(folder), "measure", engine, *options]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        for part in ("unet", "vae_decoder"):
+            reference = folder / f"onnxruntime-{part}.npy"
+            if engine != "onnxruntime" and reference.exists():
+                expected = np.load(reference)
+                error = np.load(folder / f"{engine.replace('/', '-')}-{part}.npy") - expected
+                found[f"{part} dB"] = float(20 * np.log10(np.ptp(expected)) - 10 * np.log10(np.square(error).mean()))
+        print(f"{engine:<16}" + "  ".join(f"{key} {value:.2f}" for key, value in found.items()), flush=True)
+
+
+if __name__ == "__main__":
+    names = [name for name in sys.argv[1:] if not name.startswith("--")]
+    if names[0] == "export":
+        export(Path(names[1]))
+    elif names[1] == "measure":
+        print(json.dumps(measure(Path(names[0]), names[2])))
+    else:
+        main(Path(names[0]), names[1:])

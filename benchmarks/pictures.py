@@ -4,11 +4,13 @@
     python -m tests.imagine.environment benchmarks.pictures export out/sd14
     python -m benchmarks.pictures out/sd14 flownpu/bf16 flownpu/int8 onnxruntime
     pip install openvino==2026.4.1 nncf==3.4.0
-    python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8 --compare
+    python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8
+    python -m benchmarks.pictures convolutions
 
-runs at the root of the repository. Each engine computes a denoising step of a picture of 512 x 512 pixels (with
-guidance: a batch of 2), the decoder's picture, and a whole picture in a process of its own; errors are beside ONNX
-Runtime in float32, which must have run in the same folder.
+runs at the root of the repository. Each engine computes, in a process of its own, a denoising step of a picture of 512
+x 512 pixels (with guidance: a batch of 2), the decoder's picture and, with --picture, a whole picture of 20 steps.
+"arena" is how much private memory the first run took. Errors are beside ONNX Runtime in float32, if that has run in the
+same folder. The last command times convolutions of the UNet by themselves, beside the machine's rate of bf16.
 """
 
 import json
@@ -34,13 +36,14 @@ def export(folder: Path) -> None:
     from optimum.exporters.onnx import main_export
 
     torch.manual_seed(0)
-    places = ("Down", "Up")
-    wide = {f"{place.lower()}_block_types": [f"{place}{kind}Block2D"] * 4 for place, kind in zip(places, ("Encoder", "Decoder"), strict=True)}
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
     text = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     tokenizer = Path(__file__).parents[1] / "tests/fixtures/shapes-diffusion/tokenizer"
     pipeline = diffusers.StableDiffusionPipeline(
         unet=diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768),
-        vae=diffusers.AutoencoderKL(block_out_channels=(128, 256, 512, 512), layers_per_block=2, sample_size=512, **wide),
+        vae=diffusers.AutoencoderKL(
+            block_out_channels=(128, 256, 512, 512), layers_per_block=2, sample_size=512, **blocks
+        ),
         text_encoder=transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),
         tokenizer=transformers.CLIPTokenizer.from_pretrained(tokenizer, model_max_length=77),
         scheduler=diffusers.DDIMScheduler(),
@@ -68,7 +71,9 @@ def _flownpu(path: Path, activations: str) -> Network:
 
     from flownpu.model.session import open_session
 
-    session, placement = open_session(onnxruntime, path, "flownpu", {"activations": activations, "on_unsupported": "cpu"}, None)
+    session, placement = open_session(
+        onnxruntime, path, "flownpu", {"activations": activations, "on_unsupported": "cpu"}, None
+    )
     print(f"{path.parent.name}: {placement}", file=sys.stderr)
     return lambda given: session.run(None, given)[0]
 
@@ -99,6 +104,11 @@ def _seconds(call: Callable[[], Any]) -> float:
         call()
         times.append(perf_counter() - started)
     return min(times)
+
+
+def _private_bytes() -> int:
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
 
 def _picture(text: Network, denoise: Network, decode: Network, types: dict[str, Any]) -> Any:
@@ -144,13 +154,35 @@ def measure(folder: Path, engine: str) -> dict[str, float]:
         "vae_decoder": {"latent_sample": random.standard_normal((1, 4, 64, 64), np.float32)},
     }
     for part, values in given.items():
+        before = _private_bytes()
         np.save(folder / f"{engine.replace('/', '-')}-{part}.npy", networks[part](values))
+        found[f"{part} arena GB"] = (_private_bytes() - before) / 1e9
         found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
     if "--picture" in sys.argv:
         started = perf_counter()
         _picture(*networks.values(), {"tokens": kinds["input_ids"], "time": kinds["timestep"]})
         found["picture"] = perf_counter() - started
     return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+
+
+def convolutions() -> None:
+    """Prints the time of each size's 3 x 3 convolution, and its multiply-adds beside those of the roof."""
+    from benchmarks.machine.roofs import measure_roofs
+    from flownpu.machine import usable_cores
+    from tests.ops.device import Node
+
+    roof = measure_roofs(usable_cores()).bf16_dot / 2
+    random = np.random.default_rng(0)
+    for channels, side in ((320, 64), (640, 32), (1280, 16), (1280, 8)):
+        x = random.standard_normal((2, channels, side, side), np.float32)
+        weight = random.standard_normal((channels, channels, 3, 3), np.float32)
+        node = Node("Conv", [x, weight], domain="", constants=(1,), pads=[1, 1, 1, 1])
+        run = node.bound([x, weight], [np.empty_like(x)])
+        seconds = min(_seconds(run) for _ in range(_REPEATS))
+        rate = x.size * channels * 9 / seconds
+        print(
+            f"{channels} channels, {side} x {side}: {seconds * 1e3:.2f} ms, {rate / 1e9:.0f} GMAC/s, {rate / roof:.0%}"
+        )
 
 
 def main(folder: Path, engines: list[str]) -> None:
@@ -171,7 +203,9 @@ def main(folder: Path, engines: list[str]) -> None:
 
 if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if not name.startswith("--")]
-    if names[0] == "export":
+    if names[0] == "convolutions":
+        convolutions()
+    elif names[0] == "export":
         export(Path(names[1]))
     elif names[1] == "measure":
         print(json.dumps(measure(Path(names[0]), names[2])))

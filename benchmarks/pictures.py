@@ -160,7 +160,7 @@ def measure(folder: Path, engine: str) -> dict[str, float]:
         found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
     if "--picture" in sys.argv:
         started = perf_counter()
-        _picture(*networks.values(), {"tokens": kinds["input_ids"], "time": kinds["timestep"]})
+        _picture(networks["text_encoder"], networks["unet"], networks["vae_decoder"], {"tokens": kinds["input_ids"], "time": kinds["timestep"]})
         found["picture"] = perf_counter() - started
     return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
 

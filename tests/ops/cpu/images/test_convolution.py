@@ -88,7 +88,8 @@ def winograd_bound(x: np.ndarray, weight: np.ndarray, isa: str, pads: list[int],
     count, channels, lines, _, columns, _ = pixels.shape
     size = pixels.reshape(count, channels, 2 * lines, 2 * columns)[:, :, :height, :width]
     terms = weight.shape[1] + 20
-    return np.asarray(size) * (terms * 2.0**-24 + (2.01 * 2.0**-8 if isa == "avx512" else 0)) + 1e-6
+    largest: np.ndarray = size * (terms * 2.0**-24 + (2.01 * 2.0**-8 if isa == "avx512" else 0)) + 1e-6
+    return largest
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -5,12 +5,14 @@
     python -m benchmarks.pictures out/sd14 flownpu/bf16 flownpu/int8 onnxruntime
     pip install openvino==2026.4.1 nncf==3.4.0
     python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8
+    python -m benchmarks.pictures out/sd14 activations
     python -m benchmarks.pictures convolutions
 
 runs at the root of the repository. Each engine computes, in a process of its own, a denoising step of a picture of 512
 x 512 pixels (with guidance: a batch of 2), the decoder's picture and, with --picture, a whole picture of 20 steps.
 "arena" is how much private memory the first run took. Errors are beside ONNX Runtime in float32, if that has run in the
-same folder. The last command times convolutions of the UNet by themselves, beside the machine's rate of bf16.
+same folder. `activations` prints the bytes of all nodes' results, which the arena's would be without reuse. The last
+command times convolutions of the UNet by themselves, beside the machine's rate of bf16.
 """
 
 import json
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -111,18 +114,38 @@ def _private_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
 
-def _picture(text: Network, denoise: Network, decode: Network, types: dict[str, Any]) -> Any:
+def _kind(folder: Path, part: str, port: str) -> Any:
+    """The type of a network's input."""
+    import onnx
+
+    graph = onnx.load(folder / part / "model.onnx", load_external_data=False).graph
+    kind = next(one for one in graph.input if one.name == port).type.tensor_type.elem_type
+    return onnx.helper.tensor_dtype_to_np_dtype(kind)
+
+
+def _inputs(folder: Path) -> dict[str, dict[str, Any]]:
+    random = np.random.default_rng(1)
+    return {
+        "unet": {
+            "sample": random.standard_normal((2, 4, 64, 64), np.float32),
+            "timestep": np.array(481, _kind(folder, "unet", "timestep")),
+            "encoder_hidden_states": random.standard_normal((2, 77, 768), np.float32),
+        },
+        "vae_decoder": {"latent_sample": random.standard_normal((1, 4, 64, 64), np.float32)},
+    }
+
+
+def _picture(text: Network, denoise: Network, decode: Network, folder: Path) -> Any:
     """DDIM with guidance over 20 steps, as diffusers does it."""
     random = np.random.default_rng(0)
-    tokens = random.integers(0, 1000, (2, 77)).astype(types["tokens"])
+    tokens = random.integers(0, 1000, (2, 77)).astype(_kind(folder, "text_encoder", "input_ids"))
     states = text({"input_ids": tokens})
     kept = np.cumprod(1 - np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2)
+    time = _kind(folder, "unet", "timestep")
     x = random.standard_normal((1, 4, 64, 64), np.float32)
     for step in range(_STEPS, 0, -1):
         at = (step - 1) * 1000 // _STEPS
-        both = denoise(
-            {"sample": np.repeat(x, 2, 0), "timestep": np.array(at, types["time"]), "encoder_hidden_states": states}
-        )
+        both = denoise({"sample": np.repeat(x, 2, 0), "timestep": np.array(at, time), "encoder_hidden_states": states})
         noise = both[:1] + _GUIDANCE * (both[1:] - both[:1])
         before = kept[(step - 2) * 1000 // _STEPS] if step > 1 else 1.0
         clean = (x - (1 - kept[at]) ** 0.5 * noise) / kept[at] ** 0.5
@@ -132,37 +155,37 @@ def _picture(text: Network, denoise: Network, decode: Network, types: dict[str, 
 
 def measure(folder: Path, engine: str) -> dict[str, float]:
     """Seconds of each part, and the peak of resident memory; results are kept for comparison."""
-    import onnx
-
     name, _, precision = engine.partition("/")
     paths = {part: folder / part / "model.onnx" for part in ("text_encoder", "unet", "vae_decoder")}
-    kinds = {}
-    for part, port in (("text_encoder", "input_ids"), ("unet", "timestep")):
-        graph = onnx.load(paths[part], load_external_data=False).graph
-        kind = next(one for one in graph.input if one.name == port).type.tensor_type.elem_type
-        kinds[port] = onnx.helper.tensor_dtype_to_np_dtype(kind)
     started = perf_counter()
     networks = {part: ENGINES[name](path, precision) for part, path in paths.items()}
     found = {"load": perf_counter() - started}
-    random = np.random.default_rng(1)
-    given = {
-        "unet": {
-            "sample": random.standard_normal((2, 4, 64, 64), np.float32),
-            "timestep": np.array(481, kinds["timestep"]),
-            "encoder_hidden_states": random.standard_normal((2, 77, 768), np.float32),
-        },
-        "vae_decoder": {"latent_sample": random.standard_normal((1, 4, 64, 64), np.float32)},
-    }
-    for part, values in given.items():
+    for part, values in _inputs(folder).items():
         before = _private_bytes()
         np.save(folder / f"{engine.replace('/', '-')}-{part}.npy", networks[part](values))
         found[f"{part} arena GB"] = (_private_bytes() - before) / 1e9
         found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
     if "--picture" in sys.argv:
         started = perf_counter()
-        _picture(networks["text_encoder"], networks["unet"], networks["vae_decoder"], {"tokens": kinds["input_ids"], "time": kinds["timestep"]})
+        _picture(*(networks[part] for part in ("text_encoder", "unet", "vae_decoder")), folder)
         found["picture"] = perf_counter() - started
     return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+
+
+def activations(folder: Path) -> None:
+    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them."""
+    import onnxruntime
+
+    with TemporaryDirectory() as scratch:
+        for part, given in _inputs(folder).items():
+            options = onnxruntime.SessionOptions()
+            options.enable_profiling, options.profile_file_prefix = True, f"{scratch}/{part}"
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            session = onnxruntime.InferenceSession(folder / part / "model.onnx", options)
+            session.run(None, given)
+            events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+            total = sum(int(event["args"].get("output_size", 0)) for event in events if "args" in event)
+            print(f"{part}: {total / 1e9:.2f} GB")
 
 
 def convolutions() -> None:
@@ -205,6 +228,8 @@ if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if not name.startswith("--")]
     if names[0] == "convolutions":
         convolutions()
+    elif names[1:] == ["activations"]:
+        activations(Path(names[0]))
     elif names[0] == "export":
         export(Path(names[1]))
     elif names[1] == "measure":

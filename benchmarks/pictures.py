@@ -167,7 +167,8 @@ def measure(folder: Path, engine: str) -> dict[str, float]:
         found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
     if "--picture" in sys.argv:
         started = perf_counter()
-        _picture(*(networks[part] for part in ("text_encoder", "unet", "vae_decoder")), folder)
+        text, denoise, decode = networks.values()
+        _picture(text, denoise, decode, folder)
         found["picture"] = perf_counter() - started
     return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
 

@@ -129,7 +129,12 @@ class QuantizedPatterns {
           return source != nullptr && is_one_of(source->node, {kDequantize, kDynamic});
         });
     if (!is_pattern) return;
-    if (is_one_of(node, {"Conv", "ConvTranspose", "ConvInteger"})) {
+    // A convolution whose weight alone is quantised multiplies floats, there as here.
+    const GraphNode* images = maker(node.inputs[0]);
+    const bool reads_codes =
+        node.op_type == "ConvInteger" ||
+        (images != nullptr && is_one_of(images->node, {kDequantize, kDynamic}));
+    if (reads_codes && is_one_of(node, {"Conv", "ConvTranspose", "ConvInteger"})) {
       reasons_[index] = "ONNX Runtime's quantised convolutions are faster";
       return;
     }

@@ -147,11 +147,28 @@ class CpuDevice final : public Device {
          "::", node.op_type);
   }
 
+  // The DequantizeLinear of constants that makes a convolution's weight, which lowering makes a
+  // constant; null: none.
+  static const Node* dequantized_weight(const Node& node, const Producer& producer) {
+    const bool is_convolution = node.op_type == "Conv" || node.op_type == "FusedConv";
+    const Value* weight = is_convolution ? node.input(1) : nullptr;
+    if (weight == nullptr || weight->constant != nullptr || !producer) return nullptr;
+    const Node* made = producer(weight->name);
+    if (made == nullptr || made->op_type != "DequantizeLinear") return nullptr;
+    const auto is_constant = [](const Value& v) { return v.name.empty() || v.constant != nullptr; };
+    return std::ranges::all_of(made->inputs, is_constant) ? made : nullptr;
+  }
+
   std::string reason_against(const Node& node, const Producer& producer,
                              ContractCheck check) const {
     try {
-      prepare(lowering::is_lowered(node) ? lowering::lowered_alone(node, producer, check) : node,
-              check);
+      if (const Node* made = dequantized_weight(node, producer); made != nullptr) {
+        const Lowering alone{.model_folder = {}, .outputs = {node.outputs[0].name}};
+        prepare(lower({*made, node}, alone).nodes.back(), check);
+      } else {
+        prepare(lowering::is_lowered(node) ? lowering::lowered_alone(node, producer, check) : node,
+                check);
+      }
       return "";
     } catch (const Error& error) {
       return error.what();

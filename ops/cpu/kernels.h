@@ -299,6 +299,14 @@ struct Kernels {
   // unless the weight is transposed. The bits do not depend on `begin`, `end` and `count`.
   void (*dense_rows)(const DenseWeight& weight, const float* x, std::int64_t count,
                      std::int64_t begin, std::int64_t end, float* out);
+  // Winograd's F(2 x 2, 3 x 3). A tile of 4 x 4 pixels, each a pointer to its channels, becomes 16
+  // rows of `padded` elements, f32 or rounded to bf16, `stride` elements apart; those past the last
+  // channel are zero. And 16 products f32 [tiles][32], `stride` floats apart, become two lines
+  // [2 tiles][32] of pixels.
+  void (*winograd_input)(const float* const* pixels, std::int64_t channels, std::int64_t padded,
+                         bool rounds, void* to, std::int64_t stride);
+  void (*winograd_output)(const float* products, std::int64_t stride, std::int64_t tiles,
+                          float* lines);
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
   void (*dequantize_row)(const Q4NXRows& weight, std::int64_t row, std::int64_t k, float* out);
 

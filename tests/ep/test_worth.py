@@ -78,6 +78,30 @@ def test_convolutions_are_taken_where_they_are_faster(placed: Placed, channels: 
     assert placement["claimed"] == 1
 
 
+@pytest.mark.skipif("avx512" not in ISAS, reason="expected a processor with avx512")
+def test_convolution_of_floats_by_an_int8_weight_is_taken(placed: Placed) -> None:
+    """As `convert --weights q8` writes it; that of dequantised images is ONNX Runtime's."""
+    model = parse("g (float[1, 64, 8, 8] x) => (float[1, 64, 6, 6] y) { w = Neg(x)  y = Neg(x) }")
+    codes = RNG.integers(-127, 128, (64, 64, 3, 3)).astype(np.int8)
+    constants = {"codes": codes, "scales": RNG.uniform(0.001, 0.01, 64).astype(np.float32), "step": np.float32(0.02)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    )
+    model.graph.node[0].CopyFrom(helper.make_node("DequantizeLinear", ["codes", "scales"], ["w"], axis=0))
+    model.graph.node[1].CopyFrom(helper.make_node("Conv", ["x", "w"], ["y"]))
+    session, placement = placed(model, PRICED)
+    assert placement["claimed"] == 2
+    x = RNG.standard_normal((1, 64, 8, 8)).astype(np.float32)
+    (found,), (expected,) = session.run(None, {"x": x}), reference(model, {"x": x})
+    # tests/ops/cpu/images/test_convolution.py derives it: 5/3 of two roundings to bf16.
+    assert np.linalg.norm(found - expected) < 6e-3 * np.linalg.norm(expected)
+    model.graph.node[1].input[0] = "r"
+    for at, (kind, name) in enumerate((("QuantizeLinear", "x"), ("DequantizeLinear", "q"))):
+        model.graph.node.insert(at, helper.make_node(kind, [name, "step"], ["qr"[at]]))
+    _, placement = placed(model, PRICED)
+    assert "ONNX Runtime's quantised convolutions are faster" in {item["reason"] for item in placement["left"]}
+
+
 def quantized(weight_type: int, static: int) -> onnx.ModelProto:
     """x times a quantised weight; `static`: the type of 8 bits that x and the result are quantised to; 0: none."""
     codes = helper.make_tensor("codes", weight_type, [256, 256], RNG.integers(-7, 8, 256 * 256))

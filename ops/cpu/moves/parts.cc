@@ -4,12 +4,14 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
+#include "ops/cpu/moves/copy_lines.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
@@ -28,13 +30,6 @@ struct Lines {
   }
 };
 
-// Copies `lines` lines of `bytes` bytes; lines begin `from_line` and `to_line` bytes apart.
-void copy_lines(std::int64_t lines, std::size_t bytes, const std::byte* from, std::size_t from_line,
-                std::byte* to, std::size_t to_line) {
-  if (bytes == 0) return;
-  for (; lines > 0; --lines, from += from_line, to += to_line) std::memcpy(to, from, bytes);
-}
-
 // Whether the axis is the value's last one. Then a row of each input makes a row of the output.
 bool is_last_axis(const Value& value, std::int64_t axis) {
   return value.shape && (axis == -1 || axis == value.shape->rank() - 1);
@@ -42,8 +37,8 @@ bool is_last_axis(const Value& value, std::int64_t axis) {
 
 class Concat final : public Step {
  public:
-  Concat(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axis_(node.required_integer("axis")) {}
+  Concat(const Node& node, const Context& context)
+      : pool_(context.pool), name_(to_string(node)), axis_(node.required_integer("axis")) {}
 
   std::optional<Slicing> slicing(const Node& node) const override {
     std::vector<std::size_t> all(node.inputs.size());
@@ -80,21 +75,23 @@ class Concat final : public Step {
     auto* to = outputs[0].as<std::byte>();
     for (const Tensor& input : inputs) {
       const std::size_t line = size(input) * whole.bytes;
-      copy_lines(whole.lines, line, input.as<const std::byte>(), line, to,
+      copy_lines(*pool_, whole.lines, line, input.as<const std::byte>(), line, to,
                  size(outputs[0]) * whole.bytes);
       to += line;
     }
   }
 
  private:
+  std::shared_ptr<ThreadPool> pool_;
   std::string name_;
   std::int64_t axis_;
 };
 
 class Split final : public Step {
  public:
-  Split(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)),
+  Split(const Node& node, const Context& context)
+      : pool_(context.pool),
+        name_(to_string(node)),
         axis_(node.integer("axis", 0)),
         sizes_(node.integers("split")),
         parts_(node.integer("num_outputs", static_cast<std::int64_t>(node.outputs.size()))) {
@@ -146,13 +143,14 @@ class Split final : public Step {
     for (const Tensor& output : outputs) {
       const std::size_t line = size(output) * whole.bytes;
       if (output.data != nullptr)
-        copy_lines(whole.lines, line, from, size(inputs[0]) * whole.bytes, output.as<std::byte>(),
-                   line);
+        copy_lines(*pool_, whole.lines, line, from, size(inputs[0]) * whole.bytes,
+                   output.as<std::byte>(), line);
       from += line;
     }
   }
 
  private:
+  std::shared_ptr<ThreadPool> pool_;
   std::string name_;
   std::int64_t axis_;
   std::vector<std::int64_t> sizes_;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators whose output is the input's elements, in their order, under another shape.
-#include <cstring>
+#include <memory>
 
 #include "ops/cpu/elements.h"
 #include "ops/cpu/integers.h"
+#include "ops/cpu/moves/copy_lines.h"
 #include "ops/cpu/step.h"
 
 namespace flownpu::cpu {
@@ -11,15 +12,22 @@ namespace {
 
 class Reshaping : public Step {
  public:
+  explicit Reshaping(const Context& context) : pool_(context.pool) {}
+
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    if (inputs[0].bytes() > 0) std::memcpy(outputs[0].data, inputs[0].data, inputs[0].bytes());
+    const std::size_t bytes = inputs[0].bytes();
+    copy_lines(*pool_, 1, bytes, inputs[0].as<const std::byte>(), bytes, outputs[0].as<std::byte>(),
+               bytes);
   }
+
+ private:
+  std::shared_ptr<ThreadPool> pool_;
 };
 
 class Identity final : public Reshaping {
  public:
-  Identity(const Node& /*node*/, const Context& /*context*/) {}
+  Identity(const Node& /*node*/, const Context& context) : Reshaping(context) {}
 
   std::optional<Slicing> slicing(const Node& node) const override { return slice_elements(node); }
 
@@ -30,8 +38,10 @@ class Identity final : public Reshaping {
 
 class Reshape final : public Reshaping {
  public:
-  Reshape(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), allow_zero_(node.integer("allowzero", 0) != 0) {}
+  Reshape(const Node& node, const Context& context)
+      : Reshaping(context),
+        name_(to_string(node)),
+        allow_zero_(node.integer("allowzero", 0) != 0) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& from = inputs[0].shape;
@@ -66,8 +76,8 @@ class Reshape final : public Reshaping {
 // them. Before version 13 axes were an attribute.
 class Unsqueeze final : public Reshaping {
  public:
-  Unsqueeze(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axes_(node.integers("axes")) {
+  Unsqueeze(const Node& node, const Context& context)
+      : Reshaping(context), name_(to_string(node)), axes_(node.integers("axes")) {
     if (node.input(1) == nullptr && !node.attributes.contains("axes"))
       fail("[", name_, "] expected axes, got none");
   }
@@ -94,8 +104,8 @@ class Unsqueeze final : public Reshaping {
 
 class Squeeze final : public Reshaping {
  public:
-  Squeeze(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axes_(node.integers("axes")) {}
+  Squeeze(const Node& node, const Context& context)
+      : Reshaping(context), name_(to_string(node)), axes_(node.integers("axes")) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& from = inputs[0].shape;
@@ -120,8 +130,8 @@ class Squeeze final : public Reshaping {
 // Makes two axes: of those before `axis`, and of those from it on.
 class Flatten final : public Reshaping {
  public:
-  Flatten(const Node& node, const Context& /*context*/)
-      : name_(to_string(node)), axis_(node.integer("axis", 1)) {}
+  Flatten(const Node& node, const Context& context)
+      : Reshaping(context), name_(to_string(node)), axis_(node.integer("axis", 1)) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const Shape& from = inputs[0].shape;

@@ -13,6 +13,14 @@
 
 namespace flownpu::cpu {
 
+// Rows of `k` elements, rounded so, whose values are still to be set. Elements from k to padded_k
+// are 0.
+RoundedActivations rounded_rows(const DenseRounding& rounding, std::int64_t k);
+
+// Memory for packed columns, 64-byte aligned: large pages for weights of several of them (2 MiB);
+// they would waste most of one with a small weight.
+std::shared_ptr<std::byte> allocate_weight(std::size_t bytes);
+
 // y = activation(X . W + bias) + residual for X f32 [rows][k]. A constant weight is packed once,
 // where it is kept; others panel by panel from their place in memory in each run, so that working
 // memory does not grow with the weight. A few rows are multiplied by the weight as it lies, in f32.
@@ -39,9 +47,9 @@ class DenseProduct {
            std::byte* scratch) const;
 
   // For callers that round activations themselves, to bf16 or not at all: the bytes of an element,
-  // and rows of `k` elements, whose values are still to be set. Elements from k to padded_k are 0.
+  // and rows of `k` elements.
   std::int64_t element_bytes() const;
-  RoundedActivations rows_of(std::int64_t k) const;
+  RoundedActivations rows_of(std::int64_t k) const { return rounded_rows(rounding_, k); }
   // The product of such rows with the weight that is kept; needs no scratch.
   void run_rounded(const RoundedActivations& activations, std::int64_t rows,
                    const ProductEpilogue& epilogue) const;

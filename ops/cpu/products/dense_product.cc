@@ -39,16 +39,6 @@ std::int64_t bytes_of_element(DenseType type) {
   return type == DenseType::kFloat ? 4 : type == DenseType::kBFloat16 ? 2 : 1;
 }
 
-// Large pages for weights of several of them (2 MiB); they would waste most of one with a small
-// weight.
-std::shared_ptr<std::byte> allocate(std::size_t bytes) {
-  constexpr std::size_t kSeveralPages = std::size_t{8} << 20;
-  constexpr std::align_val_t kAlignment{64};
-  if (bytes >= kSeveralPages) return allocate_large_pages(bytes);
-  return {static_cast<std::byte*>(::operator new(bytes, kAlignment)),
-          [](std::byte* memory) { ::operator delete(memory, kAlignment); }};
-}
-
 // In how many tasks to do `items` of `each` multiply-adds, at most.
 std::int64_t tasks_of(std::int64_t items, std::int64_t each, std::int64_t least = kLeastTaskWork) {
   return std::clamp<std::int64_t>(items * each / least, 1, items);
@@ -71,6 +61,25 @@ MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t bl
 
 }  // namespace
 
+std::shared_ptr<std::byte> allocate_weight(std::size_t bytes) {
+  constexpr std::size_t kSeveralPages = std::size_t{8} << 20;
+  constexpr std::align_val_t kAlignment{64};
+  if (bytes >= kSeveralPages) return allocate_large_pages(bytes);
+  return {static_cast<std::byte*>(::operator new(bytes, kAlignment)),
+          [](std::byte* memory) { ::operator delete(memory, kAlignment); }};
+}
+
+RoundedActivations rounded_rows(const DenseRounding& rounding, std::int64_t k) {
+  RoundedActivations a;
+  a.padded_k = k;
+  if (rounding.type == DenseType::kFloat) return a;
+  a.part_columns = rounding.part_columns(k);
+  a.padded_k = q4nx::ceil_div(k, a.part_columns) * a.part_columns;
+  a.groups = a.padded_k / q4nx::kGroup;
+  a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
+  return a;
+}
+
 // Memory of the rounded activations and of the packed columns of a panel.
 struct DenseProduct::Work {
   RoundedActivations activations;
@@ -92,17 +101,6 @@ void DenseProduct::round_as_chosen(DataType weight, std::int64_t m) {
 }
 
 std::int64_t DenseProduct::element_bytes() const { return bytes_of_element(rounding_.type); }
-
-RoundedActivations DenseProduct::rows_of(std::int64_t k) const {
-  RoundedActivations a;
-  a.padded_k = k;
-  if (rounding_.type == DenseType::kFloat) return a;
-  a.part_columns = rounding_.part_columns(k);
-  a.padded_k = q4nx::ceil_div(k, a.part_columns) * a.part_columns;
-  a.groups = a.padded_k / q4nx::kGroup;
-  a.filled_groups = q4nx::ceil_div(k, q4nx::kGroup);
-  return a;
-}
 
 DenseProduct::Work DenseProduct::take(Scratch& scratch, std::int64_t rows, std::int64_t k,
                                       std::int64_t m) const {
@@ -157,7 +155,7 @@ void DenseProduct::keep(const DenseWeight& weight) {
   const std::int64_t blocks = q4nx::ceil_div(weight.m, kDenseColumns);
   const std::int64_t bytes = context_.kernels.dense_block_bytes(weight.k, rounding_) * blocks;
   if (bytes == 0) return;
-  kept_ = allocate(static_cast<std::size_t>(bytes));
+  kept_ = allocate_weight(static_cast<std::size_t>(bytes));
   pack(weight, 0, blocks, kept_.get());
   // Stored int8 is widened to f32, which takes longer than reading what is packed.
   if (weight.type == DataType::kInt8 && rounding_.type == DenseType::kInt8) few_rows_ = 0;

@@ -215,6 +215,18 @@ def test_slice_forwards_equals_reference(numbers: tuple[int, int, int]) -> None:
     np.testing.assert_array_equal(result, expected, strict=True)
 
 
+def test_large_parts_are_joined_and_cut() -> None:
+    """Lines of a copy that is done in pieces of 256 KB by all threads begin and end within a piece."""
+    parts = [RNG.standard_normal((3, size, 1001), np.float32) for size in (40, 1, 199)]
+    (joined,) = run("Concat", parts, axis=1)
+    np.testing.assert_array_equal(joined, np.concatenate(parts, 1))
+    cut = run("Split", [joined, integers(40, 1, 199)], outputs=("float",) * 3, axis=1)
+    for ours, theirs in zip(cut, parts, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    (flat,) = run("Reshape", [joined, integers(-1)])
+    np.testing.assert_array_equal(flat, joined.ravel())
+
+
 def test_slice_of_nothing_is_empty() -> None:
     for step in (1, -1):
         (result,) = run("Slice", [array(3, 0), integers(0), integers(5), integers(1), integers(step)])

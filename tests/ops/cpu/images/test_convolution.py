@@ -32,6 +32,15 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "three axes": ((1, 9, 4, 5, 6), (16, 9, 2, 3, 2), {"pads": [1, 1, 0, 0, 1, 1]}),
     "no images": ((0, 8, 5, 5), (16, 8, 3, 3), {}),
 }
+# Those that Winograd's transforms compute: 32 channels and more. The last one's tiles are made in two parts.
+WINOGRAD: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "odd sizes": ((2, 40, 7, 9), (33, 40, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "no pads": ((1, 32, 6, 5), (64, 32, 3, 3), {}),
+    "unlike pads": ((1, 32, 3, 4), (32, 32, 3, 3), {"pads": [0, 2, 3, 1]}),
+    "groups": ((2, 96, 6, 5), (64, 48, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
+    "a pixel": ((3, 32, 1, 1), (32, 32, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "strips": ((2, 64, 131, 126), (32, 64, 3, 3), {"pads": [1, 1, 1, 1]}),
+}
 
 
 def normal(shape: tuple[int, ...]) -> np.ndarray:
@@ -56,6 +65,55 @@ def test_convolution_equals_reference(case: str, isa: str) -> None:
     found = one("Conv", [x, weight, bias], domain="", constants=(1, 2), options={"cpu_isa": isa}, **attributes)
     assert found.shape == expected.shape
     assert np.all(np.abs(found - expected) <= bound(wide[0], wide[1], isa, attributes))
+
+
+def winograd_bound(x: np.ndarray, weight: np.ndarray, isa: str, pads: list[int], groups: int) -> np.ndarray:
+    """The same for tiles of 4 x 4 pixels: sizes go through the transforms without signs.
+
+    A sum of four pixels and one of nine taps are rounded a few times in f32 and, in bf16, once more; nine of 16
+    products, of C terms each, make a pixel.
+    """
+    height, width = (size + pads[axis] + pads[axis + 2] - 2 for axis, size in enumerate(x.shape[2:]))
+    into = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], np.float64)
+    of_weight = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
+    out = np.array([[1, 1, 1, 0], [0, 1, 1, 1]], np.float64)
+    rest = [(pads[axis], pads[axis + 2] + size % 2) for axis, size in enumerate((height, width))]
+    padded = np.pad(np.abs(x), [(0, 0), (0, 0), *rest])
+    tiles = np.lib.stride_tricks.sliding_window_view(padded, (4, 4), (2, 3))[:, :, ::2, ::2]
+    tiles = into @ tiles @ into.T
+    taps = of_weight @ np.abs(weight) @ of_weight.T
+    parts = zip(np.split(tiles, groups, 1), np.split(taps, groups), strict=True)
+    sizes = np.concatenate([np.einsum("nctuij,mcij->nmtuij", *part, optimize=True) for part in parts], 1)
+    pixels = (out @ sizes @ out.T).transpose(0, 1, 2, 4, 3, 5)
+    count, channels, lines, _, columns, _ = pixels.shape
+    size = pixels.reshape(count, channels, 2 * lines, 2 * columns)[:, :, :height, :width]
+    terms = weight.shape[1] + 20
+    largest: np.ndarray = size * (terms * 2.0**-24 + (2.01 * 2.0**-8 if isa == "avx512" else 0)) + 1e-6
+    return largest
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", WINOGRAD)
+def test_winograd_convolution_equals_reference(case: str, isa: str) -> None:
+    of_images, of_weight, attributes = WINOGRAD[case]
+    x, weight, bias = normal(of_images), normal(of_weight), normal(of_weight[:1])
+    wide = [array.astype(np.float64) for array in (x, weight, bias)]
+    (expected,) = by_reference("Conv", wide, 1, opset=22, **attributes)
+    found = one("Conv", [x, weight, bias], domain="", constants=(1, 2), options={"cpu_isa": isa}, **attributes)
+    assert found.shape == expected.shape
+    pads, groups = attributes.get("pads", [0] * 4), attributes.get("group", 1)
+    assert np.all(np.abs(found - expected) <= winograd_bound(wide[0], wide[1], isa, pads, groups))
+
+
+@pytest.mark.skipif("avx512" not in ISAS, reason="only there products are in bf16")
+def test_winograd_rounding_is_five_thirds_of_the_windows() -> None:
+    """Bounds without signs are wide: the error's root mean square is what ops/cpu/images/winograd.h derives."""
+    x, weight = normal((2, 64, 32, 32)), normal((64, 64, 3, 3))
+    (expected,) = by_reference("Conv", [x.astype(np.float64), weight.astype(np.float64)], 1, opset=22)
+    found = one("Conv", [x, weight], domain="", constants=(1,), options={"cpu_isa": "avx512"})
+    error = np.sqrt(np.square(found - expected).mean() / np.square(expected).mean())
+    rounding = [np.square(of.astype(ml_dtypes.bfloat16) - of).mean() / np.square(of).mean() for of in (x, weight)]
+    assert 1.6 < error / np.sqrt(sum(rounding)) < 1.75
 
 
 @pytest.mark.parametrize("channels", [40, 4])

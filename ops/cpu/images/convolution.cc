@@ -5,7 +5,8 @@
 // (bf16 if the instruction set has dot products of it, else f32). The windows of some thousand
 // pixels are copied from it, a row [taps][C] each, which the packed weight [taps C][M] multiplies;
 // the epilogue writes [M][pixels]. Copying a row costs a hundredth of multiplying it by some
-// hundred columns.
+// hundred columns. Windows of 3 x 3 neighbouring pixels of many channels are Winograd's
+// (winograd.h).
 //
 // Few channels of the result (the picture's own, or one of each group) would fill few of a block's
 // 32 columns: these are sums of shifted lines, in f32.
@@ -14,10 +15,13 @@
 #include <string>
 #include <vector>
 
+#include "ops/cpu/images/channels_last.h"
+#include "ops/cpu/images/winograd.h"
 #include "ops/cpu/integers.h"
 #include "ops/cpu/plane.h"
 #include "ops/cpu/products/dense_matmul.h"
 #include "ops/cpu/products/q4nx_matmul_plan.h"
+#include "ops/cpu/rows.h"
 #include "ops/cpu/widened.h"
 #include "ops/cpu/windows.h"
 #include "ops/error.h"
@@ -35,8 +39,6 @@ constexpr std::int64_t kUnroundedChannels = 16;
 // Rows that are copied at once, in bytes: they stay in a third-level cache, and a weight of 1280 x
 // 11520 in bf16 (29 MB) is read once for each 180 of them, 11 ms of multiplying on two cores.
 constexpr std::int64_t kGatheredBytes = 4 << 20;
-// Pixels and channels that become channels-last together: 16 KB.
-constexpr std::int64_t kTurned = 64;
 
 enum Input : std::uint8_t { kX, kW, kB, kZ };
 
@@ -60,9 +62,15 @@ class Convolution final : public Step {
       const Value* value = node.input(input);
       if (value != nullptr && value->shape) check(input, *value->shape);
     }
+    const bool is_winograd = Winograd::takes(windows_, channels_, group_m());
     if (group_m() <= kFewChannels) keep_lines(weight);
-    for (std::int64_t group = 0; lines_.empty() && group < groups_; ++group)
-      keep_product(weight, group);
+    for (std::int64_t group = 0; lines_.empty() && group < groups_; ++group) {
+      if (is_winograd) {
+        keep_winograd(weight, group);
+      } else {
+        keep_product(weight, group);
+      }
+    }
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -76,6 +84,7 @@ class Convolution final : public Step {
 
   std::size_t scratch_bytes(std::span<const Tensor> inputs) const override {
     Scratch scratch;
+    if (!winograd_.empty()) return winograd_[0].scratch_bytes(winograd_images(inputs));
     if (!products_.empty()) Images(*this, inputs, scratch);
     return scratch.bytes();
   }
@@ -85,21 +94,37 @@ class Convolution final : public Step {
     const auto given = [&](Input input) {
       return is_given(inputs, input) ? inputs[input].as<const float>() : nullptr;
     };
-    if (products_.empty()) return add_lines(inputs, given(kB), given(kZ), outputs[0]);
-    Scratch scratch(memory.data());
-    const Images images(*this, inputs, scratch);
-    const std::int64_t rows = inputs[kX].shape[0] * images.plane;
-    for (std::int64_t group = 0; group < groups_; ++group) {
+    if (!lines_.empty()) return add_lines(inputs, given(kB), given(kZ), outputs[0]);
+    const std::int64_t plane = elements_of(outputs[0].shape, 2, outputs[0].shape.rank());
+    const auto epilogue_of = [&](std::int64_t group) {
       const std::int64_t first = group * group_m();
       ProductEpilogue epilogue;
       if (const float* bias = given(kB)) epilogue.bias = bias + first;
       epilogue.activation = activation_;
       epilogue.m = group_m();
-      epilogue.plane = images.plane;
+      epilogue.plane = plane;
       epilogue.image_channels = m_;
-      epilogue.y = outputs[0].as<float>() + first * images.plane;
-      if (const float* z = given(kZ)) epilogue.residual = z + first * images.plane;
-      turn(given(kX) + group * channels_ * images.pixels, images, inputs[kX].shape[0]);
+      epilogue.y = outputs[0].as<float>() + first * plane;
+      if (const float* z = given(kZ)) epilogue.residual = z + first * plane;
+      return epilogue;
+    };
+    if (outputs[0].shape.elements() == 0) return;
+    for (std::size_t group = 0; group < winograd_.size(); ++group) {
+      Winograd::Images images = winograd_images(inputs);
+      images.x += static_cast<std::int64_t>(group) * images.stride / groups_;
+      winograd_[group].run(images, epilogue_of(static_cast<std::int64_t>(group)), memory.data());
+    }
+    if (!winograd_.empty()) return;
+    Scratch scratch(memory.data());
+    const Images images(*this, inputs, scratch);
+    const std::int64_t rows = inputs[kX].shape[0] * images.plane;
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      ProductEpilogue epilogue = epilogue_of(group);
+      turn_channels_last(
+          context_,
+          {given(kX) + group * channels_ * images.pixels, inputs[kX].shape[0],
+           channels_ * groups_ * images.pixels, channels_, images.pixels, 0, images.pixels},
+          images.element == 2 ? DataType::kBFloat16 : DataType::kFloat32, images.turned);
       const DenseProduct& product = products_[static_cast<std::size_t>(group)];
       for (std::int64_t part = 0; part < images.parts; ++part) {
         const auto [begin, end] = cpu::part(rows, images.parts, part);
@@ -179,6 +204,20 @@ class Convolution final : public Step {
          " axes after two others, got ", to_string(shape));
   }
 
+  Winograd::Images winograd_images(std::span<const Tensor> inputs) const {
+    const Shape& shape = inputs[kX].shape;
+    const auto& [deep, down, across] = windows_.fitted(shape);
+    return {inputs[kX].as<const float>(), shape[0], elements_of(shape, 1, shape.rank()), down,
+            across};
+  }
+
+  void keep_winograd(const Value& weight, std::int64_t group) {
+    const std::int64_t bytes =
+        group * group_m() * k() * static_cast<std::int64_t>(size_of(weight.type));
+    winograd_.emplace_back(context_, channels_, group_m())
+        .keep(static_cast<const std::byte*>(weight.constant) + bytes, weight.type);
+  }
+
   // The weight [M][C][taps] of a group as [M][taps][C].
   void keep_product(const Value& weight, std::int64_t group) {
     DenseProduct product(context_);
@@ -209,28 +248,6 @@ class Convolution final : public Step {
     } else {
       context_.kernels.widen(weight.constant, weight.type, lines_.data(), m_ * k());
     }
-  }
-
-  // A group's channels of `count` images, [C][pixels], as [pixels][C].
-  void turn(const float* x, const Images& images, std::int64_t count) const {
-    const std::int64_t blocks = q4nx::ceil_div(images.pixels, kTurned);
-    context_.pool->run(count * blocks, [&](std::int64_t task) {
-      alignas(64) float tile[kTurned * kTurned];
-      const std::int64_t first = task % blocks * kTurned;
-      const std::int64_t rows = std::min(kTurned, images.pixels - first);
-      const float* from = x + task / blocks * channels_ * groups_ * images.pixels + first;
-      std::byte* to =
-          images.turned + (task / blocks * images.pixels + first) * channels_ * images.element;
-      for (std::int64_t c = 0; c < channels_; c += kTurned) {
-        const std::int64_t columns = std::min(kTurned, channels_ - c);
-        transpose(from + c * images.pixels, images.pixels, tile, kTurned, rows, columns);
-        for (std::int64_t row = 0; row < rows; ++row) {
-          context_.kernels.store_cache(
-              tile + row * kTurned, to + (row * channels_ + c) * images.element,
-              images.element == 2 ? DataType::kBFloat16 : DataType::kFloat32, columns);
-        }
-      }
-    });
   }
 
   // Copies the windows [begin, end), counted over all images.
@@ -331,7 +348,8 @@ class Convolution final : public Step {
   // Channels of a group of the images.
   std::int64_t channels_ = 0;
   std::int64_t taps_ = 1;
-  // One for each group; none where lines are summed up.
+  // One of either for each group; none where lines are summed up.
+  std::vector<Winograd> winograd_;
   std::vector<DenseProduct> products_;
   // The weight [M][C][taps], where lines are summed up.
   std::vector<float> lines_;

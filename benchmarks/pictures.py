@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times the networks of Stable Diffusion 1.4, with random weights, beside other engines on the CPU.
+
+    python -m tests.imagine.environment benchmarks.pictures export out/sd14
+    python -m benchmarks.pictures out/sd14 flownpu/bf16 flownpu/int8 onnxruntime
+    pip install openvino==2026.4.1 nncf==3.4.0
+    python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8
+    python -m benchmarks.pictures out/sd14 activations
+    python -m benchmarks.pictures convolutions
+
+runs at the root of the repository. Each engine computes, in a process of its own, a denoising step of a picture of 512
+x 512 pixels (with guidance: a batch of 2), the decoder's picture and, with --picture, a whole picture of 20 steps.
+"arena" is how much private memory the first run took. Errors are beside ONNX Runtime in float32, if that has run in the
+same folder. `activations` prints the bytes of all nodes' results, which the arena's would be without reuse. The last
+command times convolutions of the UNet by themselves, beside the machine's rate of bf16.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+Network = Callable[[dict[str, Any]], Any]
+_STEPS, _GUIDANCE, _REPEATS = 20, 7.5, 3
+
+
+def export(folder: Path) -> None:
+    """Writes the pipeline as optimum exports it."""
+    import diffusers
+    import torch
+    import transformers
+    from optimum.exporters.onnx import main_export
+
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    text = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    tokenizer = Path(__file__).parents[1] / "tests/fixtures/shapes-diffusion/tokenizer"
+    pipeline = diffusers.StableDiffusionPipeline(
+        unet=diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768),
+        vae=diffusers.AutoencoderKL(
+            block_out_channels=(128, 256, 512, 512), layers_per_block=2, sample_size=512, **blocks
+        ),
+        text_encoder=transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),
+        tokenizer=transformers.CLIPTokenizer.from_pretrained(tokenizer, model_max_length=77),
+        scheduler=diffusers.DDIMScheduler(),
+        safety_checker=None,
+        feature_extractor=None,
+    )
+    checkpoint = folder.with_name(folder.name + "-checkpoint")
+    pipeline.save_pretrained(checkpoint)
+    del pipeline
+    main_export(str(checkpoint), str(folder), task="text-to-image", do_validation=False)
+
+
+# --- Engines: each opens a network's file -----------------------------------------------------------------------------
+
+
+def _onnxruntime(path: Path, _: str) -> Network:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda given: session.run(None, given)[0]
+
+
+def _flownpu(path: Path, activations: str) -> Network:
+    import onnxruntime
+
+    from flownpu.model.session import open_session
+
+    session, placement = open_session(
+        onnxruntime, path, "flownpu", {"activations": activations, "on_unsupported": "cpu"}, None
+    )
+    print(f"{path.parent.name}: {placement}", file=sys.stderr)
+    return lambda given: session.run(None, given)[0]
+
+
+def _openvino(path: Path, precision: str) -> Network:
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(path)
+    if precision == "int8":
+        import nncf
+
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32" if precision == "f32" else "bf16"})
+    return lambda given: compiled(given)[0]
+
+
+ENGINES = {"onnxruntime": _onnxruntime, "flownpu": _flownpu, "openvino": _openvino}
+
+
+# --- One engine, in a process of its own ------------------------------------------------------------------------------
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        started = perf_counter()
+        call()
+        times.append(perf_counter() - started)
+    return min(times)
+
+
+def _private_bytes() -> int:
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+
+def _kind(folder: Path, part: str, port: str) -> Any:
+    """The type of a network's input."""
+    import onnx
+
+    graph = onnx.load(folder / part / "model.onnx", load_external_data=False).graph
+    kind = next(one for one in graph.input if one.name == port).type.tensor_type.elem_type
+    return onnx.helper.tensor_dtype_to_np_dtype(kind)
+
+
+def _inputs(folder: Path) -> dict[str, dict[str, Any]]:
+    random = np.random.default_rng(1)
+    return {
+        "unet": {
+            "sample": random.standard_normal((2, 4, 64, 64), np.float32),
+            "timestep": np.array(481, _kind(folder, "unet", "timestep")),
+            "encoder_hidden_states": random.standard_normal((2, 77, 768), np.float32),
+        },
+        "vae_decoder": {"latent_sample": random.standard_normal((1, 4, 64, 64), np.float32)},
+    }
+
+
+def _picture(text: Network, denoise: Network, decode: Network, folder: Path) -> Any:
+    """DDIM with guidance over 20 steps, as diffusers does it."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 1000, (2, 77)).astype(_kind(folder, "text_encoder", "input_ids"))
+    states = text({"input_ids": tokens})
+    kept = np.cumprod(1 - np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2)
+    time = _kind(folder, "unet", "timestep")
+    x = random.standard_normal((1, 4, 64, 64), np.float32)
+    for step in range(_STEPS, 0, -1):
+        at = (step - 1) * 1000 // _STEPS
+        both = denoise({"sample": np.repeat(x, 2, 0), "timestep": np.array(at, time), "encoder_hidden_states": states})
+        noise = both[:1] + _GUIDANCE * (both[1:] - both[:1])
+        before = kept[(step - 2) * 1000 // _STEPS] if step > 1 else 1.0
+        clean = (x - (1 - kept[at]) ** 0.5 * noise) / kept[at] ** 0.5
+        x = (before**0.5 * clean + (1 - before) ** 0.5 * noise).astype(np.float32)
+    return decode({"latent_sample": x / 0.18215})
+
+
+def measure(folder: Path, engine: str) -> dict[str, float]:
+    """Seconds of each part, and the peak of resident memory; results are kept for comparison."""
+    name, _, precision = engine.partition("/")
+    paths = {part: folder / part / "model.onnx" for part in ("text_encoder", "unet", "vae_decoder")}
+    started = perf_counter()
+    networks = {part: ENGINES[name](path, precision) for part, path in paths.items()}
+    found = {"load": perf_counter() - started}
+    for part, values in _inputs(folder).items():
+        before = _private_bytes()
+        np.save(folder / f"{engine.replace('/', '-')}-{part}.npy", networks[part](values))
+        found[f"{part} arena GB"] = (_private_bytes() - before) / 1e9
+        found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
+    if "--picture" in sys.argv:
+        started = perf_counter()
+        text, denoise, decode = networks.values()
+        _picture(text, denoise, decode, folder)
+        found["picture"] = perf_counter() - started
+    return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+
+
+def activations(folder: Path) -> None:
+    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them."""
+    import onnxruntime
+
+    with TemporaryDirectory() as scratch:
+        for part, given in _inputs(folder).items():
+            options = onnxruntime.SessionOptions()
+            options.enable_profiling, options.profile_file_prefix = True, f"{scratch}/{part}"
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            session = onnxruntime.InferenceSession(folder / part / "model.onnx", options)
+            session.run(None, given)
+            events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+            total = sum(int(event["args"].get("output_size", 0)) for event in events if "args" in event)
+            print(f"{part}: {total / 1e9:.2f} GB")
+
+
+def convolutions() -> None:
+    """Prints the time of each size's 3 x 3 convolution, and its multiply-adds beside those of the roof."""
+    from benchmarks.machine.roofs import measure_roofs
+    from flownpu.machine import usable_cores
+    from tests.ops.device import Node
+
+    roof = measure_roofs(usable_cores()).bf16_dot / 2
+    random = np.random.default_rng(0)
+    for channels, side in ((320, 64), (640, 32), (1280, 16), (1280, 8)):
+        x = random.standard_normal((2, channels, side, side), np.float32)
+        weight = random.standard_normal((channels, channels, 3, 3), np.float32)
+        node = Node("Conv", [x, weight], domain="", constants=(1,), pads=[1, 1, 1, 1])
+        run = node.bound([x, weight], [np.empty_like(x)])
+        seconds = min(_seconds(run) for _ in range(_REPEATS))
+        rate = x.size * channels * 9 / seconds
+        print(
+            f"{channels} channels, {side} x {side}: {seconds * 1e3:.2f} ms, {rate / 1e9:.0f} GMAC/s, {rate / roof:.0%}"
+        )
+
+
+def main(folder: Path, engines: list[str]) -> None:
+    """Prints each engine's seconds, memory and errors."""
+    options = [option for option in sys.argv if option == "--picture"]
+    for engine in engines:
+        command = [sys.executable, "-m", "benchmarks.pictures", str(folder), "measure", engine, *options]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        for part in ("unet", "vae_decoder"):
+            reference = folder / f"onnxruntime-{part}.npy"
+            if engine != "onnxruntime" and reference.exists():
+                expected = np.load(reference)
+                error = np.load(folder / f"{engine.replace('/', '-')}-{part}.npy") - expected
+                found[f"{part} dB"] = float(20 * np.log10(np.ptp(expected)) - 10 * np.log10(np.square(error).mean()))
+        print(f"{engine:<16}" + "  ".join(f"{key} {value:.2f}" for key, value in found.items()), flush=True)
+
+
+if __name__ == "__main__":
+    names = [name for name in sys.argv[1:] if not name.startswith("--")]
+    if names[0] == "convolutions":
+        convolutions()
+    elif names[1:] == ["activations"]:
+        activations(Path(names[0]))
+    elif names[0] == "export":
+        export(Path(names[1]))
+    elif names[1] == "measure":
+        print(json.dumps(measure(Path(names[0]), names[2])))
+    else:
+        main(Path(names[0]), names[1:])

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The transforms of Winograd's F(2 x 2, 3 x 3) (Lavin and Gray, arXiv:1509.09308): a tile d of 4 x
+// 4 pixels and a weight g of 3 x 3 give 2 x 2 pixels
+//   y = A^T [(G g G^T) * (B^T d B)] A
+// by 16 products in place of 36. Channels are in the lanes.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "ops/cpu/kernels/tables.h"
+#include "ops/cpu/kernels/vector.h"
+
+namespace flownpu::cpu::FLOWNPU_ISA {
+namespace {
+
+constexpr int kSide = 4;
+
+// B^T d, for a column d of 4.
+inline void transform_input(Vector& a, Vector& b, Vector& c, Vector& d) {
+  const Vector first = a - c;
+  const Vector second = b + c;
+  const Vector third = c - b;
+  d = b - d;
+  a = first;
+  b = second;
+  c = third;
+}
+
+inline void store_rounded(Vector v, std::int64_t count, std::uint16_t* to) {
+#if defined(__AVX512BF16__)
+  const Halves halves = (Halves)_mm512_cvtneps_pbh(v);
+#else
+  const Halves halves = BFloat16::round_vector(v);
+#endif
+  std::memcpy(to, &halves, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
+}
+
+// to[16 * stride] for some channels.
+template <typename Element>
+void transform_tile(const float* const* pixels, std::int64_t channel, std::int64_t count,
+                    Element* to, std::int64_t stride) {
+  Vector d[kSide][kSide];
+  for (int i = 0; i < kSide; ++i) {
+    for (int j = 0; j < kSide; ++j) d[i][j] = load_some(pixels[i * kSide + j] + channel, count);
+  }
+  for (int j = 0; j < kSide; ++j) transform_input(d[0][j], d[1][j], d[2][j], d[3][j]);
+  for (auto& row : d) transform_input(row[0], row[1], row[2], row[3]);
+  for (int i = 0; i < kSide; ++i) {
+    for (int j = 0; j < kSide; ++j, to += stride) {
+      if constexpr (sizeof(Element) == sizeof(float)) {
+        store_some(to, d[i][j], count);
+      } else {
+        store_rounded(d[i][j], count, to);
+      }
+    }
+  }
+}
+
+template <typename Element>
+void transform_tiles(const float* const* pixels, std::int64_t channels, std::int64_t padded,
+                     Element* to, std::int64_t stride) {
+  std::int64_t c = 0;
+  for (; c + kLanes <= channels; c += kLanes) transform_tile(pixels, c, kLanes, to + c, stride);
+  if (c < channels) transform_tile(pixels, c, channels - c, to + c, stride);
+  for (int i = 0; channels < padded && i < kSide * kSide; ++i)
+    std::fill(to + i * stride + channels, to + i * stride + padded, Element{});
+}
+
+void winograd_input(const float* const* pixels, std::int64_t channels, std::int64_t padded,
+                    bool rounds, void* to, std::int64_t stride) {
+  if (rounds)
+    return transform_tiles(pixels, channels, padded, static_cast<std::uint16_t*>(to), stride);
+  transform_tiles(pixels, channels, padded, static_cast<float*>(to), stride);
+}
+
+void winograd_output(const float* products, std::int64_t stride, std::int64_t tiles, float* lines) {
+  const std::int64_t line = 2 * tiles * kDenseColumns;
+  for (std::int64_t tile = 0; tile < tiles; ++tile, lines += 2 * kDenseColumns) {
+    for (std::int64_t c = 0; c < kDenseColumns; c += kLanes) {
+      const float* from = products + tile * kDenseColumns + c;
+      Vector sums[2][kSide];
+      for (int j = 0; j < kSide; ++j) {
+        const auto row = [&](int i) { return load(from + (i * kSide + j) * stride); };
+        const Vector middle = row(1);
+        const Vector next = row(2);
+        sums[0][j] = row(0) + middle + next;
+        sums[1][j] = middle - next - row(3);
+      }
+      for (int i = 0; i < 2; ++i) {
+        const Vector* s = sums[i];
+        store(lines + i * line + c, s[0] + s[1] + s[2]);
+        store(lines + i * line + kDenseColumns + c, s[1] - s[2] - s[3]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void fill_winograd(Kernels& kernels) {
+  kernels.winograd_input = winograd_input;
+  kernels.winograd_output = winograd_output;
+}
+
+}  // namespace flownpu::cpu::FLOWNPU_ISA

@@ -250,6 +250,21 @@ struct Recurrence {
   float* strip = nullptr;
 };
 
+// A token of a depthwise convolution: y[c] = bias[c] + sum_tap weight[tap][c] x[tap][c], and of
+// that, with `is_silu`, y sigmoid(y).
+struct ConvolvedToken {
+  // The tokens under each tap.
+  const float* const* x = nullptr;
+  const float* weight = nullptr;
+  std::int64_t weight_stride = 0;
+  std::int64_t taps = 0;
+  // May be null.
+  const float* bias = nullptr;
+  bool is_silu = false;
+  float* y = nullptr;
+  std::int64_t channels = 0;
+};
+
 struct Kernels {
   // On x86 "amx", "avx512", "avx2", "generic"; on Arm "i8mm", "dotprod", "generic". The first two
   // of each give the same bits.
@@ -346,6 +361,7 @@ struct Kernels {
   // sum += factor * x, n elements.
   void (*add_scaled)(const float* x, float factor, float* sum, std::int64_t n);
 
+  void (*convolve_token)(const ConvolvedToken& call);
   void (*recurrence)(const Recurrence& call);
 
   // Rotates the halves (interleaved: the pairs) of x[2 * half] by the angles whose cosines and

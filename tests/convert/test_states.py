@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -16,25 +17,30 @@ from safetensors.torch import load_file, save_file
 import flownpu
 from flownpu.convert import convert
 from tests.convert.conftest import write_tiny
-from tests.convert.running import IDS
+from tests.convert.running import IDS, error_bound
+from tests.convert.test_numbers import tolerance
 from tests.decoding import DecoderSession
-from tests.end_to_end.test_numbers import logit_error
+from tests.end_to_end.replies import batch
 
 FAMILIES = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
+
+
+def open_model(folder: Path) -> og.Model:
+    """GenAI's model on FlowNPU with bf16 activations."""
+    path = folder / "genai_config.json"
+    config = json.loads(path.read_text())
+    options = {flownpu.get_ep_name(): {"activations": "bf16"}}
+    config["model"]["decoder"]["session_options"]["provider_options"] = [options]
+    path.write_text(json.dumps(config))
+    flownpu.register()
+    return og.Model(str(folder))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_loop_of_genai_equal_transformers(family: str, tmp_path: Path) -> None:
     tiny = write_tiny(family, tmp_path / "checkpoint")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
-    path = tmp_path / "model" / "genai_config.json"
-    config = json.loads(path.read_text())
-    config["model"]["decoder"]["session_options"]["provider_options"] = [
-        {flownpu.get_ep_name(): {"activations": "bf16"}}
-    ]
-    path.write_text(json.dumps(config))
-    flownpu.register()
-    model = og.Model(str(tmp_path / "model"))
+    model = open_model(tmp_path / "model")
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(max_length=64, do_sample=False)
     generator, found = og.Generator(model, parameters), []
@@ -45,13 +51,10 @@ def test_logits_in_loop_of_genai_equal_transformers(family: str, tmp_path: Path)
     for _ in range(6):
         found.append(generator.get_logits()[0, -1])
         generator.generate_next_token()
-    with torch.no_grad():
-        sequence = torch.from_numpy(np.asarray(generator.get_sequence(0), np.int64)[None])
-        expected = tiny.reference(sequence).logits[0].numpy()
-    expected = np.array([expected[19], *expected[32:38]])
+    sequence, lasts = np.asarray(generator.get_sequence(0), np.int64)[None], [19, *range(32, 38)]
+    expected = tiny.logits(sequence)[0, lasts]
     error = np.sqrt(np.square(np.array(found, np.float64) - expected).mean())
-    # tests/end_to_end/test_families.py says why the factor is 6.
-    assert error < 6 * logit_error("bf16", tiny.reference.config.num_hidden_layers, expected)
+    assert error < error_bound(tiny, sequence, lasts, expected)
 
 
 def test_checkpoint_of_model_with_pictures_equals_that_of_text(tmp_path: Path) -> None:
@@ -103,22 +106,42 @@ def test_long_prompt_in_two_parts_equals_one_go(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_batch_equals_single_rows_and_padded_batch_is_refused(
+def test_rows_of_padded_batch_equal_single_rows(
     family: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
+    """A prompt shorter than a convolution's state is among them; each row then goes on behind its own tokens."""
     tiny = write_tiny(family, tmp_path / "checkpoint")
     convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
-    ids = np.concatenate([IDS[:, :18], IDS[:, 18:36]])
+    lengths = np.array([12, 1, 7])
+    rows = [IDS[0, start : start + length + 3] for start, length in zip((0, 9, 18), lengths, strict=True)]
+    mask = (np.arange(12) < lengths[:, None]).astype(np.int64)
+    padded = np.array([np.pad(row[:length], (0, 12 - length)) for row, length in zip(rows, lengths, strict=True)])
 
-    def logits(rows: slice, mask: np.ndarray | None = None) -> np.ndarray:
-        decoder = DecoderSession(tmp_path / "model", ep_devices[:1], {"activations": "bf16"})
-        return np.array([decoder(ids[rows, :12], mask), decoder(ids[rows, 12:13]), decoder(ids[rows, 13:])])
+    def logits(prompt: np.ndarray, mask: np.ndarray, rows: list[np.ndarray], *devices: Any) -> np.ndarray:
+        decoder = DecoderSession(tmp_path / "model", devices, {"activations": "bf16"} if devices else None)
+        found = [decoder(prompt, mask)]
+        for token in range(-3, 0):
+            mask = np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
+            found.append(decoder(np.array([[row[token]] for row in rows]), mask))
+        return np.array(found)[:, :, 0]
 
-    together = logits(slice(0, 2))
-    alone = [logits(slice(row, row + 1)) for row in range(2)]
-    # The bits of a row do not depend on other rows: not of products, and each state has a task of its own.
-    np.testing.assert_array_equal(together, np.concatenate(alone, 1))
-    mask = np.ones((2, 12), np.int64)
-    mask[1, 9:] = 0
+    together = logits(padded, mask, rows, ep_devices[0])
+    stock = logits(padded, mask, rows)
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        alone = logits(row[None, :length], np.ones((1, length), np.int64), [row], ep_devices[0])
+        # The bits of a row do not depend on other rows: not of products, and each state has a task of its own.
+        np.testing.assert_array_equal(together[:, index], alone[:, 0])
+        expected = tiny.logits(row[None])[0, length - 1 :]
+        np.testing.assert_allclose(stock[:, index], expected, rtol=0, atol=tolerance(expected, tiny.reference.config))
+    # A row may be padded on the right only, like those of all converted models.
     with pytest.raises(Exception, match="seqlens_k"):
-        logits(slice(0, 2), mask)
+        logits(padded, mask[:, ::-1].copy(), rows, ep_devices[0])
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+def test_padded_batch_in_loop_of_genai_equals_single_sequences(family: str, tmp_path: Path) -> None:
+    tiny = write_tiny(family, tmp_path / "checkpoint")
+    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
+    model = open_model(tmp_path / "model")
+    sequences = [IDS[0, start : start + length].tolist() for start, length in ((0, 12), (9, 1), (18, 7))]
+    assert batch(model, sequences, 8) == [batch(model, [sequence], 8)[0] for sequence in sequences]

@@ -20,9 +20,8 @@ from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import decoder_of_model, read_decoder
 from tests.convert.conftest import TinyModel
-from tests.convert.running import rounding_factor
+from tests.convert.running import error_bound
 from tests.decoding import DecoderSession
-from tests.end_to_end.test_numbers import logit_error
 from tests.families.checkpoints import make_checkpoint
 from tests.families.sources import SOURCES, WITHIN, RefusedError, told
 from tests.npu.rounding import array_error
@@ -166,9 +165,7 @@ def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.floa
     twice what its roundings do in transformers' model, as in tests/npu/run/test_decoder_layers.py.
     """
     if device == "cpu":
-        return rounding_factor(tiny.reference.config) * logit_error(
-            "bf16", tiny.reference.config.num_hidden_layers, expected
-        )
+        return error_bound(tiny, IDS, [stop - 1 for _, stop in calls], expected)
     with torch.no_grad():
         ids = IDS[0, : calls[-1][1]]
         return 2 * array_error(tiny.reference, ids, [stop - 1 for _, stop in calls], prompt=True)

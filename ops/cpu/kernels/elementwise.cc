@@ -43,6 +43,18 @@ void add_scaled(const float* x, float factor, float* sum, std::int64_t n) {
   map(x, sum, sum, n, [factor](Vector a, Vector b) { return b + factor * a; });
 }
 
+void convolve_token(const ConvolvedToken& call) {
+  for (std::int64_t c = 0; c < call.channels; c += kLanes) {
+    const std::int64_t n = std::min<std::int64_t>(kLanes, call.channels - c);
+    const auto part = [n](const float* x) { return n == kLanes ? load(x) : load_some(x, n); };
+    Vector sum = call.bias == nullptr ? Vector{} : part(call.bias + c);
+    for (std::int64_t tap = 0; tap < call.taps; ++tap)
+      sum += part(call.weight + tap * call.weight_stride + c) * part(call.x[tap] + c);
+    if (call.is_silu) sum /= 1.0F + exp(-sum);
+    store_some(call.y + c, sum, n);
+  }
+}
+
 void quantize(const float* x, std::int64_t n, float scale, int zero, bool is_signed, void* y) {
   const int lowest = is_signed ? -128 : 0;
   const Vector least = broadcast(static_cast<float>(lowest - zero));
@@ -345,6 +357,7 @@ void fill_elementwise(Kernels& kernels) {
   kernels.softmax = softmax;
   kernels.add = add;
   kernels.add_scaled = add_scaled;
+  kernels.convolve_token = convolve_token;
   kernels.rope = rope;
   kernels.store_cache = store_cache;
   kernels.widen = widen;

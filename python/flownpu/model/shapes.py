@@ -44,6 +44,20 @@ _QWEN3: dict[str, Any] = {
     "eos_token_id": 151645,
 }
 
+_QWEN3_5: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "vocab_size": 248320,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "full_attention_interval": 4,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {"rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25},
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "eos_token_id": [248044, 248046],
+}
+
 
 def _llama3_scaling(factor: float) -> dict[str, Any]:
     return {
@@ -190,5 +204,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "eos_token_id": 50279,
         "pad_token_id": 1,
+    },
+    "qwen3.5-0.8b": _QWEN3_5
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 16,
+    },
+    "qwen3.5-4b": _QWEN3_5
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
+    },
+    "lfm2-1.2b": {
+        "model_type": "lfm2",
+        "vocab_size": 65536,
+        "hidden_size": 2048,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        "conv_L_cache": 3,
+        "max_position_embeddings": 128000,
+        "rope_theta": 1e6,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 7,
+        "pad_token_id": 0,
     },
 }

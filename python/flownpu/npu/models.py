@@ -64,8 +64,14 @@ _SIGLIP = EncoderShape(
     scale=72**-0.5,
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
-# Models with experts have no designs of their own: their layers are decode layers of other sizes.
+# Models with experts have no designs of their own: their layers are decode layers of other sizes. Layers with states
+# have none at all.
+_WITHOUT_DESIGNS = {"num_experts", "linear_num_key_heads", "conv_L_cache"}
 MODELS: dict[str, DecoderShape | EncoderShape] = {
-    **{name: decoder_of_configuration(shape, name) for name, shape in SHAPES.items() if "num_experts" not in shape},
+    **{
+        name: decoder_of_configuration(shape, name)
+        for name, shape in SHAPES.items()
+        if not _WITHOUT_DESIGNS & shape.keys()
+    },
     **ENCODERS,
 }

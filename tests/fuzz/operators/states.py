@@ -41,15 +41,20 @@ def linear_attention(b: Builder) -> None:
 
 def causal_convolution(b: Builder) -> None:
     batches, channels, length, taps = (b.choices.pick(sizes) for sizes in ((1, 2), SIZES, (1, 5, 2, 33), (3, 4, 1, 2)))
-    state = (batches, channels, taps - 1)
-    inputs = [b.like(FLOAT, (batches, channels, length)), b.source(FLOAT, (channels, 1, taps), constant=True)]
+    last = b.choices.chance(50)
+
+    def shape(columns: int) -> tuple[int, int, int]:
+        return (batches, columns, channels) if last else (batches, channels, columns)
+
+    inputs = [b.like(FLOAT, shape(length)), b.source(FLOAT, (channels, 1, taps), constant=b.choices.chance(80))]
     inputs.append(b.source(FLOAT, (channels,), constant=True) if b.choices.chance(40) else ABSENT)
-    inputs.append(b.like(FLOAT, state) if taps > 1 and b.choices.chance(70) else ABSENT)
+    inputs.append(b.like(FLOAT, shape(taps - 1)) if taps > 1 and b.choices.chance(70) else ABSENT)
     if b.mistake():
-        inputs[3] = b.like(FLOAT, (batches, channels, taps))
-    outputs = [(FLOAT, (batches, channels, length)), (FLOAT, state)]
+        inputs[3] = b.like(FLOAT, shape(taps))
+    outputs = [(FLOAT, shape(length)), (FLOAT, shape(taps - 1))]
     activation = b.choices.pick((None, "silu", "none", "swish"))
-    b.node("CausalConvWithState", inputs, outputs, domain=MICROSOFT, activation=activation)
+    attributes = {"activation": activation, "channels_last": int(last)}
+    b.node("CausalConvWithState", inputs, outputs, domain=MICROSOFT, **attributes)
 
 
 def linear_attention_gate(b: Builder) -> None:

@@ -91,13 +91,15 @@ def causal_convolution(node: Node) -> list[Samples]:
     inputs = _optional(node, 4)
     x, weight = node.float(0), node.float(1)
     taps = weight.shape[2]
+    order = (0, 2, 1) if node.attributes.get("channels_last", 0) else (0, 1, 2)
 
     def convolve(x: Array, weight: Array, bias: Array | None, past: Array | None) -> list[Array]:
-        state = np.zeros((*x.shape[:2], taps - 1)) if past is None else past
+        x = x.transpose(order)
+        state = np.zeros((*x.shape[:2], taps - 1)) if past is None else past.transpose(order)
         whole = np.concatenate([state, x], 2)
         columns = [weight[:, 0, j, None] * whole[:, :, j : j + x.shape[2]] for j in range(taps)]
         total = sum(columns, np.zeros(1) if bias is None else bias[:, None])
-        return [total, whole[:, :, whole.shape[2] - taps + 1 :]]
+        return [total.transpose(order), whole[:, :, whole.shape[2] - taps + 1 :].transpose(order)]
 
     output, present = each(convolve, inputs, x.dtype)
     sizes: Any = [None if s is None else np.abs(s.numbers[0]) for s in inputs]

@@ -141,24 +141,42 @@ def test_equations_equal_kernels_of_onnxruntime(heads: tuple[int, int, int], rul
     for theirs, ours in zip(by_onnxruntime("LinearAttention", inputs, **attributes), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=50 * U * np.abs(ours).max())
     x, weight, past = normal(2, 6, 5), normal(6, 1, 4), normal(2, 6, 3)
+    expected = convolution(x, weight, None, past, 1, True)
     found = by_onnxruntime("CausalConvWithState", [x, weight, None, past], activation="silu")
-    for theirs, ours in zip(found, convolution(x, weight, None, past, 1, True), strict=True):
+    x, past = x.swapaxes(1, 2), past.swapaxes(1, 2)
+    last = by_onnxruntime("CausalConvWithState", [x, weight, None, past], activation="silu", channels_last=1)
+    for theirs, ours in zip([*found, *(y.swapaxes(1, 2) for y in last)], [*expected, *expected], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=9 * U * 16)
 
 
+@pytest.mark.parametrize("layout", ["channels first", "tokens first", "tokens first, constant weight"])
 @pytest.mark.parametrize("length", [1, 2, 40])
 @pytest.mark.parametrize(("taps", "dilation"), [(4, 1), (3, 2), (1, 1)])
 @pytest.mark.parametrize("with_past", [False, True])
 @pytest.mark.parametrize("activation", ["none", "silu"])
 def test_causal_convolution_equals_float64(
-    length: int, taps: int, dilation: int, with_past: bool, activation: str
+    length: int, taps: int, dilation: int, with_past: bool, activation: str, layout: str
 ) -> None:
-    x, weight, bias = normal(2, 6, length), normal(6, 1, taps), normal(6) if with_past else None
-    past = normal(2, 6, (taps - 1) * dilation) if with_past else None
+    channels = 2070  # two parts of a token, the last not in whole vectors
+    x, weight, bias = normal(2, channels, length), normal(channels, 1, taps), normal(channels) if with_past else None
+    past = normal(2, channels, (taps - 1) * dilation) if with_past else None
     expected = convolution(x, weight, bias, past, dilation, activation == "silu")
     attributes = {"activation": activation, "dilation": dilation}
-    inputs = [x, weight, bias, past]
-    found = run("CausalConvWithState", inputs, outputs=("float",) * 2, domain="com.microsoft", **attributes)
+    inputs: list[Any] = [x, weight, bias, past]
+    if tokens_first := layout != "channels first":
+        attributes["channels_last"] = 1
+        inputs = [np.ascontiguousarray(x.swapaxes(1, 2)), weight, bias, past]
+        inputs[3] = None if past is None else np.ascontiguousarray(past.swapaxes(1, 2))
+    constants = (1,) if layout.endswith("constant weight") else ()
+    found: list[Any] = run(
+        "CausalConvWithState",
+        inputs,
+        outputs=("float",) * 2,
+        domain="com.microsoft",
+        constants=constants,
+        **attributes,
+    )
+    found = [y.swapaxes(1, 2) for y in found] if tokens_first else found
     # `taps` + 1 sums; the activation has a slope of at most 1.1, and 3 roundings of its own.
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=(taps + 5) * U * 16)
     np.testing.assert_array_equal(found[1], expected[1])

@@ -269,7 +269,9 @@ class _Writer(DecoderWriter):
     def model(self) -> ir.Model:
         input_ids = self._input("input_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
         attention_mask = self._input("attention_mask", ir.DataType.INT64, ["batch_size", "total_sequence_length"])
-        lengths, total = self._lengths(attention_mask, padded=not self.decoder.has_states)
+        lengths, total = self._lengths(attention_mask)
+        if self.decoder.has_states:
+            self._count_tokens(attention_mask, input_ids)
         for index, rotary in enumerate(self.decoder.rotaries):
             if rotary.has_two_tables(self.decoder.context_length):
                 self.positions[index] = self._rows_of_tables(rotary, input_ids, lengths, total)

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the mixers that have states in the place of a KV cache, with ONNX Runtime's operators of states.
 
-past.{i}.conv float32 [B, channels, taps - 1], past.{i}.recurrent float32 [B, value_heads, key_size, value_size]
+past.{i}.conv float32 [B, taps - 1, channels], past.{i}.recurrent float32 [B, value_heads, key_size, value_size]
 present.{i}.conv, present.{i}.recurrent: the same behind the new tokens
+
+A row's padding is behind its tokens and leaves its states alone: it decays nothing and writes nothing by the delta
+rule, and a convolution's state is the last tokens before it. Only a first prompt has padding, so that none of these are
+in the state before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 
 from flownpu.convert.graph.embedding import EmbeddingWriter
@@ -35,6 +40,36 @@ class MixerWriter(EmbeddingWriter):
             weight.name: weight for weight in weight_plan(decoder) if isinstance(weight, ProjectionWeight)
         }
         self.present: list[ir.Value] = []
+        self.is_token: ir.Value | None = None
+        """Of each new token float32 [B, S, 1]: 1, and 0 for padding."""
+        self.count: ir.Value | None = None
+        """The new tokens of each row without padding, int64 [B, 1, 1]."""
+        self.is_whole: ir.Value | None = None
+        """Whether a row has no padding, bool [B, 1, 1]."""
+        self._places: dict[int, tuple[ir.Value, ir.Value]] = {}
+
+    def _count_tokens(self, attention_mask: ir.Value, input_ids: ir.Value) -> None:
+        """Says which of the new tokens are padding: those with 0 in the last S columns of the mask."""
+        new = self._op("Shape", [input_ids], "new_tokens/count", start=1, end=2)
+        end, axis = self._integers("end", [2**31 - 1]), self._integers("axis_1", [1])
+        first = self._op("Neg", [new], "new_tokens/first")
+        newest = self._op("Slice", [attention_mask, first, end, axis], "new_tokens/mask")
+        columns = self._op("Unsqueeze", [newest, self._integers("axis_2", [2])], "new_tokens/columns")
+        self.is_token = self._op("Cast", [columns], "new_tokens/is_token", to=ir.DataType.FLOAT.value)
+        self.count = self._op("ReduceSum", [columns, axis], "new_tokens/counts", keepdims=1)
+        self.is_whole = self._op("Equal", [self.count, new], "new_tokens/is_whole")
+
+    def _last_places(self, count: int) -> tuple[ir.Value, ir.Value]:
+        """The places of each row's last `count` tokens, int64 [B, count, 1], and 1 or, where there is none, 0."""
+        if count not in self._places:
+            name = f"last_{count}_tokens"
+            offsets = self._integers(f"{name}/offsets", np.arange(-count, 0)[:, None].tolist())
+            places = self._op("Add", [self.count, offsets], f"{name}/places")
+            zero = self._integers("index_0", 0)
+            exist = self._op("GreaterOrEqual", [places, zero], f"{name}/are")
+            exist = self._op("Cast", [exist], f"{name}/exist", to=ir.DataType.FLOAT.value)
+            self._places[count] = self._op("Max", [places, zero], f"{name}/index"), exist
+        return self._places[count]
 
     def _mixer(self, index: int, mixer: Mixer, hidden: ir.Value) -> ir.Value:
         if isinstance(mixer, Convolution):
@@ -61,8 +96,11 @@ class MixerWriter(EmbeddingWriter):
             for part in ("in_proj_a", "in_proj_b")
         ]
         vectors = [self._weight(f"{name}.{part}") for part in ("dt_bias", "decay_scale")]
-        decay, beta = self._two(
-            "LinearAttentionGate", [rates[0], *vectors, rates[1]], f"{name}.gate", ("decay", "beta"), {}
+        parts = ("decay", "beta")
+        opened = self._two("LinearAttentionGate", [rates[0], *vectors, rates[1]], f"{name}.gate", parts, {})
+        decay, beta = (
+            self._op("Mul", [value, self.is_token], f"{name}.gate/{part}_of_tokens")
+            for value, part in zip(opened, parts, strict=True)
         )
         shape: list[int | str | None] = ["batch_size", mixer.value_heads, mixer.key_size, mixer.value_size]
         past = self._input(f"past.{index}.recurrent", ir.DataType.FLOAT, shape)
@@ -94,18 +132,21 @@ class MixerWriter(EmbeddingWriter):
 
     def _convolve(self, index: int, x: ir.Value, name: str, channels: int, taps: int, activation: str) -> ir.Value:
         """The convolution of x [B, S, channels] and the state before it."""
-        shape: list[int | str | None] = ["batch_size", channels, taps - 1]
-        inputs = [
-            self._op("Transpose", [x], f"{name}/channels", perm=[0, 2, 1]),
-            self._weight(name),
-            None,
-            self._input(f"past.{index}.conv", ir.DataType.FLOAT, shape),
-        ]
-        output, present = self._two(
-            "CausalConvWithState", inputs, f"{name}/state", ("output", ""), {"activation": activation}
+        shape: list[int | str | None] = ["batch_size", taps - 1, channels]
+        past = self._input(f"past.{index}.conv", ir.DataType.FLOAT, shape)
+        output, newest = self._two(
+            "CausalConvWithState",
+            [x, self._weight(name), None, past],
+            f"{name}/state",
+            ("output", "newest"),
+            {"activation": activation, "channels_last": 1},
         )
+        places, exist = self._last_places(taps - 1)
+        rows = self._op("GatherND", [x, places], f"{name}/last", batch_dims=1)
+        before_padding = self._op("Mul", [rows, exist], f"{name}/before_padding")
+        present = self._op("Where", [self.is_whole, newest, before_padding], f"{name}/present")
         self._add_state(present, f"present.{index}.conv", shape)
-        return self._op("Transpose", [output], f"{name}/tokens", perm=[0, 2, 1])
+        return output
 
     def _add_state(self, value: ir.Value, name: str, shape: Sequence[int | str | None]) -> None:
         """Makes a value of float32 an output of the graph."""

@@ -64,13 +64,13 @@ class GraphWriter:
         value.name, value.dtype, value.shape = name, ir.DataType.FLOAT, ir.Shape(shape)
         return value
 
-    def _lengths(self, attention_mask: ir.Value, *, padded: bool = True) -> tuple[ir.Value, ir.Value]:
+    def _lengths(self, attention_mask: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Two inputs of attention: seqlens_k, int32 [B], and total_sequence_length, an int32 scalar.
 
         seqlens_k is each row's number of tokens so far, less 1. A row's padding must be on its right, or in later runs
         after its prompt: attention takes the first seqlens_k + 1 places of the cache for the row's tokens. A row whose
         mask begins with 0 would be computed with its padding instead of its last tokens; so its seqlens_k is -2, which
-        no attention accepts. Where rows must not be padded at all (`padded` is False), so is that of each padded row.
+        no attention accepts.
         """
         counts = self._op("ReduceSum", [attention_mask, self._integers("axis_1", [1])], "token_counts", keepdims=0)
         first = self._op("Gather", [attention_mask, self._integers("index_0", 0)], "first_in_mask", axis=1)
@@ -78,9 +78,6 @@ class GraphWriter:
         counts = self._op("Where", [is_token, counts, self._integers("minus_one", [-1])], "counts_if_not_left_padded")
         shape = self._op("Shape", [attention_mask], "attention_mask_shape")
         total = self._op("Gather", [shape, self._integers("index_1", 1)], "total_tokens", axis=0)
-        if not padded:
-            is_whole = self._op("Equal", [counts, total], "is_whole")
-            counts = self._op("Where", [is_whole, counts, self._integers("minus_one", [-1])], "counts_if_not_padded")
         lasts = self._op("Sub", [counts, self._integers("one", [1])], "last_positions")
         lengths = self._op("Cast", [lasts], "seqlens_k", to=ir.DataType.INT32.value)
         return lengths, self._op("Cast", [total], "total_sequence_length", to=ir.DataType.INT32.value)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small trained models whose layers have states, in GenAI's loop, through turns and rewinds, on held-out text."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flownpu.convert import convert
+from flownpu.generate.cached_sequence import CachedSequence
+from flownpu.generate.language_model import LanguageModel, Sampling
+from tests.convert.running import RoundedProducts
+from tests.decoding import DecoderSession
+from tests.end_to_end.test_numbers import log_softmax, perplexity
+from tests.fixtures.training import q4nx_model
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+NAMES = ("qwen3.5-topics", "lfm2-topics")
+GREEDY = Sampling(temperature=0)
+
+
+@functools.cache
+def reference(name: str) -> Any:
+    """transformers' model with the weights that Q4NX makes of the fixture's, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(FIXTURES / name, dtype=torch.float32, attn_implementation="eager")
+    return q4nx_model(model)
+
+
+def logits_of(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens[None].astype(np.int64))).logits[0].double().numpy()  # type: ignore[no-any-return]
+
+
+@functools.cache
+def held_out(name: str) -> np.ndarray:
+    tokens = AutoTokenizer.from_pretrained(FIXTURES / name).encode((FIXTURES / name / "held_out.txt").read_text())
+    return np.array(tokens[:1024], np.int32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_and_rewinds_continue_as_transformers(name: str, tmp_path: Path) -> None:
+    """A first turn, a second behind its reply, and one that goes back into the second prompt.
+
+    The chosen token is the reference's likeliest, or their logits are as close as rounding makes it likely: the gap of
+    two logits has sqrt(2) times the error of one, and of some hundred gaps the largest is within 4 sigma.
+    """
+    convert(FIXTURES / name, tmp_path / "model", kv_dtype="fp32")
+    model = LanguageModel(tmp_path / "model", options={"activations": "bf16"})
+    cached = CachedSequence(model, 1024, GREEDY)
+    text = held_out(name)
+
+    def answer(prompt: np.ndarray) -> np.ndarray:
+        generator, new, _ = cached.resume(prompt, ())
+        model.append(generator, new)
+        for _ in range(40):
+            generator.generate_next_token()
+        sequence = np.array(generator.get_sequence(0))
+        expected = logits_of(reference(name), sequence)[len(prompt) - 1 : -1]
+        with RoundedProducts("bf16"):
+            rounded = logits_of(reference(name), sequence)[len(prompt) - 1 : -1]
+        gaps = expected.max(-1) - np.take_along_axis(expected, sequence[len(prompt) :, None], -1)[:, 0]
+        sigma = np.sqrt(np.square(rounded - expected).mean())
+        assert gaps.max() <= 4 * np.sqrt(2) * sigma
+        return sequence
+
+    first = answer(text[:200])
+    second = answer(np.concatenate([first, text[200:300]]))
+    answer(np.concatenate([second[:300], text[400:420]]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_distributions_on_held_out_text_are_within_bound(
+    name: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
+    """Of int8, the default, too: what it costs shows that the default need not be another for these families."""
+    convert(FIXTURES / name, tmp_path / "model", kv_dtype="fp32", logits="all")
+    text = held_out(name)
+    exact = logits_of(reference(name), text)
+    p = log_softmax(exact)
+    for activations in ("bf16", "int8"):
+        decoder = DecoderSession(tmp_path / "model", ep_devices[:1], {"activations": activations})
+        ours = decoder(text[None].astype(np.int64))[0].astype(np.float64)
+        divergence = float((np.exp(p) * (p - log_softmax(ours))).sum(-1).mean())
+        print(f"{activations}: KL {divergence:.2e}, perplexity {perplexity(ours, text):.2f}")
+        assert divergence <= 1e-3

@@ -213,6 +213,12 @@ class Convolution final : public Step {
 
   // A group's channels of `count` images, [C][pixels], as [pixels][C].
   void turn(const float* x, const Images& images, std::int64_t count) const {
+    if (channels_ == 1 && images.element == sizeof(float)) {  // as it lies
+      for (std::int64_t image = 0; image < count; ++image)
+        std::copy_n(x + image * groups_ * images.pixels, images.pixels,
+                    reinterpret_cast<float*>(images.turned) + image * images.pixels);
+      return;
+    }
     const std::int64_t blocks = q4nx::ceil_div(images.pixels, kTurned);
     context_.pool->run(count * blocks, [&](std::int64_t task) {
       alignas(64) float tile[kTurned * kTurned];

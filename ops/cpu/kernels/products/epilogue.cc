@@ -78,12 +78,12 @@ void finish_pixels(const float* product, std::int64_t image, std::int64_t pixel,
     const float* from = product + i * kDenseColumns;
     std::int64_t row = 0;
     for (; row + 4 <= pixels; row += 4) {
-      for (std::int64_t c = 0; c < kDenseColumns; c += 4)
+      for (std::int64_t c = 0; c < columns; c += 4)
         transpose_square(from + row * kDenseColumns + c, turned + c * kTurnedPixels + row,
                          kTurnedPixels);
     }
     for (; row < pixels; ++row) {
-      for (std::int64_t c = 0; c < kDenseColumns; ++c)
+      for (std::int64_t c = 0; c < columns; ++c)
         turned[c * kTurnedPixels + row] = from[row * kDenseColumns + c];
     }
     for (std::int64_t c = 0; c < columns; ++c) {

@@ -132,8 +132,9 @@ void for_each_dense_range(const std::byte* packed, const RoundedActivations& a, 
   }
 }
 
+// All 32 columns are one tile.
 inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
-                       std::int64_t count, float* out) {
+                       std::int64_t count, std::int64_t /*columns*/, float* out) {
   const std::int64_t steps = q4nx::ceil_div(count, kTile) * parts_of_range(a);
   for_each_dense_range(packed, a, steps, [&](const BytePartRange& range, RangeFetch fetch) {
     for (std::int64_t row = 0; row < count; row += kTile) {

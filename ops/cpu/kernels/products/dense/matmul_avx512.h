@@ -22,8 +22,12 @@ static_assert(kDenseColumns == q4nx::kBlockRows);
 
 // --- int8 -------------------------------------------------------------------------------------
 
-inline DenseRounding int8_rounding(DataType /*weight*/) {
-  return {DenseType::kInt8, kLargestInt8, kDensePart};
+// The most columns of a part of weights that are int8 already, whose own rounding is coarser than
+// that of activations.
+constexpr std::int64_t kStoredPart = 384;
+
+inline DenseRounding int8_rounding(DataType weight) {
+  return {DenseType::kInt8, kLargestInt8, weight == DataType::kInt8 ? kStoredPart : kDensePart};
 }
 
 inline std::int64_t bytes_of_part(std::int64_t columns) {
@@ -76,7 +80,7 @@ inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse)
 
 inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::int64_t part,
                       std::byte* packed) {
-  alignas(64) float columns[kDensePart * kDenseColumns];
+  alignas(64) float columns[kStoredPart * kDenseColumns];
   const std::int64_t part_bytes = part * kDenseColumns;
   const std::int64_t k_blocks = q4nx::ceil_div(weight.k, part);
   auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * part_bytes);

@@ -7,8 +7,9 @@
 runs at the root of the repository, and downloads the packages the first time. Each model runs as an application would:
 default options and `on_unsupported=cpu`, each provider in a process of its own, because ONNX Runtime's threads spin
 between runs. The providers take turns; times are the least of the rounds' medians. `--hide` hides instruction sets from
-both providers; where CPUID cannot fault, from a copy of ONNX Runtime, and FlowNPU is told by `cpu_isa`. `--form` quantises the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a
-channel), int8-dynamic, int4 (MatMulNBits), int4-qdq.
+both providers; where CPUID cannot fault, in a copy of ONNX Runtime, and FlowNPU is told by `cpu_isa`. `--form`
+quantises the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a channel), int8-dynamic, int4
+(MatMulNBits), int4-qdq.
 """
 
 import json

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of ONNX Runtime for processors on which CPUID cannot fault: each CPUID is UD2 there, as long and illegal, which
-`hidden_instructions.c` answers. Needs binutils."""
+"""A copy of ONNX Runtime for processors on which CPUID cannot fault.
+
+Each CPUID is UD2 there, as long and illegal, which `hidden_instructions.c` answers. Needs binutils.
+"""
 
 import re
 import shutil
@@ -16,7 +18,8 @@ def _is_cpuid(library: Path, address: int) -> bool:
     """Whether an instruction begins at the address, and not the middle of another."""
     before = 96  # bytes in which a disassembler that began inside of an instruction finds the next ones
     after = 16  # the longest instruction has 15 bytes; of one that is cut objdump shows the bytes as others
-    command = ["objdump", "-d", f"--start-address={address - before}", f"--stop-address={address + after}", str(library)]
+    span = [f"--start-address={address - before}", f"--stop-address={address + after}"]
+    command = ["objdump", "-d", *span, str(library)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return any(re.match(rf"\s*{address:x}:.*cpuid", line) for line in lines)
 

@@ -4,8 +4,8 @@
 // option for it, can be timed as on an older processor.
 //
 // Dataflow: CPUID faults (arch_prctl, Linux on Intel), the fault's handler executes it, clears
-// features in its answer and returns behind it. Where it cannot fault (AMD), HIDDEN_BY=ud2 says that
-// libraries have UD2, as long and illegal, in its place (benchmarks/machine/illegal_cpuid.py).
+// features in its answer and returns behind it. Where it cannot fault (AMD), HIDDEN_BY=ud2 says
+// that libraries have UD2, as long and illegal, in its place (benchmarks/machine/illegal_cpuid.py).
 // Bits: Intel's manual, volume 2, CPUID, leaf 7.
 #define _GNU_SOURCE
 #include <asm/prctl.h>

@@ -22,8 +22,9 @@ static_assert(kDenseColumns == q4nx::kBlockRows);
 
 // --- int8 -------------------------------------------------------------------------------------
 
-// The most columns of a part of weights that are int8 already, whose own rounding is coarser than
-// that of activations.
+// The most columns of a part of weights that are int8 already. Against 128 columns, 16 passages
+// through a dynamic int8 MiniLM take 8 % less CPU time (Zen 5), and its states are off by 0.114 of
+// their norm instead of 0.099; in ONNX Runtime they are by 0.197.
 constexpr std::int64_t kStoredPart = 384;
 
 inline DenseRounding int8_rounding(DataType weight) {

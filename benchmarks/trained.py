@@ -7,8 +7,9 @@
 runs at the root of the repository, and downloads the packages the first time. Each model runs as an application would:
 default options and `on_unsupported=cpu`, each provider in a process of its own, because ONNX Runtime's threads spin
 between runs. The providers take turns; times are the least of the rounds' medians. `--hide` hides instruction sets from
-both providers. `--form` quantises the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a
-channel), int8-dynamic, int4 (MatMulNBits), int4-qdq.
+both providers; where CPUID cannot fault, in a copy of ONNX Runtime, and FlowNPU is told by `cpu_isa`. `--form`
+quantises the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a channel), int8-dynamic, int4
+(MatMulNBits), int4-qdq.
 """
 
 import json
@@ -34,6 +35,7 @@ from onnxruntime.quantization import matmul_nbits_quantizer as bits
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import flownpu
+from benchmarks.machine.illegal_cpuid import copy_with_illegal_cpuid
 from flownpu.machine import describe_machine
 from scripts.environments import cache_folder
 from tests.embed.sentence_transformers_run import environment, export
@@ -143,6 +145,8 @@ def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dic
         flownpu.register()
         devices = [device for device in ort.get_ep_devices() if device.ep_name == flownpu.get_ep_name()][:1]
         given = {"device": "cpu", "on_unsupported": "cpu", "placement": str(report)}
+        if os.environ.get("HIDDEN_BY"):
+            given["cpu_isa"] = {"avx512": "avx2", "amx": "avx512"}[os.environ["HIDDEN"]]
         options.add_provider_for_devices(devices, given)
         session = ort.InferenceSession(path, options)
     else:
@@ -211,6 +215,10 @@ def _hidden(what: str, folder: Path) -> dict[str, str]:
         library = folder / "libhidden_instructions.so"
         subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_HIDE)], check=True)
         variables |= {"LD_PRELOAD": str(library), "HIDDEN": what}
+        if subprocess.run(["true"], env=variables, stderr=subprocess.DEVNULL, check=False).returncode:
+            copy_with_illegal_cpuid(folder)
+            path = os.pathsep.join([str(folder), variables.get("PYTHONPATH", "")])
+            variables |= {"HIDDEN_BY": "ud2", "PYTHONPATH": path}
     return variables
 
 

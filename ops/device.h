@@ -114,6 +114,9 @@ class Step {
                                              std::span<const Tensor> /*inputs*/) const {
     return std::nullopt;
   }
+  // The position of the input that the first output always repeats, under whatever shape. run() may
+  // get the input's memory as the output's.
+  virtual std::optional<std::size_t> repeated_input() const { return std::nullopt; }
 
   // The position of the input that the step reads from end to end, if this reading takes most of
   // its time. Such an input is a weight that is multiplied by few rows, or a KV cache.

@@ -4,7 +4,9 @@
 // option for it, can be timed as on an older processor.
 //
 // Dataflow: CPUID faults (arch_prctl, Linux on Intel), the fault's handler executes it, clears
-// features in its answer and returns behind it. Bits: Intel's manual, volume 2, CPUID, leaf 7.
+// features in its answer and returns behind it. Where it cannot fault (AMD), HIDDEN_BY=ud2 says
+// that libraries have UD2, as long and illegal, in its place (benchmarks/machine/illegal_cpuid.py).
+// Bits: Intel's manual, volume 2, CPUID, leaf 7.
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <signal.h>
@@ -49,7 +51,8 @@ static void on_fault(int signal_number, siginfo_t* info, void* context) {
   (void)info;
   greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
   const unsigned char* code = (const unsigned char*)registers[REG_RIP];
-  if (code[0] != 0x0f || code[1] != 0xa2) {  // not CPUID: a real fault
+  const unsigned char second = signal_number == SIGILL ? 0x0b : 0xa2;
+  if (code[0] != 0x0f || code[1] != second) {  // neither UD2 nor CPUID: a real fault
     signal(signal_number, SIG_DFL);
     return;
   }
@@ -71,6 +74,11 @@ __attribute__((constructor)) static void start(void) {
   memset(&action, 0, sizeof action);
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  const char* by = getenv("HIDDEN_BY");
+  if (by != NULL && strcmp(by, "ud2") == 0) {
+    sigaction(SIGILL, &action, NULL);
+    return;
+  }
   sigaction(SIGSEGV, &action, NULL);
   if (syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0) != 0) {
     perror("CPUID cannot be made to fault here (arch_prctl)");

@@ -81,8 +81,11 @@ void ExecutionPlan::Planner::add_step(Node node, std::unique_ptr<Step> step, std
   for (const Value& input : node.inputs) {
     planned.inputs.push_back(input.name.empty() ? kNowhere : read(input));
   }
+  const std::size_t repeated = step->repeated_input().value_or(node.inputs.size());
   for (const Value& output : node.outputs) {
-    planned.outputs.push_back(output.name.empty() ? kNowhere : write(output));
+    const bool repeats = repeated < node.inputs.size() && planned.outputs.empty();
+    const std::size_t same = repeats ? planned.inputs[repeated] : kNowhere;
+    planned.outputs.push_back(output.name.empty() ? kNowhere : write(output, same));
   }
   for (const std::string& name : last_read_[index]) release(name);
   planned.step = std::move(step);
@@ -126,7 +129,7 @@ std::size_t ExecutionPlan::Planner::read(const Value& value) {
   return add(std::move(planned));
 }
 
-std::size_t ExecutionPlan::Planner::write(const Value& value) {
+std::size_t ExecutionPlan::Planner::write(const Value& value, std::size_t same) {
   if (const auto known = value_index_.find(value.name); known != value_index_.end())
     return known->second;
   PlannedValue planned;
@@ -135,9 +138,12 @@ std::size_t ExecutionPlan::Planner::write(const Value& value) {
   if (const auto output = output_index_.find(value.name); output != output_index_.end()) {
     planned.home = Home::kOutput;
     planned.index = output->second;
+  } else if (same != kNowhere && plan_.values_[same].home == Home::kSlot) {
+    planned.index = plan_.values_[same].index;
   } else {
     planned.index = take_slot(expected_bytes(value));
   }
+  if (planned.home == Home::kSlot) ++slot_values_[planned.index];
   return add(std::move(planned));
 }
 
@@ -168,6 +174,7 @@ std::size_t ExecutionPlan::Planner::take_slot(std::size_t bytes) {
   }
   if (best == free_slots_.end()) {
     slot_bytes_.push_back(bytes);
+    slot_values_.push_back(0);
     return slot_bytes_.size() - 1;
   }
   const std::size_t slot = *best;
@@ -178,7 +185,8 @@ std::size_t ExecutionPlan::Planner::take_slot(std::size_t bytes) {
 
 void ExecutionPlan::Planner::release(const std::string& name) {
   const PlannedValue& value = plan_.values_[value_index_.at(name)];
-  if (value.home == Home::kSlot) free_slots_.push_back(value.index);
+  if (value.home == Home::kSlot && --slot_values_[value.index] == 0)
+    free_slots_.push_back(value.index);
 }
 
 // Finds, for each output of the partition, the inputs that are read after it has been written.

@@ -28,7 +28,8 @@ class ExecutionPlan::Planner {
   void find_lives(const std::vector<Node>& nodes);
   void add_step(Node node, std::unique_ptr<Step> step, std::size_t index);
   std::size_t read(const Value& value);
-  std::size_t write(const Value& value);
+  // `same`: the value whose memory the output may share; kNowhere if none.
+  std::size_t write(const Value& value, std::size_t same = kNowhere);
   std::size_t add(PlannedValue value);
   std::size_t take_slot(std::size_t bytes);
   void release(const std::string& name);
@@ -45,6 +46,8 @@ class ExecutionPlan::Planner {
   std::unordered_map<std::string, std::size_t> last_reader_;
   std::vector<std::vector<std::string>> last_read_;
   std::vector<std::size_t> slot_bytes_;
+  // How many values that are still used lie in each slot.
+  std::vector<std::size_t> slot_values_;
   std::vector<std::size_t> free_slots_;
 };
 

@@ -28,6 +28,7 @@ class CheckedStep final : public Step {
            std::span<std::byte> scratch) const override {
     step_->run(inputs, outputs, scratch);
   }
+  std::optional<std::size_t> repeated_input() const override { return step_->repeated_input(); }
   std::optional<std::size_t> streamed_input() const override { return step_->streamed_input(); }
   std::optional<Slicing> slicing(const Node& node) const override { return step_->slicing(node); }
   std::int64_t multiply_adds() const override { return step_->multiply_adds(); }

@@ -304,11 +304,12 @@ struct Kernels {
   std::int64_t (*dense_block_bytes)(std::int64_t k, const DenseRounding& rounding);
   void (*pack_dense)(const DenseWeight& weight, std::int64_t block, const DenseRounding& rounding,
                      std::byte* packed);
-  // `count` rows of activations from row `first` on times 32 packed columns: out[count][32]. For
-  // kFloat `values` are the activations, f32 [rows][padded_k = k].
+  // `count` rows of activations from row `first` on times 32 packed columns, of which the first
+  // `columns` are needed: out[count][32]. For kFloat `values` are the activations, f32
+  // [rows][padded_k = k].
   void (*matmul_dense)(const std::byte* packed, DenseType type,
                        const RoundedActivations& activations, std::int64_t first,
-                       std::int64_t count, float* out);
+                       std::int64_t count, std::int64_t columns, float* out);
   // `count` rows x[count][k] times columns [begin, end) of a weight as it lies, in f32, nothing
   // rounded: out[blocks of 32 columns, from `begin` on][count][32]. `begin` is a multiple of 32
   // unless the weight is transposed. The bits do not depend on `begin`, `end` and `count`.

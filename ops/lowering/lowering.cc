@@ -51,6 +51,7 @@ constexpr Rule kRules[] = {
     {"group_norm", of_graph<group_norm>, For::kSession},
     {"convolution", of_graph<convolution>, For::kSession},
     {"standard_attention", of_graph<standard_attention>, For::kSession},
+    {"attention_by_token", of_graph<attention_by_token>, For::kSession},
     {"dynamic_product", of_graph<dynamic_product>, For::kSession},
     {"dense_matmul", of_graph<dense_matmul>, For::kSession},
     {"dequantized", of_graph<dequantized>, For::kSession},

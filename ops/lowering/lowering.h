@@ -23,6 +23,7 @@
 //   group_norm          InstanceNormalization between Reshapes -> GroupNorm; Swish -> inside it
 //   convolution         Relu behind a Conv, and a sum before it -> FusedConv
 //   standard_attention  MatMul, Softmax, MatMul of activations -> Attention
+//   attention_by_token  Transposes around an Attention -> Reshapes
 //   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul
 //   dense_matmul        MatMul and Gemm with a constant weight, and what follows -> DenseMatMul
 //   dequantized         DequantizeLinear of constants -> constants, or behind the Gather
@@ -111,6 +112,7 @@ void swish(Graph& graph);
 void group_norm(Graph& graph);
 void convolution(Graph& graph);
 void standard_attention(Graph& graph);
+void attention_by_token(Graph& graph);
 // A constant scale, or one for all, as a vector of `columns`; without a name if it is neither.
 Value columns_of(Graph& graph, const Value& scale, std::int64_t columns);
 // Whether zero points are absent, or constants that are 0.

@@ -232,3 +232,24 @@ def test_bias_with_more_axes_than_product_is_within_bound(make_session: MakeSess
     # 9 roundings: a sum of 8 products and a bias. With up to 4 rows the inputs are not rounded.
     bound = 9 * 2.0**-24 * (np.abs(x).astype(np.float64) @ np.abs(weight) + np.abs(added))
     assert np.all(np.abs(ours - exact) <= bound)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = Neg(x)  b = Reshape(a, s)  c = Abs(b)  y = Add(b, c)",  # the new shape is read last
+        "a = Neg(x)  b = Reshape(a, s)  e = Exp(b)  f = Reshape(e, t)  c = Abs(f)  d = Add(a, c)  y = Reshape(d, s)",
+        "a = Neg(x)  b = Identity(a)  e = Unsqueeze(b, i)  c = Abs(e)  d = Add(c, e)  f = Squeeze(d, i)"
+        "  y = Reshape(f, s)",  # a shape of a shape
+        "y = Reshape(x, s)",  # not the caller's memory
+    ],
+)
+def test_values_that_only_change_shape_keep_their_elements(make_session: MakeSession, text: str) -> None:
+    """They share memory, which other values get once nobody reads either of them."""
+    sizes = "int64[2] s = {6, 4}, int64[2] t = {4, 6}, int64[1] i = {0}"
+    model = open_model(f"g (float[4,6] x) => (float[6,4] y) <{sizes}> {{ {text} }}")
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    session = make_session(model, strict=True)
+    for _ in range(2):
+        (ours,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(ours, reference(model, {"x": x})[0], rtol=2**-21)  # e^x within four roundings

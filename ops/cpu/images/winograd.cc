@@ -232,7 +232,7 @@ void Winograd::multiply(const Images& images, const Work& work, const Part& part
       for (std::int64_t i = 0; i < kProducts; ++i) {
         rows.values = work.values + i * values_bytes;
         context_.kernels.matmul_dense(kept_.get() + (block * kProducts + i) * block_bytes,
-                                      rounding_.type, rows, first, last - first,
+                                      rounding_.type, rows, first, last - first, kDenseColumns,
                                       products + i * stride);
       }
       // Tiles of one line of tiles make two lines of pixels.

@@ -54,9 +54,14 @@ MatMulPlan plan_dense(std::int64_t rows, std::int64_t row_bytes, std::int64_t bl
   const std::int64_t each =
       (cached < kLeastTaskRows ? kTaskRows : std::min(cached, kTaskRows)) / kRowTile * kRowTile;
   const std::int64_t row_parts = q4nx::ceil_div(rows, each);
+  const std::int64_t most = kTasksPerThread * threads;
   const std::int64_t block_parts =
-      std::min(q4nx::ceil_div(kTasksPerThread * threads, row_parts), tasks_of(blocks, block_work));
-  return {row_parts, block_parts};
+      std::min(q4nx::ceil_div(most, row_parts), tasks_of(blocks, block_work));
+  if (block_parts < blocks) return {row_parts, block_parts};
+  // Nine tasks for two threads would take as long as ten: so few blocks are cut in rows, too.
+  const std::int64_t tasks = std::min(most, blocks * block_work / kLeastTaskWork);
+  const std::int64_t cut = std::min(q4nx::ceil_div(tasks, blocks), rows / kLeastTaskRows);
+  return {std::max(row_parts, cut), block_parts};
 }
 
 }  // namespace
@@ -216,10 +221,11 @@ void DenseProduct::multiply(const Work& work, const std::byte* packed, std::int6
     // With K = 0 a kernel has nothing to add up, and writes nothing.
     if (row_bytes == 0) std::fill(std::begin(product), std::end(product), 0.0F);
     for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t column = (first_block + block) * kDenseColumns;
       context_.kernels.matmul_dense(packed + block * work.block_bytes, rounding_.type,
-                                    work.activations, first, last - first, product);
-      context_.kernels.finish_product(product, 1, first, last - first,
-                                      (first_block + block) * kDenseColumns, epilogue);
+                                    work.activations, first, last - first,
+                                    std::min(kDenseColumns, epilogue.m - column), product);
+      context_.kernels.finish_product(product, 1, first, last - first, column, epilogue);
     }
   });
 }

@@ -4,9 +4,11 @@
 //   MatMul(Softmax(Add(Mul(MatMul(Q, Kt), scale), mask)), V)  -> Attention(Q, K, V, mask; scale)
 //
 // with Q [B, H, S, d], Kt [B, H, d, T] = Transpose(K), V [B, H, T, d]. The Mul may be a Div, and it
-// and the Add may be absent; a scale on Q or Kt stays where it is. Softmax may be that of any
-// precision, so bf16 kernels may compute: as in FlowQKVAttention, which has no cache either.
-#include <cstdlib>
+// and the Add may be absent; a known number that multiplies Q or Kt joins the scale. Softmax may be
+// that of any precision, so bf16 kernels may compute: as in FlowQKVAttention, which has no cache
+// either.
+#include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -67,30 +69,78 @@ Scores scores_of(Graph& graph, const Value& value) {
   return scores;
 }
 
-// An integer that constants and known sizes make, as exporters compute a head's size; -1: another.
-std::int64_t known_integer(Graph& graph, const Value& value) {
-  if (const std::vector<std::int64_t> numbers = constant_integers(&value); !numbers.empty())
-    return numbers.size() == 1 ? numbers[0] : -1;
+std::optional<Shape> sizes_of(Graph& graph, const Value& value);
+
+// Integers that constants and known sizes make, as exporters compute a head's size; -1: an unknown
+// one, none: other values.
+std::vector<std::int64_t> known_integers(Graph& graph, const Value& value) {
+  if (std::vector<std::int64_t> numbers = constant_integers(&value); !numbers.empty())
+    return numbers;
   const Node* node = graph.producer(value.name);
-  if (node == nullptr || !node->domain.empty()) return -1;
+  if (node == nullptr || !node->domain.empty()) return {};
+  if (node->op_type == "Shape") {
+    const Value& whole = node->inputs[0];
+    const Shape sizes = sizes_of(graph, whole).value_or(whole.shape.value_or(Shape()));
+    if (node->integer("start", 0) != 0 || node->attributes.contains("end")) return {};
+    return {sizes.begin(), sizes.end()};
+  }
+  std::vector<std::int64_t> list = known_integers(graph, node->inputs[0]);
   for (const std::string_view same : {"Unsqueeze", "Squeeze", "Cast", "Identity"}) {
-    if (node->op_type == same) return known_integer(graph, node->inputs[0]);
+    if (node->op_type == same) return list;
+  }
+  const std::vector<std::int64_t> other = constant_integers(node->input(1));
+  const auto size = static_cast<std::int64_t>(list.size());
+  const auto place = [size](std::int64_t index) { return index < 0 ? index + size : index; };
+  if (node->op_type == "Gather") {
+    std::vector<std::int64_t> found;
+    for (const std::int64_t index : other) {
+      if (place(index) < 0 || place(index) >= size) return {};
+      found.push_back(list[static_cast<std::size_t>(place(index))]);
+    }
+    return found;
+  }
+  if (node->op_type == "Slice") {
+    const std::vector<std::int64_t> ends = constant_integers(node->input(2));
+    if (other.size() != 1 || ends.size() != 1 || node->input(4) != nullptr) return {};
+    const std::int64_t begin = std::clamp<std::int64_t>(place(other[0]), 0, size);
+    const std::int64_t end = std::clamp<std::int64_t>(place(ends[0]), begin, size);
+    return {list.begin() + begin, list.begin() + end};
   }
   if (node->op_type == "Div" || node->op_type == "Mul") {
-    const std::int64_t a = known_integer(graph, node->inputs[0]);
-    const std::int64_t b = known_integer(graph, node->inputs[1]);
-    if (a < 0 || b <= 0) return -1;
-    return node->op_type == "Div" ? a / b : a * b;
+    const std::vector<std::int64_t> factor = known_integers(graph, node->inputs[1]);
+    if (list.size() != 1 || factor.size() != 1 || list[0] < 0 || factor[0] <= 0) return {};
+    return {node->op_type == "Div" ? list[0] / factor[0] : list[0] * factor[0]};
   }
-  if (node->op_type != "Gather") return -1;
-  const Node* shape = graph.producer(node->inputs[0].name);
-  const std::vector<std::int64_t> axis = constant_integers(&node->inputs[1]);
-  if (shape == nullptr || shape->op_type != "Shape" || shape->integer("start", 0) != 0 ||
-      axis.size() != 1) {
-    return -1;
-  }
-  const Shape sizes = shape->inputs[0].shape.value_or(Shape());
-  return std::abs(axis[0]) < sizes.rank() ? sizes[static_cast<int>(axis[0])] : -1;
+  return {};
+}
+
+// The only one; -1: unknown.
+std::int64_t known_integer(Graph& graph, const Value& value) {
+  const std::vector<std::int64_t> numbers = known_integers(graph, value);
+  return numbers.size() == 1 ? numbers[0] : -1;
+}
+
+// A number above 0 that constants and a head's size make, as a root of it; 0: unknown.
+float known_number(Graph& graph, const Value& value) {
+  if (const std::optional<float> number = number_of(value)) return std::max(*number, 0.0F);
+  const Node* node = graph.producer(value.name);
+  if (node == nullptr || !node->domain.empty()) return 0;
+  if (node->op_type == "Cast" && value.type == DataType::kFloat32)
+    return static_cast<float>(std::max<std::int64_t>(known_integer(graph, node->inputs[0]), 0));
+  if (node->op_type != "Sqrt" && node->op_type != "Div") return 0;
+  const float first = known_number(graph, node->inputs[0]);
+  if (node->op_type == "Sqrt") return std::sqrt(first);
+  const float second = known_number(graph, node->inputs[1]);
+  return second == 0 ? 0 : first / second;
+}
+
+// Replaces a product by a known number by what it multiplies, and returns the number.
+float take_factor(Graph& graph, Value& value) {
+  const Node* product = graph.producer(value.name, "Mul", "");
+  const float number = product == nullptr ? 0 : known_number(graph, product->inputs[1]);
+  if (number == 0) return 1;
+  value = product->inputs[0];
+  return number;
 }
 
 // The sizes of 4 axes of heads, of which nodes before may know more than the value; -1: unknown.
@@ -188,13 +238,14 @@ void attention(Graph& graph, Node& node) {
   const std::int64_t queries = (*q)[2];
   const std::int64_t keys = (*v)[2];
   if (queries >= 0 && keys >= 0 && queries * keys < kFewScores) return;
+  const float factors = take_factor(graph, query) * take_factor(graph, transposed);
   query.shape = q;
   value.shape = v;
   transposed.shape = k;
   const Value key = keys_of(graph, node, transposed);
   node.op_type = "Attention";
   node.since_version = 23;
-  node.attributes = {{"scale", scores.scale}, {"softmax_precision", kBFloat16Precision}};
+  node.attributes = {{"scale", scores.scale * factors}, {"softmax_precision", kBFloat16Precision}};
   node.inputs = {query, key, value};
   if (!scores.mask.name.empty()) node.inputs.push_back(scores.mask);
   graph.changed();

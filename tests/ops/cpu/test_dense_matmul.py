@@ -19,7 +19,7 @@ SHAPES = [(1, 33, 7), (4, 256, 72), (5, 40, 97), (13, 588, 96), (300, 72, 40), (
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 FEW_ROWS, FEW_COLUMNS = 4, 64
 # The most columns of K that share a scale in int8: of weights that are rounded, and of int8 ones.
-MOST_COLUMNS = {"avx512": (128, 128), "avx2": (256, 384)}
+MOST_COLUMNS = {"avx512": (128, 384), "avx2": (256, 384)}
 # The largest codes of activations on AVX2, with rounded and with int8 weights.
 UNSIGNED_CODES = (150, 127)
 

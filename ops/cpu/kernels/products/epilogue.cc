@@ -32,8 +32,7 @@ inline void finish_streams() {
 template <Function ACTIVATION, bool STREAMED>
 void finish_row(const float* product, std::int64_t columns, const float* bias,
                 const float* residual, float* y) {
-  for (std::int64_t i = 0; i < columns; i += kLanes) {
-    const std::int64_t count = std::min<std::int64_t>(kLanes, columns - i);
+  const auto finish = [&](std::int64_t i, std::int64_t count) __attribute__((always_inline)) {
     Vector value = load(product + i);
     if (bias != nullptr) value += load_some(bias + i, count);
     value = apply<ACTIVATION>(value);
@@ -43,7 +42,15 @@ void finish_row(const float* product, std::int64_t columns, const float* bias,
     } else {
       store_some(y + i, value, count);
     }
+  };
+  // Without branches between them, so that the vectors' long chains of an activation overlap.
+  if (columns == kDenseColumns) {
+#pragma GCC unroll 8
+    for (int i = 0; i < static_cast<int>(kDenseColumns); i += kLanes) finish(i, kLanes);
+    return;
   }
+  for (std::int64_t i = 0; i < columns; i += kLanes)
+    finish(i, std::min<std::int64_t>(kLanes, columns - i));
 }
 
 // Four rows of four columns, transposed: to[column][row].
@@ -78,12 +85,12 @@ void finish_pixels(const float* product, std::int64_t image, std::int64_t pixel,
     const float* from = product + i * kDenseColumns;
     std::int64_t row = 0;
     for (; row + 4 <= pixels; row += 4) {
-      for (std::int64_t c = 0; c < kDenseColumns; c += 4)
+      for (std::int64_t c = 0; c < columns; c += 4)
         transpose_square(from + row * kDenseColumns + c, turned + c * kTurnedPixels + row,
                          kTurnedPixels);
     }
     for (; row < pixels; ++row) {
-      for (std::int64_t c = 0; c < kDenseColumns; ++c)
+      for (std::int64_t c = 0; c < columns; ++c)
         turned[c * kTurnedPixels + row] = from[row * kDenseColumns + c];
     }
     for (std::int64_t c = 0; c < columns; ++c) {

@@ -32,10 +32,10 @@ void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActi
 }
 
 void multiply_dense(const std::byte* packed, DenseType type, const RoundedActivations& a,
-                    std::int64_t first, std::int64_t count, float* out) {
+                    std::int64_t first, std::int64_t count, std::int64_t columns, float* out) {
   if (type == DenseType::kInt8 && count >= kFewestTileRows)
     return multiply_dense_tiles(packed, a, first, count, out);
-  avx512::kernels().matmul_dense(packed, type, a, first, count, out);
+  avx512::kernels().matmul_dense(packed, type, a, first, count, columns, out);
 }
 
 }  // namespace

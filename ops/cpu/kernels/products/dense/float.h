@@ -123,16 +123,16 @@ void tile_dense(const typename Type::Element* columns, std::int64_t stride, std:
 }
 
 inline void dense_float(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
-                        std::int64_t count, float* out) {
-  const auto* columns = reinterpret_cast<const float*>(packed);
+                        std::int64_t count, std::int64_t columns, float* out) {
+  const auto* weight = reinterpret_cast<const float*>(packed);
   const auto* x = static_cast<const float*>(a.values) + first * a.padded_k;
   for (std::int64_t k = 0; k < a.padded_k; k += kFloatRange) {
     const std::int64_t end = std::min(k + kFloatRange, a.padded_k);
     for (std::int64_t row = 0; row < count; row += kFloatRows) {
       with_count<kFloatRows>(std::min<std::int64_t>(kFloatRows, count - row), [&]<int COUNT>() {
-        for (std::int64_t c = 0; c < kDenseColumns; c += kTileColumns) {
+        for (std::int64_t c = 0; c < columns; c += kTileColumns) {
           tile_dense<Float, COUNT, kColumnVectors, Columns::kPacked>(
-              columns + k * kDenseColumns + c, kDenseColumns, end - k, x + row * a.padded_k + k,
+              weight + k * kDenseColumns + c, kDenseColumns, end - k, x + row * a.padded_k + k,
               a.padded_k, k > 0, out + row * kDenseColumns + c);
         }
       });

@@ -48,14 +48,15 @@ void pack_dense(const DenseWeight& weight, std::int64_t block,
 }
 
 void matmul_dense(const std::byte* packed, [[maybe_unused]] DenseType type,
-                  const RoundedActivations& a, std::int64_t first, std::int64_t count, float* out) {
+                  const RoundedActivations& a, std::int64_t first, std::int64_t count,
+                  std::int64_t columns, float* out) {
 #if defined(__AVX2__)
-  if (type == DenseType::kInt8) return dense_int8(packed, a, first, count, out);
+  if (type == DenseType::kInt8) return dense_int8(packed, a, first, count, columns, out);
 #endif
 #if defined(__AVX512BF16__)
   if (type == DenseType::kBFloat16) return dense_bf16(packed, a, first, count, out);
 #endif
-  dense_float(packed, a, first, count, out);
+  dense_float(packed, a, first, count, columns, out);
 }
 
 }  // namespace

@@ -192,12 +192,12 @@ void tile_int8(const std::byte* packed, const RoundedActivations& a, std::int64_
 }
 
 inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
-                       std::int64_t count, float* out) {
+                       std::int64_t count, std::int64_t columns, float* out) {
   const std::int64_t parts = a.padded_k / a.part_columns;
   for (std::int64_t part = 0; part < parts; ++part, packed += bytes_of_part(a.part_columns)) {
     for (std::int64_t row = 0; row < count; row += kByteRows) {
       with_count<kByteRows>(std::min<std::int64_t>(kByteRows, count - row), [&]<int COUNT>() {
-        for (std::int64_t c = 0; c < kDenseColumns; c += kTileColumns)
+        for (std::int64_t c = 0; c < columns; c += kTileColumns)
           tile_int8<COUNT>(packed, a, first + row, part, c, out + row * kDenseColumns);
       });
     }

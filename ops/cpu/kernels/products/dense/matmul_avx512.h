@@ -22,8 +22,13 @@ static_assert(kDenseColumns == q4nx::kBlockRows);
 
 // --- int8 -------------------------------------------------------------------------------------
 
-inline DenseRounding int8_rounding(DataType /*weight*/) {
-  return {DenseType::kInt8, kLargestInt8, kDensePart};
+// The most columns of a part of weights that are int8 already. Against 128 columns, 16 passages
+// through a dynamic int8 MiniLM take 8 % less CPU time (Zen 5), and its states are off by 0.114 of
+// their norm instead of 0.099; in ONNX Runtime they are by 0.197.
+constexpr std::int64_t kStoredPart = 384;
+
+inline DenseRounding int8_rounding(DataType weight) {
+  return {DenseType::kInt8, kLargestInt8, weight == DataType::kInt8 ? kStoredPart : kDensePart};
 }
 
 inline std::int64_t bytes_of_part(std::int64_t columns) {
@@ -76,7 +81,7 @@ inline __m512i code_quad(const __m512 (&rows)[4], __m512 lowest, __m512 inverse)
 
 inline void pack_int8(const DenseWeight& weight, std::int64_t block, std::int64_t part,
                       std::byte* packed) {
-  alignas(64) float columns[kDensePart * kDenseColumns];
+  alignas(64) float columns[kStoredPart * kDenseColumns];
   const std::int64_t part_bytes = part * kDenseColumns;
   const std::int64_t k_blocks = q4nx::ceil_div(weight.k, part);
   auto* parameters = reinterpret_cast<Parameters*>(packed + k_blocks * part_bytes);
@@ -132,8 +137,9 @@ void for_each_dense_range(const std::byte* packed, const RoundedActivations& a, 
   }
 }
 
+// All 32 columns are one tile.
 inline void dense_int8(const std::byte* packed, const RoundedActivations& a, std::int64_t first,
-                       std::int64_t count, float* out) {
+                       std::int64_t count, std::int64_t /*columns*/, float* out) {
   const std::int64_t steps = q4nx::ceil_div(count, kTile) * parts_of_range(a);
   for_each_dense_range(packed, a, steps, [&](const BytePartRange& range, RangeFetch fetch) {
     for (std::int64_t row = 0; row < count; row += kTile) {

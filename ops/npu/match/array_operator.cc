@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/nodes/q4nx_moe.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/nodes/sinks.h"
@@ -97,6 +98,8 @@ ArrayOperator describe_product(const Node& node) {
 
 // A mixture's products. Each expert gets its share of the rows of X.
 ArrayOperator describe_mixture(const Node& node) {
+  if (const std::string special = special_experts(node); !special.empty())
+    fail(to_string(node), ": expected no ", special, ", which the array's experts have not");
   ArrayOperator found;
   for (const ExpertPart part : kExpertParts) {
     ArrayOperator product = describe_product(expert_product(node, part, 0));

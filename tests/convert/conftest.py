@@ -237,7 +237,7 @@ def is_projection(name: str) -> bool:
 
 def by_columns(parameter: torch.Tensor, name: str, config: Any) -> torch.Tensor:
     """A view of a projection with the columns that are multiplied last: gpt-oss has its experts transposed."""
-    is_transposed = config.model_type == "gpt_oss" and ".experts." in name
+    is_transposed = config.model_type == "gpt_oss" and ".experts." in name and parameter.ndim == 3
     return parameter.transpose(1, 2) if is_transposed else parameter
 
 

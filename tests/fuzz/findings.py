@@ -12,7 +12,7 @@ import onnx
 
 from tests.fuzz.decoders.models import DecoderModel
 from tests.fuzz.decoders.oracle import DecoderCase, DecoderOracle, describe
-from tests.fuzz.decoders.runs import Step
+from tests.fuzz.decoders.runs import Turn
 from tests.fuzz.graphs.strategy import Case
 from tests.fuzz.oracle import Finding, Oracle, Verdict
 from tests.fuzz.worker import Worker
@@ -56,7 +56,7 @@ def load_case(path: Path) -> Case | DecoderCase:
         how = json.loads(str(stored[HOW]))
         settings = {"options": how["options"], "optimise": how["optimise"]}
         if "decoder" in how:
-            steps = [Step(stored[f"{i}.ids"], stored[f"{i}.mask"], past) for i, past in enumerate(how["pasts"])]
+            steps = [Turn(stored[f"{i}.ids"], stored[f"{i}.mask"], past) for i, past in enumerate(how["pasts"])]
             decoder = DecoderModel(model=model, **how["decoder"])
             return DecoderCase(decoder, steps, how["lengths"], how["capacity"], **settings)
         feeds: list[dict[str, Any]] = [{} for _ in range(how["runs"])]

@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from flownpu.generate import tokenizer
 from flownpu.generate.answer_format import format_of
+from flownpu.generate.conversation import Conversation
+from flownpu.generate.language_model import Timing
 from flownpu.generate.worker import Finished, Piece
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.errors import ApiError
@@ -132,3 +134,24 @@ def test_forms_that_need_a_grammar_are_refused(fields: dict[str, Any], parameter
         unheld(request(**fields))
     assert (refused.value.status, refused.value.parameter) == (400, parameter)
     assert unheld(request()) == AnswerForm()
+
+
+def test_chat_shows_and_keeps_no_thoughts() -> None:
+    template, answer, said, _ = CASES["harmony"]
+    asked: list[list[dict[str, str]]] = []
+
+    def tokens_of_conversation(messages: list[dict[str, str]]) -> list[int]:
+        asked.append(messages)
+        return [1]
+
+    model = SimpleNamespace(
+        chat_template=template,
+        tokens_of_conversation=tokens_of_conversation,
+        stream=lambda *_: iter([answer[at : at + 3] for at in range(0, answer.index("commentary to="), 3)]),
+    )
+    talk = object.__new__(Conversation)
+    talk.model, talk.context, talk.messages, talk.images = model, 9, [], []
+    talk._cached = SimpleNamespace(resume=lambda *_: (None, [], []))
+    assert "".join(talk.reply("Weather?", Timing())) == said.text
+    "".join(talk.reply("And now?", Timing()))
+    assert asked[-1][1] == {"role": "assistant", "content": said.text}

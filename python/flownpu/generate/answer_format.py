@@ -146,6 +146,12 @@ class FormatReader:
         return said
 
 
+def reader_of(template: str) -> FormatReader | None:
+    """A reader of an answer in a conversation without tools; None: answers have no marks."""
+    form = format_of(template)
+    return None if form is None else FormatReader(form, form.begins(template, thinks=True))
+
+
 _CHANNEL = re.compile(r"<\|channel\|>\s*analysis|^\s*analysis")
 
 

@@ -152,7 +152,11 @@ def gemma4_config(
 def gpt_oss_config() -> transformers.PreTrainedConfig:
     # A limit that about a third of the tiny model's gates and up projections reach.
     return transformers.GptOssConfig(
-        **SIZES, **LOCAL_EXPERTS, sliding_window=8, swiglu_limit=1.5, rope_parameters=YARN | {"truncate": False}
+        **SIZES,
+        **LOCAL_EXPERTS,
+        sliding_window=8,
+        swiglu_limit=1.5,
+        rope_parameters=YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
     )
 
 

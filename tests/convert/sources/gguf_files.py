@@ -134,7 +134,9 @@ def stored_parameters(model: transformers.PreTrainedModel) -> Iterator[tuple[str
     config, every = model.config, slice(None)
     for name, parameter in model.named_parameters():
         if not name.endswith("in_proj_qkvz.weight"):
-            yield name.replace(".dt_bias", ".dt_proj.bias"), parameter, every
+            # llama.cpp's converter adds the end to the names of sinks.
+            stored = f"{name}.weight" if name.endswith("sinks") else name.replace(".dt_bias", ".dt_proj.bias")
+            yield stored, parameter, every
             continue
         # In each key head: its queries, keys, values and gates.
         keys = config.linear_key_head_dim

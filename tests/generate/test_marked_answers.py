@@ -21,7 +21,7 @@ from flownpu.serve.metrics import Times
 from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.routes import ollama, openai
 from flownpu.serve.service import Chat
-from tests.serve.test_answer_format import CASES, WEATHER
+from tests.generate.test_answer_format import CASES, WEATHER
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in WEATHER.items()]
 

@@ -121,6 +121,10 @@ ArrayOperator describe_attention(const Node& node) {
   if (const Value* sinks = node.input(kHeadSink); sinks != nullptr && sinks->constant == nullptr)
     fail(to_string(node), ": expected head_sink to be an initializer");
   refuse_input(node, kBidirectionalBlocks, "bidirectional_blocks");
+  if (const Value* key = node.input(kKey);
+      key != nullptr && key->shape && key->shape->rank() == 3 && (*key->shape)[1] == 0) {
+    fail(to_string(node), ": expected keys and values of each token, which the array appends");
+  }
   if (node.number("softcap", 0.0F) > 0.0F)
     fail(to_string(node), ": expected no softcap, which the array's attention has not");
   const bool causal = node.integer("causal", 1) != 0;

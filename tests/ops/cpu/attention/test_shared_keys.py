@@ -73,10 +73,11 @@ def test_shorter_row_of_a_first_prompt() -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_window_sized_cache_after_eviction(isa: str) -> None:
-    """The newest token of a text that is longer than its cache."""
+@pytest.mark.parametrize("total", [40, 41, 60, 66])
+def test_window_sized_cache_before_and_after_eviction(isa: str, total: int) -> None:
+    """The newest token where a cache of 40 with a window of 16 drops 25 tokens, at 41 and 66, and where it does not."""
     attributes = {"local_window_size": 16, "sliding_window_cache": 1, "isa": isa}
-    found, expected = both(1, CAPACITY, [CAPACITY] * 2, "bfloat16", capacity=40, **attributes)
+    found, expected = both(1, total, [total] * 2, "bfloat16", capacity=40, **attributes)
     np.testing.assert_array_equal(found, expected)
 
 

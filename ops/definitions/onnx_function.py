@@ -47,8 +47,8 @@ def build(name: str, overload: str, body: str, given: Sequence[str] | None = Non
     """
     contract = contract_of(name)
     inputs, outputs = ([port.name for port in ports] for ports in (contract.inputs, contract.outputs))
-    outputs = outputs if given is None else given
-    return build_helper(name, [_declaration(rule) for rule in contract.attributes], inputs, outputs, body, overload)
+    declared = [_declaration(rule) for rule in contract.attributes]
+    return build_helper(name, declared, inputs, outputs if given is None else given, body, overload)
 
 
 def _declaration(rule: _native.AttributeRule) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from flownpu.generate.answer_format import Call, FormatReader, Said, format_of
 
-# What the templates of the families contain, by which they are recognised.
+# Parts of the families' templates, by which they are recognised.
 HARMONY = "{{ '<|start|>' + role + '<|channel|>final<|message|>' }}"
 GEMMA = "{{ '<|tool_call>call:' }} {{ '<|channel>thought' }}"
 XML = "<tool_call>\\n<function=example> {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}"

@@ -225,7 +225,7 @@ class Q4NXMoE final : public Step {
     RoundedActivations inside;
     // The rows that experts compute, in the same order; null if they are not kept.
     float* answers;
-    // Of all experts; null if they have none.
+    // Biases of all experts; null if they have none.
     const float* gate_up_bias = nullptr;
     const float* down_bias = nullptr;
   };

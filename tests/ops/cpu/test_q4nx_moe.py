@@ -30,7 +30,7 @@ class Mixture:
     down: np.ndarray
     attributes: dict[str, Any]
     bias: np.ndarray | None = None
-    # Of gate and up projections, of down projections, and of logits; factors of answers.
+    # Biases of gate and up projections, of down projections, and of logits; factors of answers.
     biases: tuple[np.ndarray | None, ...] = (None, None, None, None)
 
     @property
@@ -222,7 +222,7 @@ def test_biases_and_scales_equal_products_of_experts(
         answer = one("Q4NXMatMul", [inside, down], constants=(1,), options=options, **sizes) + down_bias[e]
         weight = weights[row, rank][:, None] * (1 if of.biases[3] is None else of.biases[3][e])
         expected[row] += weight * answer
-        # What goes into the down projection is rounded to bfloat16, here and there on the same or the neighbouring
+        # The inputs of the down projection are rounded to bfloat16, here and there on the same or the neighbouring
         # number: an ulp of bfloat16 between them. Sums of the gate are off by some 24 roundings of float32.
         reach = np.abs(inside).astype(np.float64) @ magnitudes(down, hidden, inner).T
         bound[row] += np.abs(weight) * (

@@ -81,7 +81,7 @@ _WHOLE = {
     "self_attn.sinks": "attn_sinks.weight",
 }
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
-# Of linear attention's families, and of attention with sinks.
+# The norms of linear attention's families, and of attention with sinks.
 _LATER_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 _SANDWICH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",

@@ -126,7 +126,7 @@ class DecoderWriter(FeedForwardWriter):
         return hidden
 
     def _cut(self, x: ir.Value, name: str) -> ir.Value:
-        """What layers need of x [B, S, ..] that read only keys and values of earlier layers."""
+        """The part of x [B, S, ..] that layers need which read only keys and values of earlier layers."""
         del name
         return x
 

@@ -181,7 +181,7 @@ def _feed_forward(decoder: Decoder, index: int) -> list[Weight]:
 
 
 def _per_layer_embeddings(decoder: Decoder) -> list[Weight]:
-    """What the embeddings of a token for each layer are made of."""
+    """The weights that the embeddings of a token for each layer are made of."""
     size, hidden = len(decoder.layers) * decoder.per_layer_size, decoder.hidden_size
     projection = (TensorSource("per_layer_model_projection.weight", size),)
     return [

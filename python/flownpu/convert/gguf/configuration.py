@@ -246,7 +246,8 @@ class _Settings:
             kind = "linear"
         if kind == "yarn" and family.rope_defaults.get("rope_type") == "yarn":
             context = self.integer("rope.scaling.original_context_length")
-            return {**family.rope_defaults, "factor": factor, "original_max_position_embeddings": context}
+            fixed = {key: value for key, value in family.rope_defaults.items() if key != "rope_theta"}
+            return {**fixed, "factor": factor, "original_max_position_embeddings": context}
         if kind not in ("none", "linear"):
             raise ConversionError(
                 f'{self.file.path}: expected {self.architecture}.rope.scaling.type none or linear, got "{kind}", which '

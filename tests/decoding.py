@@ -51,7 +51,7 @@ class DecoderSession:
         self._inputs = {value.name for value in self.session.get_inputs()}
         self.cache_inputs = [value for value in self.session.get_inputs() if value.name.startswith((PAST, STATES))]
         window = config.get("sliding_window") or {"layers": []}
-        # These sizes may be symbolic in a graph. Optimum's exports have numbers there, and no genai_config.json.
+        # For sizes that are symbolic in a graph, which those of converted models and optimum's exports are not.
         self._heads = config.get("num_key_value_heads"), config.get("head_size")
         self._capacity = {str(layer): window["window_size"] + SLACK for layer in window["layers"]}
         self.cache: list[onnxruntime.OrtValue] = []
@@ -79,7 +79,10 @@ class DecoderSession:
     def _empty(self, batch: int, value: Any) -> onnxruntime.OrtValue:
         if value.name.startswith(STATES):
             return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((batch, *value.shape[1:]), np.float32))
-        heads, size = (said or value.shape[axis] for said, axis in zip(self._heads, (1, 3), strict=True))
+        heads, size = (
+            value.shape[axis] if isinstance(value.shape[axis], int) else said
+            for said, axis in zip(self._heads, (1, 3), strict=True)
+        )
         storage, kind = STORED[value.type]
         capacity = self._capacity.get(value.name.removeprefix(PAST).partition(".")[0], 0)
         empty = np.zeros((batch, heads, capacity, size), storage)

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -214,6 +215,13 @@ struct ProductEpilogue {
   std::int64_t first_pixel = 0;
 };
 
+// The constants of a SwiGLU that is more than silu(gate) * up.
+struct SwigluScale {
+  float alpha = 1;
+  float beta = 0;
+  float limit = std::numeric_limits<float>::infinity();
+};
+
 // Columns of a state that a kernel holds in the first cache.
 inline constexpr std::int64_t kRecurrenceColumns = 32;
 
@@ -329,6 +337,9 @@ struct Kernels {
   // y = gelu_tanh(gate) * up and y = silu(gate) * up, n elements.
   void (*geglu)(const float* gate, const float* up, float* y, std::int64_t n);
   void (*swiglu)(const float* gate, const float* up, float* y, std::int64_t n);
+  // y = g sigmoid(alpha g) (u + beta), with g = min(gate, limit), u = max(-limit, min(up, limit)).
+  void (*scaled_swiglu)(const float* gate, const float* up, const SwigluScale& scale, float* y,
+                        std::int64_t n);
 
   // y = x / sqrt(mean(x^2) + epsilon) * weight, over n elements; weight may be null (ones). In
   // place is allowed.

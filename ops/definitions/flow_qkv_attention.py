@@ -12,6 +12,9 @@ or over all keys (causal = 0: non-causal attention). Before that, with norm weig
 RMS-normalised; then, with do_rotary, rotated by its position. New keys and values are rounded to the cache's type
 before anything reads them, so that the result does not depend on how a prompt was split into calls.
 
+With key and value of no tokens [B, 0, G d] the past holds the keys and values of all tokens, those of the queries
+included, because the attention of another layer has appended them; there are no presents then.
+
 A block is a run of this call's tokens that see one another in both directions, such as those of a picture. The window
 also applies to them: a key is seen if it is in the window, and causal or in the same block, as in the sliding layers of
 transformers' Gemma3. Tokens of earlier calls and padding are in no block: if a block is split into several calls, its
@@ -39,6 +42,8 @@ from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, qua
 from flownpu.ops.definitions.onnx_function import build, read
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
 Array: TypeAlias = "NDArray[Any]"
@@ -84,8 +89,11 @@ def features(node: ir.Node) -> list[str]:
     ):
         if by and not need:
             raise ValueError(f"[{node.op_type}] {why}, at node {node.name!r}")
+    if _has_no_tokens(inputs["key"]):
+        _check_shared(node, has, modes)
     found = {
         "packed": not has["key"],
+        "shared": _has_no_tokens(inputs["key"]),
         "norm": has["q_norm_weight"],
         "lengths": has["seqlens_k"],
         "rotary": modes["do_rotary"],
@@ -104,6 +112,24 @@ def features(node: ir.Node) -> list[str]:
     return [name for name, is_there in found.items() if is_there]
 
 
+def _check_shared(node: ir.Node, has: Mapping[str, bool], modes: Mapping[str, Any]) -> None:
+    """Raises ValueError if a node without keys of its own has what the definition has not beside that."""
+    wrong = [name for name in ("attention_bias", "bidirectional_blocks") if has[name]]
+    wrong += ["no past_key"] if not has["past_key"] else []
+    wrong += ["causal = 0"] if not modes["causal"] else []
+    wrong += ["present_key"] if len(node.outputs) > 1 else []
+    if wrong:
+        raise ValueError(
+            f"[{node.op_type}] expected past_key, past_value and causal = 1 beside keys and values of no tokens, and "
+            f"no attention_bias, bidirectional_blocks and presents; got {', '.join(wrong)} at node {node.name!r}"
+        )
+
+
+def _has_no_tokens(key: ir.Value | None) -> bool:
+    """Whether keys [B, 0, G d] are known to be those of no tokens."""
+    return key is not None and key.shape is not None and key.shape.rank() == 3 and key.shape[1] == 0
+
+
 def _turns_a_part(table: ir.Value | None, head_size: int) -> bool:
     """Whether a table [positions, r/2] is known to be of the first r elements of a head, not of all."""
     half = None if table is None or table.shape is None or table.shape.rank() != 2 else table.shape[1]
@@ -112,7 +138,8 @@ def _turns_a_part(table: ir.Value | None, head_size: int) -> bool:
 
 def function(overload: str) -> ir.Function:
     """The definition of one variant; `overload` is its features, joined by "_"."""
-    return build(NAME, overload, body(overload))
+    outputs = ("output",) if "shared" in overload.split("_") else None
+    return build(NAME, overload, body(overload), outputs)
 
 
 def helpers(overload: str) -> list[ir.Function]:  # noqa: ARG001  (operators' parameter)
@@ -136,8 +163,12 @@ def reference(*inputs: Array | None, chunk: int = 64, **named: Any) -> tuple[NDA
     else:
         q, k, v = (
             by_head,
-            *(a.astype(np.float64).reshape(batch, new, -1, given.head_size) for a in (given.key, given.value)),
+            *(
+                a.astype(np.float64).reshape(*a.shape[:2], given.kv_num_heads, given.head_size)
+                for a in (given.key, given.value)
+            ),
         )
+    has_no_keys = k.shape[1] < new
     if given.q_norm_weight is not None and given.k_norm_weight is not None:
         q, k = (_rms_norm(a, w, given.qk_norm_epsilon) for a, w in ((q, given.q_norm_weight), (k, given.k_norm_weight)))
     totals = np.full(batch, new) if given.seqlens_k is None else given.seqlens_k.reshape(batch).astype(int) + 1
@@ -148,7 +179,7 @@ def reference(*inputs: Array | None, chunk: int = 64, **named: Any) -> tuple[NDA
         if given.position_ids is not None and given.counted_prompt and longest == new:
             positions = np.tile(given.position_ids[:1, :1] + np.arange(new), (batch, 1))
         cos, sin = (table.astype(np.float64)[positions][:, :, None] for table in (given.cos_cache, given.sin_cache))
-        q, k = (_rotate(a, cos, sin, bool(given.rotary_interleaved)) for a in (q, k))
+        q, k = (_rotate(a, cos, sin, bool(given.rotary_interleaved)) if a.size else a for a in (q, k))
 
     empty = np.zeros((batch, given.kv_num_heads, 0, given.head_size), np.float32)
     past_key, past_value = (empty if past is None else past for past in (given.past_key, given.past_value))
@@ -159,8 +190,9 @@ def reference(*inputs: Array | None, chunk: int = 64, **named: Any) -> tuple[NDA
     present = [np.zeros((batch, given.kv_num_heads, capacity, columns), past_key.dtype) for _ in range(2)]
     for b, (total, past) in enumerate(zip(totals, pasts, strict=True)):
         # All keys of this row that the cache still holds, which begin with position `first`, and the new ones.
-        resident = resident_tokens(past, past_capacity, given.local_window_size) if given.sliding_window_cache else past
-        first = past - resident
+        held = total if has_no_keys else past
+        resident = resident_tokens(held, past_capacity, given.local_window_size) if given.sliding_window_cache else held
+        first = held - resident
         keys, values = (
             np.concatenate([cache[b, :, :resident], _stored(fresh[b].swapaxes(0, 1), cache.dtype)], axis=1)[
                 :, : total - first

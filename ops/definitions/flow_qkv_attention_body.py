@@ -4,6 +4,8 @@
 PagedAttention's definition uses the parts whose names do not begin with an underscore.
 """
 
+import re
+
 from flownpu.ops.definitions.int8_cache import dequantised, quantised
 
 # The steps of the body. q0..q3, k0..k4 and v0..v4 are the queries, keys and values after successive steps.
@@ -349,6 +351,8 @@ def body(overload: str, tokens: int = 0) -> str:
     more = (", sliding_window_cache = 1" if "windowed" in found else "") + (
         ", causal = 0" if "noncausal" in found else ""
     )
+    if "shared" in found:
+        return _of_queries(found)
     return "\n".join(
         [
             _SHAPES.format(tokens=tokens),
@@ -364,6 +368,27 @@ def body(overload: str, tokens: int = 0) -> str:
             (_INT8_PRESENT if "int8" in found else _PRESENT) if past else _NO_PRESENT,
         ]
     )
+
+
+def _of_queries(found: set[str]) -> str:
+    """The body where the past holds all keys: the statements that are not about those of this call."""
+    positions = _GIVEN_POSITIONS if "positions" in found else _PAST_TOKENS + _POSITIONS
+    inputs = ["q3", "key", "value", "past_k", "past_v", "lengths", "total"]
+    inputs += ["", "", "", "", "head_sink"] if "sink" in found else []
+    more = ", sliding_window_cache = 1" if "windowed" in found else ""
+    text = "\n".join(
+        [
+            _SHAPES.format(tokens=0),
+            _SEPARATE,
+            NORM if "norm" in found else NO_NORM,
+            _FLAT,
+            _LENGTHS,
+            positions + ROTARY if "rotary" in found else NO_ROTARY,
+            (_INT8 if "int8" in found else _CAST) + _PAST,
+            _ATTENTION.format(output="output", inputs=", ".join(inputs), more=more),
+        ]
+    )
+    return "\n".join(line for line in text.splitlines() if not re.match(r"\s*[kv][0-9_]", line))
 
 
 def _block_attention(found: set[str], keys: str, values: str) -> str:

@@ -36,17 +36,19 @@ _KINDS = {
 }
 
 
-def build(name: str, overload: str, body: str) -> ir.Function:
+def build(name: str, overload: str, body: str, given: Sequence[str] | None = None) -> ir.Function:
     """The function of one variant of an operator, whose inputs, outputs and attributes are those of its schema.
 
     Args:
         name: The operator's name.
         overload: The variant's features, joined by "_"; empty for the variant without any.
         body: The statements of the body in ONNX's textual syntax, one on each line.
+        given: The outputs that the variant has; None: all. (A call must have all that its function has.)
     """
     contract = contract_of(name)
     inputs, outputs = ([port.name for port in ports] for ports in (contract.inputs, contract.outputs))
-    return build_helper(name, [_declaration(rule) for rule in contract.attributes], inputs, outputs, body, overload)
+    declared = [_declaration(rule) for rule in contract.attributes]
+    return build_helper(name, declared, inputs, outputs if given is None else given, body, overload)
 
 
 def _declaration(rule: _native.AttributeRule) -> str:

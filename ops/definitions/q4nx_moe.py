@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NXMoE: a mixture of experts. Each is a gated feed-forward with Q4NX weights; a router chooses some for each row.
 
-    logits = X . router^T, or router_logits
+    logits = X . router^T + logits_bias, or router_logits
     T      = the k experts with the largest logits; among equal ones, those with the lower numbers
     p_e    = softmax over T of logits[e],               with normalize_routing_weights = 1
              softmax over all experts of logits[e],     otherwise
     with router_bias: T = the k experts with the largest sigmoid(logits) + router_bias,
     p_e = sigmoid(logits[e]), divided by the sum of them over T
-    Y      = sum over e in T of p_e (act(X . gate_e^T) * (X . up_e^T)) . down_e^T         act = GELU (tanh) or SiLU
+    Y      = sum over e in T of p_e expert_scales_e ((act(g) * u) . down_e^T + down_bias_e)   act = GELU (tanh) or SiLU
+    with g = X . gate_e^T and u = X . up_e^T, each plus its part of gate_up_bias_e; and of swiglu, with its attributes
+    act(g) * u = g' sigmoid(swiglu_alpha g') (u' + swiglu_beta),
+    g' = min(g, swiglu_limit), u' = max(-swiglu_limit, min(u, swiglu_limit))
 
 (Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer", 2017. A softmax over
 all experts whose chosen weights are then divided by their sum is the same as the softmax over the chosen ones. The bias
-is that of Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, equation 3.)
+is that of Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, equation 3; the
+limited SwiGLU that of OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025.)
 
 Inputs, output and attributes: ops/nodes/q4nx_moe.h.
 """
@@ -37,6 +41,11 @@ _LOGITS = {
     router_float = Cast <to = 1> (router)
     router_columns = Transpose <perm = [1, 0]> (router_float)
     logits = MatMul (x, router_columns)""",
+    "moved": """
+    router_float = Cast <to = 1> (router)
+    router_columns = Transpose <perm = [1, 0]> (router_float)
+    product_of_router = MatMul (x, router_columns)
+    logits = Add (product_of_router, logits_bias)""",
     "logits": """
     logits_shape = Concat <axis = 0> (any, num_experts)
     logits = Reshape <allowzero = 1> (router_logits, logits_shape)""",
@@ -54,6 +63,38 @@ _CHOICE = {
     sum_of_shares = ReduceSum <keepdims = 1> (shares, any)
     routing = Div (shares, sum_of_shares)""",
 }
+
+_GATE_UP_BIAS = (
+    "gate = Identity (gate_product)  up = Identity (up_product)",
+    """biases_of_expert = Gather <axis = 0> (gate_up_bias, expert_scalar)
+        gate_bias, up_bias = Split <axis = 0, num_outputs = 2> (biases_of_expert)
+        gate = Add (gate_product, gate_bias)
+        up = Add (up_product, up_bias)""",
+)
+_EXPERT_SCALES = (
+    "scaled_routing = Identity (routing)",
+    "factors = Gather <axis = 0> (expert_scales, experts)  scaled_routing = Mul (routing, factors)",
+)
+_DOWN_BIAS = (
+    "made = Identity (down_product)",
+    """bias_of_answer = Gather <axis = 0> (down_bias, expert_scalar)
+        made = Add (down_product, bias_of_answer)""",
+)
+_SCALED = """gate_limited = Min (gate, limit)
+        up_limited = Clip (up, lowest, limit)
+        steeper = Mul (gate_limited, alpha)
+        sigmoid = Sigmoid (steeper)
+        activated = Mul (gate_limited, sigmoid)
+        factor = Add (up_limited, beta)"""
+_SCALES = """
+    alpha = Constant <value_float: float = @swiglu_alpha> ()
+    beta = Constant <value_float: float = @swiglu_beta> ()
+    given_limit = Constant <value_float: float = @swiglu_limit> ()
+    nought = Constant <value_float = 0.0> ()
+    largest_float = Constant <value_float = 3.4028234e38> ()
+    is_limited = Greater (given_limit, nought)
+    limit = Where (is_limited, given_limit, largest_float)
+    lowest = Neg (limit)"""
 
 # One iteration for each expert that a row has chosen. It gathers the rows of X that chose the expert, and adds the
 # expert's results to the same rows of Y. The weights of other experts are not multiplied.
@@ -73,6 +114,7 @@ _BODY = """
     k_scalar = Constant <value_int: int = @experts_per_token> ()
     k = Reshape (k_scalar, any)
     {choice}
+    {expert_scales}
     chosen = Unique <sorted = 1> (experts)
     trips = Size (chosen)
 
@@ -83,6 +125,7 @@ _BODY = """
     rows_of_gate = Div (rows_in, two)
     rows_out_all = Shape <start = 0, end = 1> (codes_out)
     rows_out = Div (rows_out_all, num_experts)
+    {scales}
 
     y_shape = Shape (x)
     nothing = ConstantOfShape <value = float[1] {{0}}> (y_shape)
@@ -98,17 +141,19 @@ _BODY = """
         taken = Gather <axis = 0> (x, row_list)
         gate_first = Mul (expert, rows_in)
         up_first = Add (gate_first, rows_of_gate)
-        gate = ai.flownpu.Q4NXProject{inwards} <M: int = @expert_size, K: int = @hidden_size>
+        gate_product = ai.flownpu.Q4NXProject{inwards} <M: int = @expert_size, K: int = @hidden_size>
             (taken, codes_in, scale_in, minimum_in, gate_first)
-        up = ai.flownpu.Q4NXProject{inwards} <M: int = @expert_size, K: int = @hidden_size>
+        up_product = ai.flownpu.Q4NXProject{inwards} <M: int = @expert_size, K: int = @hidden_size>
             (taken, codes_in, scale_in, minimum_in, up_first)
+        {gate_up_bias}
         {activation}
-        product = Mul (activated, up)
+        product = Mul (activated, factor)
         down_first = Mul (expert, rows_out)
-        made = ai.flownpu.Q4NXProject{outwards} <M: int = @hidden_size, K: int = @expert_size>
+        down_product = ai.flownpu.Q4NXProject{outwards} <M: int = @hidden_size, K: int = @expert_size>
             (product, codes_out, scale_out, minimum_out, down_first)
+        {down_bias}
         place_list = Transpose <perm = [1, 0]> (places)
-        weight_list = GatherND (routing, place_list)
+        weight_list = GatherND (scaled_routing, place_list)
         weight = Unsqueeze (weight_list, one)
         weighted = Mul (made, weight)
         row_index = Unsqueeze (row_list, one)
@@ -122,6 +167,9 @@ _BODY = """
 def features(node: ir.Node) -> list[str]:
     """The variant of a node: which of "all" (a softmax over all experts), "bias", "geglu" and "logits" it has.
 
+    "moved" stands for logits with a bias,
+    "scaled" for a SwiGLU with other constants than silu(gate) * up, "inbias" and "outbias" for biases of gate_up
+    and down, "factors" for expert_scales.
     "inbytes" and "outbytes" stand for weights of 8 bits, gate_up and down, "intable" and "outtable" for such as have
     tables.
 
@@ -138,13 +186,25 @@ def features(node: ir.Node) -> list[str]:
             f"[{NAME}] expected experts_per_token to be at most num_experts, {experts}, got {taken} at node "
             f"{node.name!r}"
         )
+    if inputs["logits_bias"] is not None and inputs["router"] is None:
+        raise ValueError(f"[{NAME}] expected a router beside logits_bias at node {node.name!r}, got router_logits")
     if inputs["router_bias"] is not None and not attributes["normalize_routing_weights"]:
         raise ValueError(f"[{NAME}] expected normalize_routing_weights of 1 beside a router_bias at node {node.name!r}")
+    scaled = any(
+        attributes[name] != usual for name, usual in (("swiglu_alpha", 1), ("swiglu_beta", 0), ("swiglu_limit", 0))
+    )
+    if scaled and attributes["gating"] != "swiglu":
+        raise ValueError(f"[{NAME}] expected gating of swiglu beside its constants at node {node.name!r}")
     found = {
         "all": not attributes["normalize_routing_weights"],
         "geglu": attributes["gating"] == "geglu",
         "bias": inputs["router_bias"] is not None,
         "logits": inputs["router_logits"] is not None,
+        "moved": inputs["logits_bias"] is not None,
+        "scaled": scaled,
+        "inbias": inputs["gate_up_bias"] is not None,
+        "factors": inputs["expert_scales"] is not None,
+        "outbias": inputs["down_bias"] is not None,
     }
     ways = (("in", "gate_up"), ("out", "down"))
     suffixes = [(way, q4nx_unpack.suffix_of(inputs[weight]).lower()) for way, weight in ways]
@@ -156,9 +216,13 @@ def function(overload: str) -> ir.Function:
     found = overload.split("_")
     gating = "geglu" if "geglu" in found else "swiglu"
     body = _BODY.format(
-        logits=_LOGITS["logits" if "logits" in found else ""],
+        logits=_LOGITS[next((name for name in found if name in _LOGITS), "")],
         choice=_CHOICE["bias" if "bias" in found else "all" if "all" in found else ""],
-        activation=q4nx_matmul.ACTIVATION[gating],
+        expert_scales=_EXPERT_SCALES["factors" in found],
+        scales=_SCALES if "scaled" in found else "",
+        gate_up_bias=_GATE_UP_BIAS["inbias" in found],
+        activation=_SCALED if "scaled" in found else f"{q4nx_matmul.ACTIVATION[gating]}  factor = Identity (up)",
+        down_bias=_DOWN_BIAS["outbias" in found],
         inwards=_suffix(found, "in"),
         outwards=_suffix(found, "out"),
     )
@@ -202,6 +266,10 @@ def reference(
     down: NDArray[np.uint8],
     router_logits: NDArray[Any] | None = None,
     router_bias: NDArray[Any] | None = None,
+    gate_up_bias: NDArray[Any] | None = None,
+    down_bias: NDArray[Any] | None = None,
+    logits_bias: NDArray[Any] | None = None,
+    expert_scales: NDArray[Any] | None = None,
     *,
     num_experts: int,
     experts_per_token: int,
@@ -209,18 +277,21 @@ def reference(
     expert_size: int,
     normalize_routing_weights: int = 1,
     gating: str = "swiglu",
+    swiglu_alpha: float = 1.0,
+    swiglu_beta: float = 0.0,
+    swiglu_limit: float = 0.0,
 ) -> NDArray[np.float64]:
     """Computes the operator in float64, from the float32 weights that the blocks stand for."""
     rows = x.reshape(-1, hidden_size).astype(np.float64)
     if router is not None:
-        logits = rows @ router.astype(np.float64).T
+        logits = rows @ router.astype(np.float64).T + (0 if logits_bias is None else logits_bias)
     elif router_logits is not None:
         logits = router_logits.reshape(-1, num_experts).astype(np.float64)
     else:
         raise ValueError(f"[{NAME}] expected router or router_logits, got neither")
     bias = None if router_bias is None else router_bias.astype(np.float64)
     experts, weights = route(logits, experts_per_token, normalize=bool(normalize_routing_weights), bias=bias)
-    act = {"geglu": q4nx_matmul.gelu, "swiglu": q4nx_matmul.silu}[gating]
+    limit = swiglu_limit or np.inf
     y = np.zeros_like(rows)
     for e, (inner, outer) in enumerate(zip(np.split(gate_up, num_experts), np.split(down, num_experts), strict=True)):
         row, rank = np.nonzero(experts == e)
@@ -228,6 +299,12 @@ def reference(
             rows[row] @ q4nx.dequantize(part, expert_size, hidden_size).T.astype(np.float64)
             for part in np.split(inner, 2)
         )
-        made = (act(gate) * up) @ q4nx.dequantize(outer, hidden_size, expert_size).T.astype(np.float64)
-        y[row] += weights[row, rank][:, None] * made
+        if gate_up_bias is not None:
+            gate, up = (part + bias for part, bias in zip((gate, up), np.split(gate_up_bias[e], 2), strict=True))
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        act = q4nx_matmul.gelu(gate) if gating == "geglu" else q4nx_matmul.silu(swiglu_alpha * gate) / swiglu_alpha
+        made = (act * (up + swiglu_beta)) @ q4nx.dequantize(outer, hidden_size, expert_size).T.astype(np.float64)
+        if down_bias is not None:
+            made = made + down_bias[e]
+        y[row] += weights[row, rank][:, None] * made * (1 if expert_scales is None else expert_scales[e])
     return y.reshape(x.shape)

@@ -58,7 +58,11 @@ inline constexpr Port kAttentionPorts[] = {
      .types = kFloat,
      .shape = "[B,?,?]",
      .meaning = "[B, S, H d]; without key and value [B, S, (H + 2 G) d], all three packed"},
-    optional({.name = "key", .types = kFloat, .shape = "[B,?,K]", .meaning = "[B, S, G d]"}),
+    optional({.name = "key",
+              .types = kFloat,
+              .shape = "[B,?,K]",
+              .meaning = "[B, S, G d]; [B, 0, G d] if the past holds all tokens already, as where "
+                         "layers share their keys and values"}),
     optional({.name = "value", .types = kFloat, .shape = "[B,?,K]", .meaning = "[B, S, G d]"}),
     optional({.name = "past_key",
               .types = kCacheTypes,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "ops/nodes/contract.h"
@@ -30,6 +31,26 @@ inline constexpr Port kMoePorts[] = {
               .shape = "[?]",
               .constant = true,
               .meaning = "[E], added to sigmoid(logits) to choose experts"}),
+    optional({.name = "gate_up_bias",
+              .types = {DataType::kFloat32},
+              .shape = "[?,?]",
+              .constant = true,
+              .meaning = "[E, 2 I], added to each expert's gate [I] and its up projection [I]"}),
+    optional({.name = "down_bias",
+              .types = {DataType::kFloat32},
+              .shape = "[?,?]",
+              .constant = true,
+              .meaning = "[E, D], added to each expert's answer"}),
+    optional({.name = "logits_bias",
+              .types = {DataType::kFloat32},
+              .shape = "[?]",
+              .constant = true,
+              .meaning = "[E], added to the logits of a router"}),
+    optional({.name = "expert_scales",
+              .types = {DataType::kFloat32},
+              .shape = "[?]",
+              .constant = true,
+              .meaning = "[E], factors of the experts' answers"}),
 };
 inline constexpr Port kMoeResult[] = {{.name = "Y", .types = kFloat, .meaning = "[.., D]"}};
 inline constexpr AttributeRule kMoeAttributes[] = {
@@ -41,6 +62,10 @@ inline constexpr AttributeRule kMoeAttributes[] = {
              "1: the softmax is over the chosen experts' logits; 0: over all"),
     optional(text("gating", "swiglu|geglu"), std::string_view("swiglu"),
              "the activation of the gates"),
+    optional(number("swiglu_alpha"), 1.0F, "a of swiglu: gate sigmoid(a gate) (up + b)"),
+    optional(number("swiglu_beta"), 0.0F, "b of swiglu"),
+    optional(number("swiglu_limit", 0), 0.0F,
+             "the largest gate of swiglu, and the largest size of an up projection; 0: none"),
 };
 inline constexpr Contract kQ4nxMoe{kDomain, "Q4NXMoE", 1, 1, kMoePorts, kMoeResult, kMoeAttributes};
 
@@ -51,6 +76,14 @@ enum MoeInput : std::uint8_t {
   kMoeDown = position(kMoePorts, "down"),
   kMoeLogits = position(kMoePorts, "router_logits"),
   kMoeBias = position(kMoePorts, "router_bias"),
+  kMoeGateUpBias = position(kMoePorts, "gate_up_bias"),
+  kMoeDownBias = position(kMoePorts, "down_bias"),
+  kMoeLogitsBias = position(kMoePorts, "logits_bias"),
+  kMoeScales = position(kMoePorts, "expert_scales"),
 };
+
+// The input or attribute by which a mixture is more than a router without a bias and experts
+// down(act(gate) * up); empty: there is none.
+std::string special_experts(const Node& node);
 
 }  // namespace flownpu

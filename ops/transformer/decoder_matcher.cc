@@ -225,6 +225,8 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
       fail(to_string(gate_up), ": expected a router that is an initializer");
     if (gate_up.input(kMoeBias) != nullptr)
       fail(to_string(gate_up), ": expected experts without a bias of their choice");
+    if (const std::string special = special_experts(gate_up); !special.empty())
+      fail(to_string(gate_up), ": expected experts without ", special);
     if (post_norms_.value_or(false) || !norms_before_)
       fail(to_string(gate_up), ": expected a norm before the experts, and none after attention");
     std::tie(layer.gate_up, layer.down) = read_first_expert(gate_up);

@@ -132,10 +132,52 @@ def ministral3_config() -> transformers.PreTrainedConfig:
     return transformers.Ministral3Config(**SIZES, rope_parameters=rope | {"original_max_position_embeddings": 64})
 
 
+def gemma4_config(
+    kind: type[transformers.PreTrainedConfig] = transformers.Gemma4TextConfig, **more: Any
+) -> transformers.PreTrainedConfig:
+    """Heads of two sizes; by default the E form, whose last layers share keys and values."""
+    sizes = SIZES | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    }
+    e_form = {
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 24,
+        "vocab_size_per_layer_input": SIZES["vocab_size"],
+    }
+    return kind(**sizes, **(more or e_form), global_head_dim=32, sliding_window=8, final_logit_softcapping=2.0)
+
+
+def gpt_oss_config() -> transformers.PreTrainedConfig:
+    # A limit that about a third of the tiny model's gates and up projections reach.
+    return transformers.GptOssConfig(
+        **SIZES,
+        **LOCAL_EXPERTS,
+        sliding_window=8,
+        swiglu_limit=1.5,
+        rope_parameters=YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+    )
+
+
 # Configurations of the families that CONFIGS does not have, some families in more than one form.
 OTHER_CONFIGS: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
     "gemma": lambda: transformers.GemmaConfig(**SIZES),
     "gemma2": gemma2_config,
+    "gemma4_text": gemma4_config,
+    # Values are keys in layers that see all tokens, which have another number of them.
+    "gemma4_unified_text": lambda: gemma4_config(
+        transformers.Gemma4UnifiedTextConfig, attention_k_eq_v=True, num_global_key_value_heads=1
+    ),
+    "gemma4_text with experts": lambda: gemma4_config(
+        hidden_size_per_layer_input=0,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=48,
+    ),
+    "gpt_oss": gpt_oss_config,
     "granite": granite_config,
     "granitemoe": lambda: granite_config(transformers.GraniteMoeConfig, **LOCAL_EXPERTS),
     "lfm2": lambda: transformers.Lfm2Config(
@@ -190,16 +232,29 @@ def is_projection(name: str) -> bool:
     return name.endswith(
         (
             *("_proj.weight", "experts.gate_up_proj", "experts.down_proj", "embed_tokens.weight", "lm_head.weight"),
+            *("embed_tokens_per_layer.weight", "per_layer_model_projection.weight"),
+            *("per_layer_input_gate.weight", "per_layer_projection.weight"),
             *("w1.weight", "w2.weight", "w3.weight", "in_proj_qkv.weight", "in_proj_qkvz.weight", "in_proj_z.weight"),
         )
     )
 
 
+def by_columns(parameter: torch.Tensor, name: str, config: Any) -> torch.Tensor:
+    """A view of a projection with the columns that are multiplied last: gpt-oss has its experts transposed."""
+    is_transposed = config.model_type == "gpt_oss" and ".experts." in name and parameter.ndim == 3
+    return parameter.transpose(1, 2) if is_transposed else parameter
+
+
 def vary_biases(model: torch.nn.Module) -> None:
-    """Gives the experts' biases, which start as zeros, values about as far apart as sigmoids of their logits."""
+    """Gives buffers other values than those they start with.
+
+    The experts' biases start as zeros; these are about as far apart as sigmoids of their logits.
+    """
     for name, buffer in model.named_buffers():
         if name.endswith("expert_bias"):
             buffer.normal_(std=0.2)
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.6, 1.4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +292,9 @@ def write_tiny(family: str, folder: Path, *, spread: float = 0.15, **changes: An
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if is_projection(name):
-                quantized = q4nx.quantize(parameter.numpy().reshape(-1, parameter.shape[-1]))
-                parameter.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)).reshape(parameter.shape))
+                rows = by_columns(parameter, name, config)
+                quantized = q4nx.quantize(rows.numpy().reshape(-1, rows.shape[-1]))
+                rows.copy_(torch.from_numpy(q4nx.dequantize_codes(quantized)).reshape(rows.shape))
     return TinyModel(folder, model)
 
 

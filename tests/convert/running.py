@@ -57,22 +57,22 @@ def error_bound(
     expected: NDArray[np.float32],
     activations: str = "bf16",
 ) -> float:
-    """The largest rms error of logits `expected`, which are those of ids at `lasts`, by roundings of
-    activations.
+    """The largest rms error, by roundings of activations, of the logits `expected` of ids at the places `lasts`.
 
     Where no norm follows attention and feed-forward, a layer may add several times what it was given, and with it the
     error of its products counts several times: 6 times the error of one rounding of each layer's activations stands for
     that.
 
-    By the delta rule a norm divides by what may be a small part of the state, and how small depends on the token. So
-    transformers' model with rounded inputs of its products shows how much the roundings of these tokens count. Its
-    errors are another draw from the distribution of ours: with at least 9 independent directions among tokens and
-    logits, the quotient of two variances exceeds 10.1 once in a thousand draws (F distribution of 9 and 9 degrees of
-    freedom). Measured with bf16, 12 prompts of each of the three families: quotients of the errors have the median 0.91
-    to 1.04, and are at most 1.8.
+    By the delta rule a norm divides by what may be a small part of the state, and how small depends on the token; Gemma
+    4 does not divide its scores by the root of a head's size. So there transformers' model with rounded inputs of its
+    products shows how much the roundings of these tokens count. Its errors are another draw from the distribution of
+    ours: with at least 9 independent directions among tokens and logits, the quotient of two variances exceeds 10.1
+    once in a thousand draws (F distribution of 9 and 9 degrees of freedom). Measured with bf16, 12 prompts of each of the three families: quotients of the errors have the median 0.91
+    to 1.04, and are at most 1.8; with two forms of Gemma 4 1.0.
     """
     config = tiny.reference.config
-    if "linear_attention" not in (getattr(config, "layer_types", None) or ()):
+    has_delta_rule = "linear_attention" in (getattr(config, "layer_types", None) or ())
+    if not has_delta_rule and not config.model_type.startswith("gemma4"):
         return 6 * logit_error(activations, config.num_hidden_layers, expected)
     with torch.no_grad(), RoundedProducts(activations):
         rounded = tiny.reference(input_ids=torch.from_numpy(ids)).logits[0, list(lasts)].numpy()

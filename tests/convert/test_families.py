@@ -10,7 +10,14 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from flownpu.convert import ConversionError
-from flownpu.convert.decoder import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, YarnScaling
+from flownpu.convert.decoder import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    Rotary,
+    YarnScaling,
+)
 from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.model.shapes import SHAPES
 
@@ -134,6 +141,7 @@ OLDER = {
     "hidden_activation",
     "sliding_window_pattern",
     "rope_local_base_freq",
+    "global_head_dim",
     "full_attention_interval",
     "partial_rotary_factor",
 }
@@ -146,7 +154,13 @@ def test_omitted_configuration_keys_take_class_defaults(name: str) -> None:
     used = {"use_sliding_window": True} if family.windows == "behind" else {}
     config = transformers.AutoConfig.for_model(name, **used)
     config = config if family.inner is None else getattr(config, family.inner)
-    found = {key: getattr(config, key) for key in family.defaults if hasattr(config, key)}
+    # Attributes that differ between layers cannot be read from the configuration's object.
+    values = config.to_dict()
+    found = {
+        key: values[key] if key in values else getattr(config, key)
+        for key in family.defaults
+        if key in values or hasattr(config, key)
+    }
     assert set(family.defaults) - set(found) <= OLDER
     assert found == {key: family.defaults[key] for key in found}
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -169,6 +183,7 @@ def test_gemmas_gelu_is_its_tanh_approximation() -> None:
         (Rotary(1e6, YarnScaling(4.0, 4096, 1.0, 16.0, 2.0, whole=False)), YARN | OTHER_YARN),
         (Rotary(1e4, FrequencyFactors((1.5,) * 32)), LONG | {"rope_type": "longrope", "short_factor": [1.5] * 32}),
         (Rotary(1e4, rotated=0.5), {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        (Rotary(1e6, ProportionalScaling(0.25)), {"rope_type": "proportional", "partial_rotary_factor": 0.25}),
     ],
 )
 def test_rotary_frequencies_equal_transformers(rotary: Rotary, settings: dict[str, Any]) -> None:
@@ -275,7 +290,10 @@ def test_ministral_3_ends_where_its_queries_begin_to_be_scaled() -> None:
         (OLD_LLAMA | {"hidden_size": None}, "hidden_size is missing"),
         (OLD_LLAMA | {"hidden_act": "relu"}, 'got "relu"'),
         (OLD_LLAMA | {"num_key_value_heads": 5}, "multiple of num_key_value_heads"),
-        (OLD_LLAMA | {"rope_scaling": {"rope_type": "xpos"}}, 'dynamic, llama3, yarn or longrope, got "xpos"'),
+        (
+            OLD_LLAMA | {"rope_scaling": {"rope_type": "xpos"}},
+            'dynamic, llama3, yarn, longrope or proportional, got "xpos"',
+        ),
         (OLD_LLAMA | {"rope_scaling": LONG | {"long_factor": [1.0]}}, "expected long_factor to be 32 positive numbers"),
         (OLD_LLAMA | {"rope_scaling": LONG | {"short_factor": [0.0] * 32}}, "got 32, the smallest 0.0"),
         (OLD_LLAMA | {"partial_rotary_factor": 1.5}, "expected a partial_rotary_factor of at most 1"),

@@ -43,8 +43,9 @@ def test_forms_have_all_cells() -> None:
     for form, rows in CELLS.items():
         assert list(rows) == list(SOURCES), form
         assert all(list(row) == list(DEVICES) for row in rows.values()), form
-    # Gemma 3 and Qwen 3.5 with pictures have the decoders of those without.
-    assert set(FAMILIES) - {"gemma3", "qwen3_5", "qwen3_5_moe"} == {ALL_CONFIGS[form]().model_type for form in CELLS}
+    # Gemma 3, Gemma 4 and Qwen 3.5 with pictures have the decoders of those without.
+    with_pictures = {"gemma3", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe"}
+    assert set(FAMILIES) - with_pictures == {ALL_CONFIGS[form]().model_type for form in CELLS}
 
 
 @pytest.mark.parametrize("form", CELLS)

@@ -63,6 +63,53 @@ def test_biased_choice_equals_equation() -> None:
     np.testing.assert_allclose(compute(x, given, bias), expected, rtol=0, atol=4 * (HIDDEN + INNER) * 2.0**-24)
 
 
+BIASES = ("gate_up_bias", "down_bias", "logits_bias", "expert_scales")
+SCALES = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 0.7}
+
+
+@pytest.mark.parametrize("scales", [{}, SCALES, {"swiglu_alpha": 0.5}], ids=["plain", "scaled", "alpha"])
+@pytest.mark.parametrize("names", [BIASES, *((name,) for name in BIASES), ()], ids="-".join)
+def test_biases_and_scales_equal_equation(names: tuple[str, ...], scales: dict[str, float]) -> None:
+    """Each bias alone and all together; about half of the gates and up projections are beyond the limit."""
+    rng = np.random.default_rng(1)
+    shapes = dict(zip(BIASES, ((EXPERTS, 2 * INNER), (EXPERTS, HIDDEN), (EXPERTS,), (EXPERTS,)), strict=True))
+    biases = {name: rng.standard_normal(shapes[name], dtype=np.float32) for name in names}
+    x, given = rng.standard_normal((40, HIDDEN), dtype=np.float32), weights()
+    inputs = [value(name, array) for name, array in zip(("X", *NAMES), (x, *given), strict=True)]
+    more = [value(name, biases[name]) if name in biases else None for name in BIASES]
+    nodes = [node("Q4NXMoE", [*inputs, None, None, *more], **SIZES, **scales)]
+    constants = [*inputs[1:], *(one for one in more if one is not None)]
+    model = model_of(nodes, inputs[:1], dict(zip(constants, [*given, *biases.values()], strict=True)))
+    (y,) = run(with_functions(model), {"X": x})
+    # As above; biases and beta at most double the numbers that are summed.
+    expected = q4nx_moe.reference(x, *given, **SIZES, **biases, **scales)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=8 * (HIDDEN + INNER) * 2.0**-24)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "message"),
+    [
+        ((None, "logits"), {}, "expected a router beside logits_bias .*, got router_logits"),
+        (("router", None), SCALES | {"gating": "geglu"}, "expected gating of swiglu beside its constants"),
+    ],
+)
+def test_biases_and_scales_that_do_not_fit_are_refused(
+    inputs: tuple[str | None, ...], attributes: dict[str, Any], message: str
+) -> None:
+    router, gate_up, down = weights()
+    arrays = {"router": router, "logits": np.zeros((1, EXPERTS), np.float32)}
+    first, logits = (value(name, arrays[name]) if name else None for name in inputs)
+    x, blocks, outer = (
+        value(name, array)
+        for name, array in (("X", np.zeros((1, HIDDEN), np.float32)), ("gate_up", gate_up), ("down", down))
+    )
+    bias = value("logits_bias", np.zeros(EXPERTS, np.float32))
+    listed = [x, first, blocks, outer, logits, None, None, None, bias]
+    model = model_of([node("Q4NXMoE", listed, **SIZES, **attributes)], [one for one in listed if one is not None])
+    with pytest.raises(ValueError, match=message):
+        with_functions(model)
+
+
 def test_biased_choice_without_normalised_weights_is_refused() -> None:
     x = np.zeros((1, HIDDEN), np.float32)
     with pytest.raises(ValueError, match="expected normalize_routing_weights of 1 beside a router_bias"):

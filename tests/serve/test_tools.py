@@ -69,9 +69,9 @@ def write(topics):
 def read(text, calls, size=1):
     """The text that a reader passes on, and the calls that it finds, if the text comes in pieces of some size."""
     reader = AnswerReader(calls)
-    passed = "".join(reader.add(text[at : at + size]) for at in range(0, len(text), size))
+    passed = "".join(reader.add(text[at : at + size]).text for at in range(0, len(text), size))
     rest, found = reader.finish()
-    return passed + rest, found
+    return passed + rest.text, found
 
 
 @pytest.mark.parametrize(

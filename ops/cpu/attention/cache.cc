@@ -20,6 +20,7 @@ TokenHeads heads_of(const AttentionCall& call, const AttentionAttributes& a, std
                     std::int64_t token) {
   const std::int64_t at = batch * call.tokens + token;
   const auto* query = call.input(kQuery).as<const float>();
+  if (call.has_no_keys()) return {query + at * a.heads * a.head_size, nullptr, nullptr};
   if (call.input(kKey).present()) {
     return {query + at * a.heads * a.head_size,
             call.input(kKey).as<const float>() + at * a.kv_heads * a.head_size,
@@ -66,6 +67,7 @@ AttentionRow FlowQKVAttention::row_of(const AttentionCall& call, std::int64_t ba
 }
 
 void FlowQKVAttention::take_staged(Scratch& scratch, AttentionCall& call) const {
+  if (call.has_no_keys()) return;
   // K and V are staged if there is no present to write to, or if a window-sized cache evicts tokens
   // that this call still reads.
   bool evicts = false;
@@ -86,6 +88,13 @@ KeyValueRows FlowQKVAttention::cache_rows(const AttentionCall& call, std::int64_
                                           std::int64_t group) const {
   const std::int64_t head = batch * attributes_.kv_heads + group;
   const AttentionRow row = row_of(call, batch);
+  if (call.has_no_keys()) {
+    const std::int64_t offset = head * call.past_capacity * call.row_bytes;
+    const auto rows = [&](AttentionInput past) {
+      return const_cast<std::byte*>(call.input(past).as<const std::byte>()) + offset;
+    };
+    return {rows(kPastKey), rows(kPastValue), row.base_after};
+  }
   if (call.staged()) {
     const std::int64_t offset = head * call.staged_rows * call.row_bytes;
     return {call.staged_key + offset, call.staged_value + offset, row.base_before};
@@ -130,6 +139,15 @@ void FlowQKVAttention::keep_past(const AttentionCall& call) const {
     if (move.bytes == 0) return;
     if (move.key != move.to.key) std::memmove(move.to.key, move.key, move.bytes);
     if (move.value != move.to.value) std::memmove(move.to.value, move.value, move.bytes);
+  });
+}
+
+void FlowQKVAttention::append(const AttentionCall& call) const {
+  keep_past(call);
+  context_.pool->run_rows(call.batch * call.tokens, [&](std::int64_t task) {
+    const std::int64_t batch = task / call.tokens;
+    const std::int64_t token = task % call.tokens;
+    if (token < row_of(call, batch).tokens) append_token(call, batch, token);
   });
 }
 

@@ -62,11 +62,7 @@ void check_new_tokens(const AttentionAttributes& attributes, const AttentionCall
   if (packed) return;
   const Shape keys{call.batch, call.tokens, attributes.kv_heads * d};
   const Shape none{call.batch, 0, attributes.kv_heads * d};
-  if (call.tokens > 0 && call.input(kKey).shape == none && call.input(kValue).shape == none) {
-    unsupported("[", name, "] expected key and value of shape ", to_string(keys),
-                ", got none: attention to what another layer has put into the cache is not taken; ",
-                "set the provider option on_unsupported to cpu");
-  }
+  if (call.tokens > 0 && call.input(kKey).shape == none && call.input(kValue).shape == none) return;
   check_shape(name, call.input(kKey), kKey, keys);
   check_shape(name, call.input(kValue), kValue, keys);
 }
@@ -155,8 +151,8 @@ void check_bias(const AttentionAttributes& attributes, const AttentionCall& call
 
 // T of a cache that is not window-sized is at most the past's capacity plus the new tokens.
 void check_total(const AttentionAttributes& attributes, const AttentionCall& call) {
-  const std::int64_t most =
-      attributes.window_sized_cache ? kMostPositions : call.past_capacity + call.prompt_tokens;
+  const std::int64_t room = call.past_capacity + (call.has_no_keys() ? 0 : call.prompt_tokens);
+  const std::int64_t most = attributes.window_sized_cache ? kMostPositions : room;
   if (call.total < 0 || call.total > std::min(most, kMostPositions)) {
     fail("[", attributes.name, "] expected total_sequence_length between 0 and ",
          std::min(most, kMostPositions), ", got ", call.total);
@@ -189,9 +185,27 @@ void check_inputs(const Node& node, const AttentionAttributes& attributes) {
     fail("[", name, "] expected past_key and past_value with sliding_window_cache = 1");
 }
 
+// A call without keys and values reads those that another layer has put into its past.
+void FlowQKVAttention::check_without_keys(const AttentionCall& call) const {
+  if (!call.has_no_keys()) return;
+  const std::string& name = attributes_.name;
+  if (!call.input(kPastKey).present())
+    fail("[", name, "] expected past_key and past_value beside keys and values of no tokens");
+  if (writes_present_) {
+    unsupported("[", name, "] expected no present_key and present_value beside keys and values of ",
+                "no tokens: leave them out, or set the provider option on_unsupported to cpu");
+  }
+  if (attributes_.window_sized_cache && call.tokens > 1) {
+    unsupported("[", name, "] expected one token beside keys and values of no tokens, with ",
+                "sliding_window_cache = 1, got ", call.tokens,
+                ": set the provider option on_unsupported to cpu");
+  }
+}
+
 void FlowQKVAttention::check_shapes(std::span<const Tensor> inputs) const {
   const AttentionCall call(inputs, {});
   check_new_tokens(attributes_, call);
+  check_without_keys(call);
   check_past(attributes_, call);
   check_length_shapes(attributes_, call);
   check_rotary(attributes_, call);

@@ -64,8 +64,8 @@ AttentionCall FlowQKVAttention::describe(std::span<const Tensor> inputs,
   AttentionCall call(inputs, outputs);
   if (const Tensor& past = call.input(kPastKey); past.present()) call.past_capacity = past.shape[2];
   const Tensor& total = call.input(kTotalSequenceLength);
-  call.total =
-      total.present() ? *total.as<const std::int32_t>() : call.past_capacity + call.prompt_tokens;
+  const std::int64_t most = call.past_capacity + (call.has_no_keys() ? 0 : call.prompt_tokens);
+  call.total = total.present() ? *total.as<const std::int32_t>() : most;
   call.capacity = attributes_.window_sized_cache ? call.past_capacity
                                                  : std::max(call.past_capacity, call.total);
   call.cache_type = cache_type_;
@@ -126,12 +126,7 @@ void FlowQKVAttention::run(std::span<const Tensor> inputs, std::span<const Tenso
   take(scratch, call);
   find_seen_tokens(call);
 
-  keep_past(call);
-  context_.pool->run_rows(call.batch * call.tokens, [&](std::int64_t task) {
-    const std::int64_t batch = task / call.tokens;
-    const std::int64_t token = task % call.tokens;
-    if (token < row_of(call, batch).tokens) append_token(call, batch, token);
-  });
+  if (!call.has_no_keys()) append(call);
   attend(call);
   if (call.staged() && writes_present_) {
     context_.pool->run(call.batch * attributes_.kv_heads, [&](std::int64_t task) {

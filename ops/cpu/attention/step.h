@@ -109,6 +109,12 @@ struct AttentionCall {
   // shorter rows are padded on the right; in any other call every row brings S tokens.
   bool is_first_prompt() const { return prompt_tokens == total; }
   bool staged() const { return staged_key != nullptr; }
+  // Whether the past holds the keys and values of all tokens, because another layer's attention has
+  // appended them: this call brings none.
+  bool has_no_keys() const {
+    return tokens > 0 && input(kKey).present() && input(kKey).shape.rank() == 3 &&
+           input(kKey).shape[1] == 0;
+  }
 };
 
 // Throws Error if an input of the node is given without the inputs that it needs.
@@ -162,6 +168,7 @@ class FlowQKVAttention : public Step {
 
   // checks.cc: first shapes, then the values of lengths and positions.
   void check_shapes(std::span<const Tensor> inputs) const;
+  void check_without_keys(const AttentionCall& call) const;
   void check_lengths(const AttentionCall& call) const;
   void check_positions(const AttentionCall& call, std::int64_t batch,
                        const AttentionRow& row) const;
@@ -179,6 +186,7 @@ class FlowQKVAttention : public Step {
   // The tokens of the whole prompt, not only of this slice, in a row of the batch.
   AttentionRow prompt_row_of(const AttentionCall& call, std::int64_t batch) const;
   PastMove past_move(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;
+  void append(const AttentionCall& call) const;
   void keep_past(const AttentionCall& call) const;
   void append_token(const AttentionCall& call, std::int64_t batch, std::int64_t token) const;
   void compact(const AttentionCall& call, std::int64_t batch, std::int64_t group) const;

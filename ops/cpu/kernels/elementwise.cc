@@ -35,6 +35,17 @@ void swiglu(const float* gate, const float* up, float* y, std::int64_t n) {
   map(gate, up, y, n, [](Vector g, Vector u) { return g / (1.0F + exp(-g)) * u; });
 }
 
+void scaled_swiglu(const float* gate, const float* up, const SwigluScale& scale, float* y,
+                   std::int64_t n) {
+  const Vector most = broadcast(scale.limit);
+  // NaN stays NaN: a comparison with it is false.
+  map(gate, up, y, n, [&](Vector g, Vector u) {
+    g = select(g > most, most, g);
+    u = select(u > most, most, select(u < -most, -most, u));
+    return g / (1.0F + exp(-scale.alpha * g)) * (u + scale.beta);
+  });
+}
+
 void add(const float* x, const float* skip, float* sum, std::int64_t n) {
   map(x, skip, sum, n, [](Vector a, Vector b) { return a + b; });
 }
@@ -344,6 +355,7 @@ void widen(const void* x, DataType type, float* y, std::int64_t n) {
 void fill_elementwise(Kernels& kernels) {
   kernels.geglu = geglu;
   kernels.swiglu = swiglu;
+  kernels.scaled_swiglu = scaled_swiglu;
   kernels.rms_norm = rms_norm;
   kernels.layer_norm = layer_norm;
   kernels.group_norm = group_norm;

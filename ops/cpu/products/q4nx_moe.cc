@@ -57,6 +57,37 @@ bool is_routed(const Node& node, std::int64_t experts, std::int64_t per_row, std
   return router != nullptr;
 }
 
+// Throws Error unless the biases of logits and of experts, and their scales, have the right shapes.
+void check_biases(const Node& node, std::int64_t experts, std::int64_t hidden, std::int64_t inner) {
+  const std::pair<MoeInput, Shape> biases[] = {{kMoeLogitsBias, {experts}},
+                                               {kMoeScales, {experts}},
+                                               {kMoeGateUpBias, {experts, 2 * inner}},
+                                               {kMoeDownBias, {experts, hidden}}};
+  for (const auto& [input, expected] : biases) {
+    const Value* bias = node.input(input);
+    if (bias != nullptr && bias->shape != expected) {
+      fail("[", to_string(node), "] expected ", kMoePorts[input].name, " of shape ",
+           to_string(expected), ", got ",
+           bias->shape ? to_string(*bias->shape) : "an unknown shape");
+    }
+  }
+  if (node.input(kMoeLogitsBias) != nullptr && node.input(kMoeRouter) == nullptr)
+    fail("[", to_string(node), "] expected a router beside logits_bias, got router_logits");
+}
+
+// The node's SwiGLU, if it is more than silu(gate) * up.
+std::optional<SwigluScale> scale_of(const Node& node) {
+  SwigluScale scale{.alpha = node.number("swiglu_alpha", 1), .beta = node.number("swiglu_beta", 0)};
+  if (const float limit = node.number("swiglu_limit", 0); limit > 0) scale.limit = limit;
+  const bool is_usual = scale.alpha == 1 && scale.beta == 0 && std::isinf(scale.limit);
+  if (!is_usual && gating_of(node, "swiglu") != Gating::kSwiglu) {
+    fail("[", to_string(node),
+         "] expected gating to be swiglu beside swiglu_alpha, swiglu_beta or swiglu_limit, got ",
+         node.text("gating", "swiglu"));
+  }
+  return is_usual ? std::nullopt : std::optional(scale);
+}
+
 class Q4NXMoE final : public Step {
  public:
   Q4NXMoE(const Node& node, const Context& context,
@@ -76,8 +107,13 @@ class Q4NXMoE final : public Step {
         outer_blocks_(q4nx::row_blocks(hidden_)),
         gate_up_layout_(q4nx_layout(node, kMoeGateUp, experts_ * 2 * inner_blocks_, hidden_)),
         down_layout_(q4nx_layout(node, kMoeDown, experts_ * outer_blocks_, inner_)),
-        gate_up_(context, hidden_, gate_up_layout_, gating_of(node, "swiglu")),
-        down_(context, inner_, down_layout_, Gating::kNone) {
+        gate_up_(context, hidden_, gate_up_layout_, gating_of(node, "swiglu"), scale_of(node)),
+        down_(context, inner_, down_layout_, Gating::kNone),
+        has_gate_up_bias_(node.input(kMoeGateUpBias) != nullptr),
+        has_down_bias_(node.input(kMoeDownBias) != nullptr),
+        has_logits_bias_(node.input(kMoeLogitsBias) != nullptr),
+        has_scales_(node.input(kMoeScales) != nullptr) {
+    check_biases(node, experts_, hidden_, inner_);
     if (has_router_) router_type_ = node.input(kMoeRouter)->type;
     places_ = places.value_or(
         ExpertPlaces{.gate_up = 2 * inner_blocks_ * gate_up_layout_.row_bytes(hidden_),
@@ -111,11 +147,17 @@ class Q4NXMoE final : public Step {
     if (rows == 0) return;
     Scratch scratch(memory.data());
     Work work(*this, scratch, rows);
+    if (has_gate_up_bias_) work.gate_up_bias = inputs[kMoeGateUpBias].as<const float>();
+    if (has_down_bias_) work.down_bias = inputs[kMoeDownBias].as<const float>();
     const float* x = inputs[kMoeX].as<const float>();
     if (has_router_) {
       router_.rank(context_.kernels, *context_.pool,
                    DenseWeight{inputs[kMoeRouter].data, router_type_, hidden_, experts_, true}, x,
                    rows, work.logits);
+      for (std::int64_t row = 0; has_logits_bias_ && row < rows; ++row) {
+        float* of_row = work.logits + row * experts_;
+        context_.kernels.add(of_row, inputs[kMoeLogitsBias].as<const float>(), of_row, experts_);
+      }
     } else {
       std::memcpy(work.logits, inputs[kMoeLogits].data,
                   static_cast<std::size_t>(rows * experts_) * sizeof(float));
@@ -123,6 +165,9 @@ class Q4NXMoE final : public Step {
     router_.choose(context_.kernels, *context_.pool, rows, work.logits,
                    router_.has_bias ? inputs[kMoeBias].as<const float>() : nullptr,
                    work.by_expert.chosen(), work.by_expert.weights());
+    for (std::int64_t i = 0; has_scales_ && i < work.by_expert.choices(); ++i)
+      work.by_expert.weights()[i] *=
+          inputs[kMoeScales].as<const float>()[work.by_expert.chosen()[i]];
     work.by_expert.sort();
     if (elsewhere_ != nullptr && elsewhere_->takes(work.by_expert)) {
       elsewhere_->answer(x, work.by_expert, work.answers);
@@ -180,6 +225,9 @@ class Q4NXMoE final : public Step {
     RoundedActivations inside;
     // The rows that experts compute, in the same order; null if they are not kept.
     float* answers;
+    // Biases of all experts; null if they have none.
+    const float* gate_up_bias = nullptr;
+    const float* down_bias = nullptr;
   };
 
   // Rounds the row of each place for a product of as many rows as its group has.
@@ -203,7 +251,12 @@ class Q4NXMoE final : public Step {
       gate.bytes += group.expert * places_.gate_up;
       const std::int64_t to_up = (places_.in_turns ? 1 : inner_blocks_) * weight.row_bytes;
       if (places_.in_turns) gate.row_bytes *= 2;
-      multiply_group(gate_up_, gate, to_up, work.taken, group, begin, end, work.products, inner_);
+      ProductBias bias{.m = inner_};
+      if (work.gate_up_bias != nullptr) {
+        bias.first = work.gate_up_bias + std::int64_t{2} * group.expert * inner_;
+        bias.up = bias.first + inner_;
+      }
+      multiply_group(gate_up_, gate, to_up, work.taken, group, begin, end, bias, work.products);
     });
   }
 
@@ -212,8 +265,8 @@ class Q4NXMoE final : public Step {
     context_.pool->run(tasks, [&](std::int64_t number) {
       const auto [group, index, parts] = work.by_expert.task(number);
       const auto [begin, end] = part(outer_blocks_, parts, index);
-      multiply_group(down_, down_of(weight, group), 0, work.inside, group, begin, end, work.answers,
-                     hidden_);
+      multiply_group(down_, down_of(weight, group), 0, work.inside, group, begin, end,
+                     down_bias(work, group), work.answers);
     });
   }
 
@@ -222,16 +275,23 @@ class Q4NXMoE final : public Step {
     return weight;
   }
 
-  // y[place][m] of a group's rows and some rows of blocks.
+  ProductBias down_bias(const Work& work, const ExpertRows& group) const {
+    if (work.down_bias == nullptr) return {.m = hidden_};
+    return {.first = work.down_bias + group.expert * hidden_, .m = hidden_};
+  }
+
+  // y[place][bias.m] of a group's rows and some rows of blocks.
   void multiply_group(const Q4NXProduct& product, const Q4NXRows& weight, std::int64_t to_up,
                       const RoundedActivations& all, const ExpertRows& group, std::int64_t begin,
-                      std::int64_t end, float* y, std::int64_t m) const {
-    const ProductEpilogue epilogue{.y = y, .m = m};
-    product.multiply(weight, to_up, product.rows_of(all, group.first, group.count), 0, group.count,
-                     begin, end, [&](const float* made, std::int64_t block, std::int64_t blocks) {
-                       context_.kernels.finish_product(made, blocks, group.first, group.count,
-                                                       block * q4nx::kBlockRows, epilogue);
-                     });
+                      std::int64_t end, const ProductBias& bias, float* y) const {
+    const ProductEpilogue epilogue{.y = y, .m = bias.m};
+    product.multiply(
+        weight, to_up, product.rows_of(all, group.first, group.count), 0, group.count, begin, end,
+        [&](const float* made, std::int64_t block, std::int64_t blocks) {
+          context_.kernels.finish_product(made, blocks, group.first, group.count,
+                                          block * q4nx::kBlockRows, epilogue);
+        },
+        bias);
   }
 
   void add_up(std::int64_t rows, const Work& work, float* y) const {
@@ -259,11 +319,13 @@ class Q4NXMoE final : public Step {
       for (std::int64_t row = 0; row < rows; ++row)
         std::fill_n(y + row * hidden_ + column, columns, 0.0F);
       for (const ExpertRows& group : work.by_expert.groups()) {
-        down_.multiply(down_of(weight, group), 0,
-                       down_.rows_of(work.inside, group.first, group.count), 0, group.count, begin,
-                       end, [&](const float* made, std::int64_t block, std::int64_t blocks) {
-                         add_group(made, block, blocks, group, work, y);
-                       });
+        down_.multiply(
+            down_of(weight, group), 0, down_.rows_of(work.inside, group.first, group.count), 0,
+            group.count, begin, end,
+            [&](const float* made, std::int64_t block, std::int64_t blocks) {
+              add_group(made, block, blocks, group, work, y);
+            },
+            down_bias(work, group));
       }
     });
   }
@@ -298,6 +360,10 @@ class Q4NXMoE final : public Step {
   q4nx::Layout down_layout_;
   Q4NXProduct gate_up_;
   Q4NXProduct down_;
+  bool has_gate_up_bias_;
+  bool has_down_bias_;
+  bool has_logits_bias_;
+  bool has_scales_;
   DataType router_type_ = DataType::kFloat32;
   ExpertPlaces places_;
 };

@@ -2,6 +2,23 @@
 #include "ops/cpu/products/q4nx_product.h"
 
 namespace flownpu::cpu {
+namespace {
+
+// product[blocks][count][32] += bias[m], from row of blocks `block` on.
+void add_bias(const Kernels& kernels, const float* bias, std::int64_t m, std::int64_t block,
+              std::int64_t blocks, std::int64_t count, float* product) {
+  if (bias == nullptr) return;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t column = (block + b) * q4nx::kBlockRows;
+    const std::int64_t columns = std::min(q4nx::kBlockRows, m - column);
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* row = product + (b * count + i) * q4nx::kBlockRows;
+      kernels.add(row, bias + column, row, columns);
+    }
+  }
+}
+
+}  // namespace
 
 Gating gating_of(const Node& node, std::string_view otherwise) {
   const std::string text = node.text("gating", otherwise);
@@ -10,12 +27,13 @@ Gating gating_of(const Node& node, std::string_view otherwise) {
 
 // The padded K does not overflow: contracts bound K by 2^31.
 Q4NXProduct::Q4NXProduct(const Context& context, std::int64_t k, const q4nx::Layout& layout,
-                         Gating gating)
+                         Gating gating, const std::optional<SwigluScale>& scale)
     : context_(context),
       k_(k),
       padded_k_(q4nx::ceil_div(k, kPartColumns) * kPartColumns),
       layout_(layout),
-      gating_(gating) {}
+      gating_(gating),
+      scale_(scale) {}
 
 // All but the memory for values, scales and sums.
 RoundedActivations Q4NXProduct::empty(std::int64_t rows) const {
@@ -97,19 +115,28 @@ void Q4NXProduct::round(const float* x, const RoundedActivations& a, std::int64_
 
 void Q4NXProduct::multiply_some(const Q4NXRows& weight, std::int64_t to_up,
                                 const RoundedActivations& a, std::int64_t first, std::int64_t count,
-                                std::int64_t blocks, float* product) const {
+                                std::int64_t block, std::int64_t blocks, const ProductBias& bias,
+                                float* product) const {
   alignas(64) std::byte scratch[kMatMulScratchBytes];
   const Kernels& kernels = context_.kernels;
   const MatMulBlocks matmul =
       context_.activations == Activations::kInt8 ? kernels.matmul_int8 : kernels.matmul_bf16;
   matmul(weight, blocks, a, first, count, scratch, product);
+  add_bias(kernels, bias.first, bias.m, block, blocks, count, product);
   if (gating_ == Gating::kNone) return;
   alignas(64) float up[kMaxProducts * q4nx::kBlockRows];
   Q4NXRows of_up = weight;
   of_up.bytes += to_up;
   matmul(of_up, blocks, a, first, count, scratch, up);
-  const auto gate = gating_ == Gating::kGeglu ? kernels.geglu : kernels.swiglu;
-  gate(product, up, product, blocks * count * q4nx::kBlockRows);
+  add_bias(kernels, bias.up, bias.m, block, blocks, count, up);
+  gate(up, blocks * count * q4nx::kBlockRows, product);
+}
+
+void Q4NXProduct::gate(const float* up, std::int64_t n, float* product) const {
+  const Kernels& kernels = context_.kernels;
+  if (gating_ == Gating::kGeglu) return kernels.geglu(product, up, product, n);
+  if (scale_) return kernels.scaled_swiglu(product, up, *scale_, product, n);
+  kernels.swiglu(product, up, product, n);
 }
 
 }  // namespace flownpu::cpu

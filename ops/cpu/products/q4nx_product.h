@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "ops/cpu/products/q4nx_matmul_plan.h"
 #include "ops/cpu/step.h"
@@ -18,10 +19,20 @@ enum class Gating : std::uint8_t { kNone, kGeglu, kSwiglu };
 // The attribute `gating`; `otherwise` if the node has none.
 Gating gating_of(const Node& node, std::string_view otherwise);
 
+// Numbers [m] that are added to a product's columns, before its gate: to those of the weight or of
+// the gate, and to those of the up projection. Null: none.
+struct ProductBias {
+  const float* first = nullptr;
+  const float* up = nullptr;
+  std::int64_t m = 0;
+};
+
 // Products of activations of `k` columns with a weight of that layout.
 class Q4NXProduct {
  public:
-  Q4NXProduct(const Context& context, std::int64_t k, const q4nx::Layout& layout, Gating gating);
+  // `scale`: of a SwiGLU that is more than silu(gate) * up.
+  Q4NXProduct(const Context& context, std::int64_t k, const q4nx::Layout& layout, Gating gating,
+              const std::optional<SwigluScale>& scale = std::nullopt);
 
   // Takes memory for the activations of a product of `rows` rows; a scratch without memory only
   // counts.
@@ -40,12 +51,13 @@ class Q4NXProduct {
   template <typename Finish>
   void multiply(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& activations,
                 std::int64_t first, std::int64_t count, std::int64_t begin, std::int64_t end,
-                const Finish& finish) const {
+                const Finish& finish, const ProductBias& bias = {}) const {
     alignas(64) float product[kMaxProducts * q4nx::kBlockRows];
     const std::int64_t each = kMaxProducts / count;
     for (std::int64_t block = begin; block < end; block += each) {
       const std::int64_t blocks = std::min(each, end - block);
-      multiply_some(weight.from(block), to_up, activations, first, count, blocks, product);
+      multiply_some(weight.from(block), to_up, activations, first, count, block, blocks, bias,
+                    product);
       finish(product, block, blocks);
     }
   }
@@ -53,14 +65,16 @@ class Q4NXProduct {
  private:
   RoundedActivations empty(std::int64_t rows) const;
   void multiply_some(const Q4NXRows& weight, std::int64_t to_up, const RoundedActivations& a,
-                     std::int64_t first, std::int64_t count, std::int64_t blocks,
-                     float* product) const;
+                     std::int64_t first, std::int64_t count, std::int64_t block,
+                     std::int64_t blocks, const ProductBias& bias, float* product) const;
+  void gate(const float* up, std::int64_t n, float* product) const;
 
   Context context_;
   std::int64_t k_;
   std::int64_t padded_k_;
   q4nx::Layout layout_;
   Gating gating_;
+  std::optional<SwigluScale> scale_;
 };
 
 }  // namespace flownpu::cpu

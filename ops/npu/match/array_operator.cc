@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/nodes/q4nx_moe.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/nodes/sinks.h"
@@ -97,6 +98,8 @@ ArrayOperator describe_product(const Node& node) {
 
 // A mixture's products. Each expert gets its share of the rows of X.
 ArrayOperator describe_mixture(const Node& node) {
+  if (const std::string special = special_experts(node); !special.empty())
+    fail(to_string(node), ": expected no ", special, ", which the array's experts have not");
   ArrayOperator found;
   for (const ExpertPart part : kExpertParts) {
     ArrayOperator product = describe_product(expert_product(node, part, 0));
@@ -118,6 +121,10 @@ ArrayOperator describe_attention(const Node& node) {
   if (const Value* sinks = node.input(kHeadSink); sinks != nullptr && sinks->constant == nullptr)
     fail(to_string(node), ": expected head_sink to be an initializer");
   refuse_input(node, kBidirectionalBlocks, "bidirectional_blocks");
+  if (const Value* key = node.input(kKey);
+      key != nullptr && key->shape && key->shape->rank() == 3 && (*key->shape)[1] == 0) {
+    fail(to_string(node), ": expected keys and values of each token, which the array appends");
+  }
   if (node.number("softcap", 0.0F) > 0.0F)
     fail(to_string(node), ": expected no softcap, which the array's attention has not");
   const bool causal = node.integer("causal", 1) != 0;

@@ -59,7 +59,7 @@ struct DecoderShape : transformer::Decoder {
   std::size_t rotary_bytes() const;
   // For each element of a head of queries or keys as the array has it, where it is in the graph:
   // the array turns i with i + d/2, and the graph the first r elements, i with i + r/2, and not the
-  // rest (HeadOrder in python/flownpu/convert/weights.py is the same order).
+  // rest (HeadOrder in python/flownpu/convert/weights/kinds.py is the same order).
   std::vector<std::int64_t> head_order() const;
   // Bytes of a position of a rotary table, which equal those of a key or a value in bf16.
   std::size_t angle_bytes() const;

@@ -178,6 +178,23 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class ProportionalScaling:
+    """The first `kept` of all pairs of dimensions keep their frequency; the others are not rotated.
+
+    Unlike with `Rotary.rotated`, frequencies and pairs are those of the whole head.
+    """
+
+    kept: float
+    factor: float = 1.0
+    magnitude: float = 1.0
+
+    def apply(self, frequencies: Floats, theta: float) -> Floats:  # noqa: ARG002
+        """The scaled frequencies, float32 [r/2]."""
+        is_kept = np.arange(len(frequencies)) < int(self.kept * len(frequencies))
+        return np.where(is_kept, frequencies / np.float32(self.factor), np.float32(0))
+
+
+@dataclass(frozen=True)
 class Layer:
     """The properties that may differ between layers of a decoder."""
 
@@ -186,6 +203,14 @@ class Layer:
     """How many positions a query sees, its own included; None: all. If the decoder is bidirectional, to each side."""
     mixer: Mixer | None = None
     """The mixer in the place of attention; None: attention."""
+    head_size: int = 0
+    """d of its attention; 0: the decoder's. The same for the next two."""
+    kv_heads: int = 0
+    feed_forward_size: int = 0
+    shared: int | None = None
+    """The layer whose keys and values it reads in the place of its own; None: it has its own."""
+    keys_are_values: bool = False
+    """Values are the keys as they are before their norm and rotation."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +237,8 @@ class Decoder:
     norm_offset: float = 0.0
     """Added to a norm's stored weight: Gemma stores w and multiplies by 1 + w."""
     qk_norm: bool = False
+    value_norm: bool = False
+    """A norm of each head's values, without a weight."""
     projection_norms: bool = False
     """A norm over all query heads together, and one over all key heads; qk_norm instead normalises each head."""
     norms_before: bool = True
@@ -222,6 +249,8 @@ class Decoder:
     output_bias: bool = False
     output_gate: bool = False
     """Attention's output is multiplied by sigmoid(gate), whose rows follow those of each query head in q_proj."""
+    head_sinks: bool = False
+    """Each query head has a learned score of one more key, with value 0, that every query sees."""
     feed_forward_bias: bool = False
     fused_projections: bool = False
     """The checkpoint has the query, key and value projections in one tensor, and gate and up projection in another."""
@@ -229,6 +258,10 @@ class Decoder:
     """Tensors of Llama's checkpoints, or parts of their names between dots, and what this one has in their place."""
     mixture: Mixture | None = None
     """The mixture of experts that is every layer's feed-forward; None: a plain feed-forward."""
+    per_layer_size: int = 0
+    """How many elements each layer's own embedding of a token has; 0: there are none. `graph.per_layer`."""
+    layer_scalars: bool = False
+    """The output of each layer, with its residual, is multiplied by a number of the checkpoint."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     """The factor of the logits; the graph has it in the last norm's weight."""
@@ -249,6 +282,20 @@ class Decoder:
     def window(self) -> int | None:
         """The window of the layers that have one (all have the same), or None."""
         return max((layer.window for layer in self.layers if layer.window is not None), default=None)
+
+    @property
+    def own_layers(self) -> int:
+        """How many layers have keys and values of their own: the first ones."""
+        return sum(layer.shared is None for layer in self.layers)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have heads of the same number and size, and keys and values of their own."""
+        return all((layer.head_size, layer.kv_heads, layer.shared) == (0, 0, None) for layer in self.layers)
+
+    def head_size_of(self, rotary: Rotary) -> int:
+        """The size of a head in the layers with that rotary embedding."""
+        return next(layer.head_size for layer in self.layers if layer.rotary == rotary) or self.head_size
 
     @property
     def has_states(self) -> bool:
@@ -275,13 +322,18 @@ class Decoder:
         `bits`: of the weights.
 
         Raises:
-            ConversionError: a layer has a state, or attention an output gate, which only the CPU computes.
+            ConversionError: a layer has a state, attention an output gate, or experts biases, which only the CPU
+                computes.
         """
+        if not self.is_uniform or self.value_norm or self.per_layer_size or self.layer_scalars:
+            raise ConversionError("expected layers of one form and without more: only the CPU computes others")
         if self.has_states or self.output_gate:
             raise ConversionError(
                 "expected attention without an output gate in each layer: only the CPU computes gates and layers with "
                 "states"
             )
+        if self.mixture and (self.mixture.has_biases or self.mixture.swiglu):
+            raise ConversionError("expected experts of silu(gate) * up without biases: only the CPU computes others")
         rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in self.layers))
         mixture = self.mixture
         experts = mixture and {

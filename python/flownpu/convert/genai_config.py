@@ -80,7 +80,8 @@ def genai_config(
             "head_size": cache_columns(KV_DTYPES[kv_dtype], decoder.head_size),
             "num_attention_heads": decoder.heads,
             "num_key_value_heads": decoder.kv_heads,
-            "num_hidden_layers": len(decoder.layers),
+            # GenAI takes it for the number of KV caches, which layers that share keys and values have not.
+            "num_hidden_layers": decoder.own_layers,
             "inputs": {
                 "input_ids": "input_ids",
                 "attention_mask": "attention_mask",

@@ -84,12 +84,39 @@ class ExpertTensors:
     up: str = "mlp.experts.{}.up_proj.weight"
     down: str = "mlp.experts.{}.down_proj.weight"
     bias: str = "mlp.expert_bias"
+    logits_bias: str = "mlp.router.bias"
+    gate_bias: str = "mlp.experts.gate_up_proj_bias"
+    up_bias: str = "mlp.experts.gate_up_proj_bias"
+    down_bias: str = "mlp.experts.down_proj_bias"
+    router_norm: str = "router.scale"
+    scales: str = "router.per_expert_scale"
+    in_turns: bool = False
+    """Rows of gate and up projection take turns, in stacks of transposed experts or of MXFP4's codes, as gpt-oss has
+    them (`sources.experts_in_turns`)."""
 
 
 STACKED = ExpertTensors(
-    gate="mlp.experts.gate_proj.weight", up="mlp.experts.up_proj.weight", down="mlp.experts.down_proj.weight"
+    gate="mlp.experts.gate_proj.weight",
+    up="mlp.experts.up_proj.weight",
+    down="mlp.experts.down_proj.weight",
+    logits_bias="mlp.gate.bias",
+    gate_bias="mlp.experts.gate_proj.bias",
+    up_bias="mlp.experts.up_proj.bias",
+    down_bias="mlp.experts.down_proj.bias",
 )
 """Each projection is one tensor of all experts, as in GGUF files."""
+
+
+@dataclass(frozen=True)
+class Swiglu:
+    """The constants of g sigmoid(alpha g) (u + beta) for a gate g = min(gate, limit) and an up projection u likewise.
+
+    u is limited to both sides.
+    """
+
+    alpha: float
+    beta: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -103,9 +130,16 @@ class Mixture:
     tensors: ExpertTensors = ExpertTensors()
     biased: bool = False
     """Experts are chosen by the sigmoids of logits plus a bias, and weighed by these sigmoids divided by their sum."""
+    has_biases: bool = False
+    """The router's logits and the projections of experts have biases."""
+    beside: bool = False
+    """The layer has a plain feed-forward too, of `dense_size`, and a norm of its own before and after each; the router
+    sees the residual stream through another norm, and each expert's answers have a factor."""
+    swiglu: Swiglu | None = None
+    """None: the experts' gates are those of the decoder's `gating`."""
     shared_size: int = 0
     """Rows of the gate of an expert that all tokens have, whose output is multiplied by a sigmoid; 0: there is none."""
     dense_layers: int = 0
     """How many of the first layers have a plain feed-forward instead."""
     dense_size: int = 0
-    """Rows of the gate of these layers."""
+    """Rows of the gate of these layers, or of the feed-forward beside experts."""

@@ -23,7 +23,14 @@ from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weight_bits import WeightBits, parse_weight_bits
-from flownpu.convert.weights import FloatWeight, ProjectionWeight, RouterWeight, embedding_table, weight_plan
+from flownpu.convert.weights import (
+    BiasWeight,
+    FloatWeight,
+    ProjectionWeight,
+    RouterWeight,
+    embedding_table,
+    weight_plan,
+)
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
@@ -95,8 +102,8 @@ def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
         aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, ProjectionWeight) else 4 * w.size)
         for w in weight_plan(decoder)
     )
-    rows = (rotary.rows(decoder.context_length) for rotary in decoder.rotaries)
-    return size + sum(2 * aligned(4 * count * decoder.head_size // 2) for count in rows) + SMALL_FILES
+    tables = ((one.rows(decoder.context_length), decoder.head_size_of(one)) for one in decoder.rotaries)
+    return size + sum(2 * aligned(4 * rows * columns // 2) for rows, columns in tables) + SMALL_FILES
 
 
 def write_model(
@@ -136,6 +143,13 @@ def write_model(
             "a paged model has attention without an output gate in each layer, and this one has others: leave --paged "
             "out"
         )
+    if options.paged and not decoder.is_uniform:
+        raise ConversionError(
+            "a paged model has heads of one size, and keys and values in each layer, and this one has others: leave "
+            "--paged out"
+        )
+    if options.paged and decoder.head_sinks:
+        raise ConversionError("a paged model has attention without sinks, and this one has them: leave --paged out")
     if options.paged and any(rotary.has_two_tables(decoder.context_length) for rotary in decoder.rotaries):
         raise ConversionError(
             "a paged model has one table of RoPE for all lengths, and this one's frequencies change behind "
@@ -210,9 +224,10 @@ def write_tensors(
                 tensors[weight.name] = data.write(weight.name, dtype, matrix.shape, [matrix])
             else:
                 values = weights.vector(weight)
+                values = values.reshape(weight.shape) if isinstance(weight, BiasWeight) else values
                 tensors[weight.name] = data.write(weight.name, ir.DataType.FLOAT, values.shape, [values])
         for index, rotary in enumerate(decoder.rotaries):
-            caches = rotary.caches(decoder.context_length, decoder.head_size)
+            caches = rotary.caches(decoder.context_length, decoder.head_size_of(rotary))
             for name, cache in zip(rotary_cache_names(index), caches, strict=True):
                 tensors[name] = data.write(name, ir.DataType.FLOAT, cache.shape, [cache])
     return tensors, errors

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate.answer_format import reader_of
 from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.image_prompts import place_images
 from flownpu.generate.language_model import LanguageModel, Message, Sampling, Timing
@@ -50,6 +51,8 @@ class Conversation:
     def reply(self, text: str, timing: Timing, images: "Sequence[PreparedImage]" = ()) -> Generator[str, None, None]:
         """Yields the model's reply to `text` and `images`, a token at a time; keeps the part that was yielded.
 
+        Thoughts that the model marks are neither yielded nor kept.
+
         Raises:
             FlowNPUError: the conversation has outgrown its context, or the marks in the text are not one for each
                 image; the conversation stays as it was before this turn.
@@ -65,10 +68,16 @@ class Conversation:
             )
         generator, new, unseen = self._cached.resume(tokens, shown)
         pieces: list[str] = []
+        reader = reader_of(self.model.chat_template)
         try:
             for piece in self.model.stream(generator, new, timing, unseen):
-                pieces.append(piece)
-                yield piece
+                said = piece if reader is None else reader.add(piece).text
+                if said or reader is None:
+                    pieces.append(said)
+                    yield said
+            if reader is not None and (rest := reader.finish().text):
+                pieces.append(rest)
+                yield rest
         finally:
             # This also runs when the caller stops iterating. A turn without any reply is dropped.
             if pieces:

@@ -163,6 +163,7 @@ class LanguageModel:
         self._template = ChatTemplate.of(folder)
         self._template.start()  # it starts while the model loads
         self.has_chat_template = bool(self._template)
+        self.chat_template = self._template.texts.get("default", "")
         ending = settings.get("eos_token_id", [])
         self.ending_tokens = frozenset(ending if isinstance(ending, list) else [ending])
         self.tokenizer = Tokenizer(folder, allow_control_tokens=allow_control_tokens)

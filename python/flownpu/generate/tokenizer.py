@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flownpu.errors import check_text, require
+from flownpu.generate.answer_format import format_of
 from flownpu.generate.control_tokens import ControlTokens
 from flownpu.model.folder import chat_templates, read_json, special_tokens
 from flownpu.model.tokenizer_file import open_tokenizer
@@ -46,6 +47,9 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token for token, added_token in added.items() if added_token.special}
         templates = "".join(chat_templates(folder).values())
+        form = format_of(templates)
+        marks = frozenset() if form is None else form.special
+        self._silent = {token for token in self._special if added[token].content not in marks}
         self._control = None if allow_control_tokens else ControlTokens(self._tokenizer, templates)
         kinds = _decoder_kinds(self._tokenizer)
         self._bytes_of_characters = byte_level_bytes() if "ByteLevel" in kinds else {}
@@ -90,7 +94,9 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def bytes_of(self, token: int, *, begins: bool = False) -> bytes:
-        """The bytes that a token adds to an answer: UTF-8, maybe a part of a character; none for a special token.
+        """The bytes that a token adds to an answer: UTF-8, maybe a part of a character.
+
+        A special token adds none, unless it is a mark of the model's `AnswerFormat`.
 
         Args:
             token: any number; one that the tokenizer does not know adds nothing.
@@ -106,8 +112,10 @@ class Tokenizer:
     def _bytes_inside(self, token: int) -> bytes:
         """The bytes that a token adds to a text that has begun."""
         name = self._tokenizer.id_to_token(token)
-        if name is None or token in self._special:
+        if name is None or token in self._silent:
             return b""
+        if token in self._special:  # a mark, which stands for its name
+            return str(name).encode()
         if self._bytes_of_characters:
             try:
                 return bytes(self._bytes_of_characters[character] for character in name)
@@ -139,7 +147,7 @@ class Tokenizer:
         def text_of(token: int) -> str:
             nonlocal begins
             data = self.bytes_of(token, begins=begins)
-            begins = begins and token in self._special
+            begins = begins and token in self._silent
             return decoder.decode(data)
 
         return text_of

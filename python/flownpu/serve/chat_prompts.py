@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError
+from flownpu.generate.answer_format import AnswerFormat, State, format_of
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import read_image_data
 from flownpu.generate.turns import text_of
@@ -18,7 +19,7 @@ from flownpu.model.folder import read_genai_config
 from flownpu.serve.errors import invalid, not_loaded
 from flownpu.serve.grammars.form import offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
-from flownpu.serve.template_variables import template_variables
+from flownpu.serve.template_variables import SWITCHES, template_variables
 from flownpu.serve.tools import CallFormat
 
 DATA_URL = re.compile(r"data:image/[\w.+*-]+;base64,(.*)", re.DOTALL)
@@ -62,6 +63,26 @@ class ChatModel:
             return CallFormat.of_template(self.template.text(tools=True))
         except FlowNPUError as error:  # only templates of other names exist
             raise invalid(str(error)) from error
+
+    @cached_property
+    def format(self) -> AnswerFormat | None:
+        """How the model marks its thoughts and calls; None: it marks none, or calls as `calls` says."""
+        try:
+            return format_of(self.template.text(tools=True))
+        except FlowNPUError:  # only templates of other names exist
+            return None
+
+    @cached_property
+    def thought_field(self) -> str:
+        """The field of a turn in which the template reads its thoughts: gpt-oss's has another name for it."""
+        text = self.template.text(tools=True) if self.format else ""
+        return "thinking" if "thinking" in text and "reasoning_content" not in text else "reasoning_content"
+
+    def begins(self, conversation: "Conversation") -> State | None:
+        """The part of its format that an answer begins with."""
+        thinks = not any(conversation.variables.get(name) is False for name in SWITCHES)
+        text = self.template.text(tools=bool(conversation.tools)) if self.format else ""
+        return self.format.begins(text, thinks=thinks) if self.format else None
 
     @cached_property
     def takes_images(self) -> bool:
@@ -115,7 +136,7 @@ class ChatModel:
         content = _content(conversation, message, place)
         turn: dict[str, Any] = {"role": role, "content": content}
         if message.reasoning_content is not None:
-            turn["reasoning_content"] = message.reasoning_content
+            turn[self.thought_field] = message.reasoning_content
         if self.calls.template_knows_tools:
             if message.tool_calls:
                 turn["tool_calls"] = [

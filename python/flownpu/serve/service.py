@@ -4,9 +4,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flownpu.generate.answer_format import AnswerFormat, Schemas, State
 from flownpu.generate.worker import Finished, Likelihood, Piece
 from flownpu.model.folder import is_embedding_folder, is_pipeline_folder
 from flownpu.serve.answers import Answers
@@ -14,14 +15,14 @@ from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.embeddings import Embedder
 from flownpu.serve.errors import ApiError, invalid, too_slow, unknown_model
-from flownpu.serve.grammars.form import AnswerForm
+from flownpu.serve.grammars.form import AnswerForm, offered, unheld
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.pictures import Painter
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.settings import ServerSettings
-from flownpu.serve.tools import AnswerReader, CallFormat, ToolCall
+from flownpu.serve.tools import AnswerReader, CallFormat, MarkedReader, ToolCall
 
 if TYPE_CHECKING:
     from flownpu.serve.in_process import InProcess
@@ -52,6 +53,7 @@ class Delta:
 
     index: int
     text: str
+    thought: str = ""
     likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
 
 
@@ -73,6 +75,11 @@ class Chat:
     answers: Answers
     calls: CallFormat | None = None
     """How calls of functions are written in the answers; None: there are none."""
+    format: AnswerFormat | None = None
+    """How the model marks its thoughts and calls, in the place of `calls`."""
+    begins: State | None = None
+    functions: Schemas = field(default_factory=dict)
+    """Schemas of the functions that may be called, for `format`."""
     unenforced: tuple[str, ...] = ()
     """Places of schemas' keywords that the answers may violate, see `Grammar.left_out`."""
 
@@ -86,25 +93,30 @@ class Chat:
 
     async def events(self) -> AsyncIterator[Delta | End]:
         """The answers' texts as they come, and their ends."""
-        readers = [AnswerReader(self.calls) for _ in self.answers.questions]
+        readers = [self._reader() for _ in self.answers.questions]
         try:
             async for index, event in self.answers:
                 if isinstance(event, Piece):
-                    text = readers[index].add(event.text)
+                    said = readers[index].add(event.text)
                     # A token without text, such as a part of a character, is sent, too, because clients measure the
                     # times of tokens.
-                    if text or event.likelihoods or self.calls is None:
-                        yield Delta(index, text, event.likelihoods)
+                    if any(said) or event.likelihoods or (self.calls is None and self.format is None):
+                        yield Delta(index, *said, event.likelihoods)
                     continue
                 rest, calls = readers[index].finish()
-                if rest:
-                    yield Delta(index, rest)
+                if any(rest):
+                    yield Delta(index, *rest)
                 if self.answers.settings.logs_texts:
                     log.info("%s: answered %r", self.answers.name, readers[index].text)
                 reason = "tool_calls" if calls else "length" if event.reason == "length" else "stop"
                 yield End(index, reason, calls, event)
         finally:
             self.answers.end()
+
+    def _reader(self) -> AnswerReader:
+        if self.format is None:
+            return AnswerReader(self.calls)
+        return MarkedReader(self.format, self.begins, self.functions)
 
 
 class Service:
@@ -185,7 +197,7 @@ class Service:
             ApiError: the request is wrong, or the model cannot answer it, see `ask`.
         """
         limits, model = self.settings.limits, self.model(request.model)
-        form = AnswerForm.of(request, model.calls)
+        form = AnswerForm.of(request, model.calls) if model.format is None else unheld(request)
         try:
             async with asyncio.timeout(limits.request_seconds):
                 grammar = await self.grammars.compile(form)
@@ -207,7 +219,9 @@ class Service:
         )
         if request.top_logprobs is not None and not request.logprobs:
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
-        return Chat(await self.ask(request.model, [question], request.n or 1), form.calls, grammar.left_out)
+        answers = await self.ask(request.model, [question], request.n or 1)
+        schemas = {function.name: function.parameters or {} for function in offered(request)}
+        return Chat(answers, form.calls, model.format, model.begins(conversation), schemas, grammar.left_out)
 
     async def complete(self, request: CompletionRequest) -> Chat:
         """Begins the answers to one or several prompts.

@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError
 
+from flownpu.generate.answer_format import AnswerFormat, FormatReader, Said, Schemas, State
 from flownpu.generate.stop_texts import StopTexts
 from flownpu.serve.requests.openai import Function
 
@@ -103,7 +104,7 @@ class AnswerReader:
         """The answer so far, calls included."""
         self._passed = 0
 
-    def add(self, text: str) -> str:
+    def add(self, text: str) -> Said:
         """Takes further text; returns the text that is certainly outside calls."""
         self.text += text
         if self._calls is None:
@@ -113,15 +114,15 @@ class AnswerReader:
         else:
             passed = "" if self.text.lstrip().startswith("{") else text
         self._passed += len(passed)
-        return passed
+        return Said(passed)
 
-    def finish(self) -> tuple[str, list[ToolCall]]:
+    def finish(self) -> tuple[Said, list[ToolCall]]:
         """The rest of the text, and the calls; a call that is incomplete counts as text."""
         rest = self.text[self._passed :]
         if self._calls is None or not rest:
-            return rest, []
+            return Said(rest), []
         found = self._objects(rest)
-        return ("", found) if found else (rest, [])
+        return (Said(), found) if found else (Said(rest), [])
 
     def _objects(self, text: str) -> list[ToolCall]:
         assert self._calls is not None
@@ -134,3 +135,21 @@ class AnswerReader:
             except (ValueError, KeyError, TypeError):
                 continue
         return found
+
+
+class MarkedReader(AnswerReader):
+    """The same for an answer whose thoughts and calls have marks."""
+
+    def __init__(self, form: AnswerFormat, begins: State | None, functions: Schemas) -> None:
+        super().__init__(None)
+        self._marked = FormatReader(form, begins, functions)
+
+    def add(self, text: str) -> Said:
+        """Takes further text; returns the text and the thoughts that are certainly such."""
+        self.text += text
+        return self._marked.add(text)
+
+    def finish(self) -> tuple[Said, list[ToolCall]]:
+        """The rest of the text and of thoughts, and the calls."""
+        rest = self._marked.finish()
+        return rest, [ToolCall(*call) for call in self._marked.calls]

@@ -12,7 +12,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from flownpu.ops import q4nx
-from tests.convert.conftest import TinyModel, is_projection, write_tiny
+from tests.convert.conftest import TinyModel, by_columns, is_projection, write_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ OTHER_ARCHITECTURES = {name: name for name in ("gemma", "granite", "mistral", "o
 OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
 OTHER_ARCHITECTURES |= {"lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_next": "qwen3next"}
-OTHER_ARCHITECTURES["qwen3_5_moe_text"] = "qwen35moe"
+OTHER_ARCHITECTURES |= {"qwen3_5_moe_text": "qwen35moe", "gpt_oss": "gpt-oss"}
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
 # The byte offset of a block's float16 scale, of types whose blocks are random bytes.
 RANDOM = {
@@ -98,10 +98,13 @@ def write_gguf(
     with torch.no_grad():
         for name, parameter, rows in stored_parameters(model):
             if ".experts." in name:
-                add_experts(writer, name, parameter, type_of)
+                add_experts(
+                    writer, name, by_columns(parameter, name, config), type_of, in_turns=hasattr(config, "swiglu_limit")
+                )
                 continue
-            if name.endswith(("mlp.gate.weight", "router.weight", "feed_forward.gate.weight")):
-                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_inp.weight", parameter.numpy().copy())
+            if name.endswith(("mlp.gate.weight", "router.weight", "feed_forward.gate.weight", "router.bias")):
+                part = name.rpartition(".")[2]
+                writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_inp.{part}", parameter.numpy().copy())
                 continue
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
             values = parameter.numpy()[rows]
@@ -131,7 +134,9 @@ def stored_parameters(model: transformers.PreTrainedModel) -> Iterator[tuple[str
     config, every = model.config, slice(None)
     for name, parameter in model.named_parameters():
         if not name.endswith("in_proj_qkvz.weight"):
-            yield name.replace(".dt_bias", ".dt_proj.bias"), parameter, every
+            # llama.cpp's converter adds the end to the names of sinks.
+            stored = f"{name}.weight" if name.endswith("sinks") else name.replace(".dt_bias", ".dt_proj.bias")
+            yield stored, parameter, every
             continue
         # In each key head: its queries, keys, values and gates.
         keys = config.linear_key_head_dim
@@ -155,13 +160,24 @@ def of_linear_attention(values: NDArray[np.float32], name: str, config: Any) -> 
 
 
 def add_experts(
-    writer: gguf.GGUFWriter, name: str, parameter: torch.nn.Parameter, type_of: Callable[[str], GGMLQuantizationType]
+    writer: gguf.GGUFWriter,
+    name: str,
+    parameter: torch.Tensor,
+    type_of: Callable[[str], GGMLQuantizationType],
+    *,
+    in_turns: bool,
 ) -> None:
-    """Adds the projections of all experts, [experts, rows, columns] each; gate and up become two tensors."""
-    parts = {"gate": 0, "up": 1} if name.endswith("gate_up_proj") else {"down": 0}
+    """Adds the projections or biases of all experts, [experts, rows, columns] or [experts, rows] each.
+
+    Gate and up become two tensors; `in_turns`: their rows take turns.
+    """
+    parts = {"gate": 0, "up": 1} if "gate_up_proj" in name else {"down": 0}
     rows = parameter.shape[1] // len(parts)
     for part, place in parts.items():
-        values = parameter[:, place * rows : (place + 1) * rows]
+        values = parameter[:, place :: len(parts)] if in_turns else parameter[:, place * rows : (place + 1) * rows]
+        if name.endswith("_bias"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_{part}_exps.bias", values.numpy().copy())
+            continue
         kind = type_of(name)
         data, made = quantized(values.numpy().reshape(-1, values.shape[-1]), kind, scales_in_bf16=True)
         data = data.reshape(len(values), rows, -1)
@@ -198,6 +214,8 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_rope_scaling_factor(full["factor"])
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(config.sliding_window)
     if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
         local_layers = [kind == "sliding_attention" for kind in config.layer_types]

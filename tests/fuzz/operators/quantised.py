@@ -265,7 +265,18 @@ def q4nx_moe(b: Builder) -> None:
         sizes[b.choices.pick(("num_experts", "hidden_size", "expert_size"))] = b.choices.pick((0, 7, 2**40, -1))
     normalize = b.choices.pick((None, 1, 0))
     gating = b.choices.pick((None, "swiglu", "geglu"))
-    flow_node(b, "Q4NXMoE", inputs, [(FLOAT, x.shape)], **sizes, normalize_routing_weights=normalize, gating=gating)
+    scales: dict[str, float] = {}
+    if b.choices.chance(25):
+        inputs += [ABSENT] * (6 - len(inputs))
+        shapes = ((experts, 2 * inner), (experts, hidden), (experts,), (experts,))
+        kept = [b.choices.chance(60) and (place != 2 or inputs[1] is not ABSENT) for place in range(len(shapes))]
+        inputs += [
+            b.source(FLOAT, shape, constant=True) if k else ABSENT for k, shape in zip(kept, shapes, strict=True)
+        ]
+    if gating != "geglu" and b.choices.chance(25):
+        scales = {"swiglu_alpha": 1.7, "swiglu_beta": 1.0, "swiglu_limit": b.choices.pick((0.0, 0.5, 7.0))}
+    attributes = {**sizes, "normalize_routing_weights": normalize, "gating": gating, **scales}
+    flow_node(b, "Q4NXMoE", inputs, [(FLOAT, x.shape)], **attributes)
 
 
 def dense_matmul(b: Builder) -> None:

@@ -259,9 +259,23 @@ def q4nx_product(node: Node, x: Samples, blocks: Array, rows: int, columns: int)
     return product(x, weight.map(np.transpose), node.provider.get("activations", "none"), span)
 
 
-def gated_product(node: Node, x: Samples, blocks: Array, rows: int, columns: int, *, is_geglu: bool) -> Samples:
-    """Samples of act(gate) * up, from the blocks of gate and up projection."""
+def gated_product(
+    node: Node, x: Samples, blocks: Array, rows: int, columns: int, *, is_geglu: bool, bias: Array | None = None
+) -> Samples:
+    """Samples of act(gate) * up, from the blocks of gate and up projection, and the biases of both."""
     gate, up = (q4nx_product(node, x, half, rows, columns) for half in np.split(blocks, 2))
+    if bias is not None:
+        gate, up = (
+            sum_of(part, of(half.astype(np.float32))) for part, half in zip((gate, up), np.split(bias, 2), strict=True)
+        )
+    alpha, beta, limit = (node.attributes.get(f"swiglu_{name}", 0.0) for name in ("alpha", "beta", "limit"))
+    if alpha:  # the limited SwiGLU
+        most = limit or np.inf
+        gate, up = gate.map(lambda x: np.minimum(x, most)), up.map(lambda x: np.clip(x, -most, most))
+        steep = elementwise(lambda x: alpha * x, gate)
+        units = FUNCTION_UNITS + np.minimum(np.nan_to_num(np.abs(steep.numbers)).max(axis=0), 100)
+        opened = elementwise(lambda x, s: x / (1 + np.exp(-s)), gate, steep, units=units)
+        return elementwise(np.multiply, opened, elementwise(lambda x: x + beta, up))
     if is_geglu:
         return elementwise(np.multiply, gelu(gate, tanh=True), up)
     # SiLU, in which a rounded x is the argument of an exponential; that of 100 is beyond float32.
@@ -305,6 +319,7 @@ def q4nx_moe(node: Node) -> Samples:
         raise Unknown
     else:
         logits = product(x, node.float(1).map(np.transpose)._replace(dtype=x.dtype))
+        logits = sum_of(logits, node.float(8)) if node.has(8) else logits
     if not np.isfinite(logits.numbers).all():
         raise Unknown
     normalize = bool(node.attributes.get("normalize_routing_weights", 1))
@@ -317,13 +332,17 @@ def q4nx_moe(node: Node) -> Samples:
     # A rounded difference of two logits is the argument of each exponential.
     spread = np.abs(logits.numbers).max(axis=0).sum(-1, keepdims=True)
     weights = logits.map(weights_of).rounded(FUNCTION_UNITS + spread)
+    if node.has(9):
+        weights = elementwise(np.multiply, weights, node.float(9))
     is_geglu = node.attributes.get("gating", b"swiglu") == b"geglu"
     y = of(np.zeros(x.shape, np.float32))
     for e, (inner_blocks, outer) in enumerate(
         zip(*(np.split(node.input(i).exact(), experts) for i in (2, 3)), strict=True)
     ):
-        made = gated_product(node, x, inner_blocks, inner, hidden, is_geglu=is_geglu)
+        bias = node.float(6).numbers[0][e] if node.has(6) else None
+        made = gated_product(node, x, inner_blocks, inner, hidden, is_geglu=is_geglu, bias=bias)
         answer = q4nx_product(node, made, outer, hidden, inner)
+        answer = sum_of(answer, of(node.float(7).numbers[0][e].astype(np.float32))) if node.has(7) else answer
         share = weights.map(lambda array, e=e: array[:, e, None])
         y = sum_of(y, elementwise(lambda a, p: np.where(p == 0, 0, a * p), answer, share))
     return y.map(lambda array: array.reshape(node.float(0).shape))

@@ -17,7 +17,8 @@ BF16 = 2.0**-9  # the same of bfloat16
 # Sizes that do not fill whole groups of columns and blocks of rows, and sizes that do.
 ODD, WHOLE = (100, 48), (256, 64)
 BIAS = np.float32([0.3, -0.2, 0.1, 0, -0.3, 0.2])
-CONSTANTS = (1, 2, 3, 5)
+CONSTANTS = (1, 2, 3, 5, 6, 7, 8, 9)
+SCALES = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 0.7}
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,15 @@ class Mixture:
     down: np.ndarray
     attributes: dict[str, Any]
     bias: np.ndarray | None = None
+    # Biases of gate and up projections, of down projections, and of logits; factors of answers.
+    biases: tuple[np.ndarray | None, ...] = (None, None, None, None)
 
     @property
     def inputs(self) -> list[np.ndarray | None]:
-        return [self.router, self.gate_up, self.down, *([] if self.bias is None else [None, self.bias])]
+        given = [self.router, self.gate_up, self.down, None, self.bias, *self.biases]
+        while given[-1] is None:
+            given.pop()
+        return given
 
     def expert(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The blocks of an expert's gate and up projection, and of its down projection."""
@@ -68,6 +74,8 @@ def logits_of(x: np.ndarray, of: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Logits in float64, and the largest error of a row's logits in float32, where each of four or more lanes adds up a
     part of the columns, and then the lanes are added up."""
     logits = x.astype(np.float64) @ of.router.astype(np.float64).T
+    if of.biases[2] is not None:
+        logits = logits + of.biases[2]
     magnitude = np.abs(x.astype(np.float64)) @ np.abs(of.router.astype(np.float64)).T
     return logits, (x.shape[-1] / 4 + 8) * EPSILON * magnitude.max(-1, keepdims=True)
 
@@ -167,9 +175,92 @@ def test_expert_equals_two_products_of_its_rows(isa: str, activations: str, coun
     assert np.all(np.abs(run(x, of, **options) - expected) <= bound)
 
 
+def biased(of: Mixture, *kept: int) -> Mixture:
+    """The mixture with biases, of which those at the places `kept` stay; of logits as far apart as these."""
+    sizes = of.attributes
+    shapes = ((2 * sizes["expert_size"],), (sizes["hidden_size"],), (), ())
+    rng = np.random.default_rng(5)
+    biases = [rng.standard_normal((sizes["num_experts"], *shape), dtype=np.float32) for shape in shapes]
+    return replace(of, biases=tuple(bias if place in kept else None for place, bias in enumerate(biases)))
+
+
 @pytest.mark.parametrize("isa", ISAS)
-def test_row_has_same_bits_in_every_batch(isa: str) -> None:
-    of = mixture(WHOLE, experts=8, taken=4)
+@pytest.mark.parametrize("count", [1, 7, 600])
+@pytest.mark.parametrize(
+    "kept", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)], ids=["all", "gate and up", "down", "logits", "factors"]
+)
+@pytest.mark.parametrize("scales", [{}, SCALES], ids=["plain", "scaled"])
+def test_biases_and_scales_equal_products_of_experts(
+    isa: str, count: int, kept: tuple[int, ...], scales: dict[str, float]
+) -> None:
+    """Against Q4NXMatMul without a gate on each expert's rows, of odd sizes; the gate is here, in float64.
+
+    Products of the same rows have the same bits. Answers for 600 rows of these sizes are kept, for more they are not:
+    see test_row_has_same_bits_in_every_batch.
+    """
+    of = biased(mixture(ODD, taken=3, **scales), *kept)
+    hidden, inner = ODD
+    x = decided_rows(count, of)
+    experts, weights, weight_error = routed(x, of)
+    options = {"cpu_isa": isa, "activations": "bf16"}
+    gate_up_bias, down_bias = (np.zeros((6, n)) if b is None else b for b, n in zip(of.biases, (96, 100), strict=False))
+    alpha, beta, limit = (scales.get(name, usual) for name, usual in zip(SCALES, (1.0, 0.0, np.inf), strict=True))
+    expected, bound = np.zeros((2, count, hidden))
+    for e in range(6):
+        row, rank = np.nonzero(experts == e)
+        if not row.size:
+            continue
+        gate_up, down = of.expert(e)
+        sizes = {"M": inner, "K": hidden}
+        gate, up = (
+            one("Q4NXMatMul", [x[row], blocks], constants=(1,), options=options, **sizes) + bias
+            for blocks, bias in zip(np.split(gate_up, 2), np.split(gate_up_bias[e], 2), strict=True)
+        )
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        inside = (q4nx_matmul.silu(alpha * gate) / alpha * (up + beta)).astype(np.float32)
+        sizes = {"M": hidden, "K": inner}
+        answer = one("Q4NXMatMul", [inside, down], constants=(1,), options=options, **sizes) + down_bias[e]
+        weight = weights[row, rank][:, None] * (1 if of.biases[3] is None else of.biases[3][e])
+        expected[row] += weight * answer
+        # The inputs of the down projection are rounded to bfloat16, here and there on the same or the neighbouring
+        # number: an ulp of bfloat16 between them. Sums of the gate are off by some 24 roundings of float32.
+        reach = np.abs(inside).astype(np.float64) @ magnitudes(down, hidden, inner).T
+        bound[row] += np.abs(weight) * (
+            np.abs(answer) * (weight_error[row] + 7 * EPSILON) + (2 * BF16 + 24 * EPSILON) * reach
+        )
+    assert np.all(np.abs(run(x, of, **options) - expected) <= bound)
+    # Biases and limits that are not applied would be far outside of the bound.
+    plain = replace(
+        of,
+        biases=(None, None, of.biases[2], None),
+        attributes={k: v for k, v in of.attributes.items() if k not in SCALES},
+    )
+    if kept != (2,) or scales:
+        assert np.abs(run(x, plain, **options) - expected).max() > 4 * bound.max()
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "message"),
+    [
+        (0, (6, 48), r"expected gate_up_bias of shape \[6,96\], got \[6,48\]"),
+        (1, (5, 100), r"expected down_bias of shape \[6,100\], got \[5,100\]"),
+        (2, (5,), r"expected logits_bias of shape \[6\], got \[5\]"),
+        (3, (5,), r"expected expert_scales of shape \[6\], got \[5\]"),
+    ],
+)
+def test_biases_of_other_shapes_are_refused(place: int, shape: tuple[int, ...], message: str) -> None:
+    biases: list[np.ndarray | None] = [None] * 4
+    biases[place] = np.zeros(shape, np.float32)
+    with pytest.raises(ValueError, match=message):
+        run(rows_of(1, ODD[0]), replace(mixture(), biases=tuple(biases)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_row_has_same_bits_in_every_batch(isa: str, has_biases: bool) -> None:
+    of = mixture(WHOLE, experts=8, taken=4, **(SCALES if has_biases else {}))
+    if has_biases:
+        of = biased(of, 0, 1, 2, 3)
     x = rows_of(600, WHOLE[0])
     options = {"cpu_isa": isa, "activations": "bf16"}
     node = Node("Q4NXMoE", [x, *of.inputs], constants=CONSTANTS, options=options, **of.attributes)
@@ -284,6 +375,8 @@ def test_leading_axes_are_kept() -> None:
         ({"num_experts": 5}, r"expected a router of shape \[5,100\], got \[6,100\]"),
         ({"expert_size": 80}, r"expected weight 'input2' of shape \[36,4,640\], got \[24,4,640\]"),
         ({"gating": "relu"}, "swiglu"),
+        ({"gating": "geglu", "swiglu_limit": 7.0}, "expected gating to be swiglu beside swiglu_alpha"),
+        ({"swiglu_limit": -1.0}, "swiglu_limit"),
         ({"normalize_routing_weights": 2}, "normalize_routing_weights"),
     ],
 )

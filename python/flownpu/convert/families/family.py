@@ -40,6 +40,13 @@ class Experts:
     tensors: ExpertTensors = _EACH_BY_ITSELF
     biased: bool = False
     """See `Mixture.biased`."""
+    has_biases: bool = False
+    """See `Mixture.has_biases`."""
+    beside: str | None = None
+    """The setting that says whether there are experts, which are then beside a plain feed-forward (`Mixture.beside`).
+    None: there are experts."""
+    swiglu: tuple[str, float, str] | None = None
+    """The settings with alpha and limit of `Swiglu`, and between them beta; None: it is silu(gate) * up."""
     shared: str | None = None
     """The setting with the number of rows of a shared expert's gate; None: there is none."""
     dense_layers: str | None = None
@@ -106,6 +113,15 @@ class Family:
     use_sliding_window is set, those after the first max_window_layers ("behind")."""
     period: int | Power | None = None
     """Without layer_types, every `period`-th layer sees all tokens; a Power names the setting with that number."""
+    sizes_by_kind: bool = False
+    """Layers without a window have heads of another size and number (`layer_forms`), and the last layers may share the
+    keys and values of earlier ones and have a wider feed-forward."""
+    value_norm: bool = False
+    """See `Decoder.value_norm`."""
+    layer_scalars: bool = False
+    """See `Decoder.layer_scalars`."""
+    per_layer_size: str | None = None
+    """The setting with `Decoder.per_layer_size`."""
     rope_by_kind: bool = False
     """Layers with a window have one RoPE, those without another."""
     rope_layers: str | None = None
@@ -114,10 +130,12 @@ class Family:
     """The name of a setting n that counts if that one is missing: every n-th layer has no RoPE."""
     rope_defaults: Mapping[str, Any] = field(default_factory=dict)
     """The settings of RoPE for a configuration that has none."""
-    attention_scale: Power = _BY_HEAD_SIZE
+    attention_scale: Power | None = _BY_HEAD_SIZE
     embedding_scale: Power | None = None
     residual_scale: Power | None = None
     """The factor of the outputs of attention and feed-forward before they are added to the residual stream."""
     logit_scale: Power | None = None
+    head_sinks: bool = False
+    """See `Decoder.head_sinks`."""
     attention_softcap: str | None = None
     logit_softcap: str | None = None

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from flownpu.convert.decoder import Decoder, Layer, Rotary
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families.family import Power
+from flownpu.convert.families.layer_forms import with_forms
 from flownpu.convert.families.rope import read_rotaries
-from flownpu.convert.layer_parts import Convolution, DeltaRule, Mixture
+from flownpu.convert.layer_parts import Convolution, DeltaRule, Mixture, Swiglu
 
 if TYPE_CHECKING:
-    from flownpu.convert.families.family import Family
+    from flownpu.convert.families.family import Experts, Family
     from flownpu.convert.layer_parts import Mixer
     from flownpu.convert.settings import Settings
 
@@ -62,7 +63,9 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
             )
         settings = settings.section(family.inner)
         tokens = tokens.then(settings)
-    bidirectional = settings.flag("use_bidirectional_attention")
+    # A text says which tokens: "vision" those of pictures, which are no part of a text.
+    words = settings.value("use_bidirectional_attention") if "use_bidirectional_attention" in settings else False
+    bidirectional = words == "all" if isinstance(words, str) else settings.flag("use_bidirectional_attention")
     if bidirectional and not embeds:
         raise ConversionError(
             f"{settings.where}: use_bidirectional_attention is set; only causal decoders can be converted"
@@ -88,7 +91,7 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
         head_size=head_size,
         vocabulary_size=config.integer("vocab_size"),
         context_length=context,
-        layers=_layers(family, config, full, local, bidirectional=bidirectional),
+        layers=with_forms(family, config, _layers(family, config, full, local, bidirectional=bidirectional), full),
         bidirectional=bidirectional,
         gating=_gating(family, config),  # type: ignore[arg-type]  # one of _GATINGS' values
         # A residual scale m needs no node. With s = r / m, the stream r + m f(norm(r)) is m (s + f(norm(m s))), and the
@@ -103,9 +106,13 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
         norms_before=family.norms != "after",
         sandwich_norms=family.norms != "before",
         qk_norm=family.qk_norm == "heads",
+        value_norm=family.value_norm,
+        per_layer_size=config.integer(family.per_layer_size, least=0) if family.per_layer_size else 0,
+        layer_scalars=family.layer_scalars,
         projection_norms=family.qk_norm == "all",
         qkv_bias=_has(config, family.biases.qkv),
         output_gate=family.output_gate,
+        head_sinks=family.head_sinks,
         output_bias=_has(config, family.biases.output),
         feed_forward_bias=_has(config, family.biases.feed_forward),
         fused_projections=family.fused,
@@ -128,15 +135,21 @@ def _check_neutral(family: Family, settings: Settings) -> None:
 
 
 def _feed_forward_size(family: Family, config: Settings) -> int:
-    size = config.integer("intermediate_size" if family.experts is None else family.experts.size)
+    experts = _experts(family, config)
+    size = config.integer("intermediate_size" if experts is None else experts.size)
     if not family.adjusted_size or not config.flag("block_auto_adjust_ff_dim", True):
         return size
     size, step = 2 * size // 3, config.integer("block_multiple_of")
     return -(-int(config.number("block_ffn_dim_multiplier", positive=True) * size) // step) * step
 
 
+def _experts(family: Family, config: Settings) -> Experts | None:
+    experts = family.experts
+    return None if experts is not None and experts.beside and not config.flag(experts.beside) else experts
+
+
 def _mixture(family: Family, config: Settings) -> Mixture | None:
-    if (experts := family.experts) is None:
+    if (experts := _experts(family, config)) is None:
         return None
     count = config.integer(next((key for key in experts.count if key in config), experts.count[0]))
     per_token = config.integer(experts.chosen)
@@ -150,10 +163,20 @@ def _mixture(family: Family, config: Settings) -> Mixture | None:
         _has(config, experts.normalize),
         experts.tensors,
         biased=experts.biased,
+        has_biases=experts.has_biases,
+        beside=experts.beside is not None,
+        swiglu=_swiglu(experts.swiglu, config),
         shared_size=config.integer(experts.shared) if experts.shared else 0,
         dense_layers=config.integer(experts.dense_layers, least=0) if experts.dense_layers else 0,
-        dense_size=config.integer("intermediate_size") if experts.dense_layers else 0,
+        dense_size=config.integer("intermediate_size") if experts.dense_layers or experts.beside else 0,
     )
+
+
+def _swiglu(constants: tuple[str, float, str] | None, config: Settings) -> Swiglu | None:
+    if constants is None:
+        return None
+    alpha, beta, limit = constants
+    return Swiglu(config.number(alpha, positive=True), beta, config.number(limit, positive=True))
 
 
 def _head_sizes(config: Settings) -> tuple[int, int, int]:

@@ -10,7 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from flownpu.convert.decoder import FrequencyFactors, LinearScaling, Llama3Scaling, Rotary, YarnScaling
+from flownpu.convert.decoder import (
+    FrequencyFactors,
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    Rotary,
+    YarnScaling,
+)
 from flownpu.convert.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -66,11 +73,12 @@ def _rotary(settings: Settings, head_size: int) -> Rotary:
             f"even number, got {rotated}"
         )
     match kind:
-        case "default":
+        case "default" | "dynamic":
+            # Dynamic frequencies change only beyond max_position_embeddings, the most positions that a model is
+            # converted for.
             return Rotary(theta, None, rotated)
-        case "dynamic":
-            # Frequencies change only beyond max_position_embeddings, the most positions that a model is converted for.
-            return Rotary(theta, None, rotated)
+        case "proportional":
+            return Rotary(theta, ProportionalScaling(rotated, settings.number("factor", 1.0, positive=True)))
         case "linear":
             return Rotary(theta, LinearScaling(settings.number("factor", positive=True)), rotated)
         case "llama3":
@@ -81,7 +89,7 @@ def _rotary(settings: Settings, head_size: int) -> Rotary:
             context, short, long = _long(settings, int(head_size * rotated) // 2)
             return Rotary(theta, short, rotated, beyond=(context, long))
     raise ConversionError(
-        f"{settings.where}: expected rope_type default, linear, dynamic, llama3, yarn or longrope, got "
+        f"{settings.where}: expected rope_type default, linear, dynamic, llama3, yarn, longrope or proportional, got "
         f'"{kind}", which cannot be converted'
     )
 

@@ -114,8 +114,10 @@ class _Settings:
             **(self._mixture(family.experts) if family.experts is not None else {}),
             **self._mixers(family, layers),
         }
-        if scaling := self._rope_scaling():
+        if scaling := self._rope_scaling(family):
             config["rope_scaling"] = scaling
+        if family.head_sinks:
+            config["sliding_window"] = self.integer("attention.sliding_window")
         if self.architecture in _LAYERS_OF_27B:
             config |= self._gemma(config)
         elif has_scales:
@@ -236,12 +238,16 @@ class _Settings:
             )
         return [bool(local) for local in pattern]
 
-    def _rope_scaling(self) -> dict[str, Any] | None:
+    def _rope_scaling(self, family: Family) -> dict[str, Any] | None:
         kind = self.value("rope.scaling.type", "none")
         # Older files have no type: rope.scale_linear alone means linear scaling.
         factor = float(self.value("rope.scaling.factor", self.value("rope.scale_linear", 1.0)))
         if kind == "none" and f"{self.architecture}.rope.scale_linear" in self.metadata:
             kind = "linear"
+        if kind == "yarn" and family.rope_defaults.get("rope_type") == "yarn":
+            context = self.integer("rope.scaling.original_context_length")
+            fixed = {key: value for key, value in family.rope_defaults.items() if key != "rope_theta"}
+            return {**fixed, "factor": factor, "original_max_position_embeddings": context}
         if kind not in ("none", "linear"):
             raise ConversionError(
                 f'{self.file.path}: expected {self.architecture}.rope.scaling.type none or linear, got "{kind}", which '

@@ -7,6 +7,7 @@ they are quantised again.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -73,9 +74,15 @@ _LAYER = {
     "mlp.gate_up_proj": "ffn_up",
 }
 # Tensors whose names have no further part.
-_WHOLE = {"linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a", "mlp.expert_bias": "exp_probs_b.bias"}
+_WHOLE = {
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.A_log": "ssm_a",
+    "mlp.expert_bias": "exp_probs_b.bias",
+    "self_attn.sinks": "attn_sinks.weight",
+}
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
-_DELTA_RULE_NORMS = {"post_attention_layernorm": "post_attention_norm"}
+# The norms of linear attention's families, and of attention with sinks.
+_LATER_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 _SANDWICH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -128,7 +135,7 @@ class GgufWeights:
         self._interleaved = tuple(f"attn_{x}.{y}" for x in "qk" for y in ("weight", "bias")) if interleaved else ()
         mixers = [layer.mixer for layer in decoder.layers]
         rule = next((mixer for mixer in mixers if isinstance(mixer, DeltaRule)), None)
-        norms = _NORMS if rule is None else _DELTA_RULE_NORMS
+        norms = _NORMS if rule is None and not decoder.head_sinks else _LATER_NORMS
         layer = _LAYER | (_SANDWICH_NORMS if decoder.sandwich_norms else norms)
         is_convolution = any(isinstance(mixer, Convolution) for mixer in mixers)
         model = _MODEL | ({"norm.weight": "token_embd_norm.weight"} if is_convolution else {})
@@ -166,6 +173,8 @@ class GgufWeights:
             actual = (actual[0] * actual[1], actual[2])
         if len(actual) == 1 and len(shape) == 2:  # one row
             actual = (1, *actual)
+        if len(actual) == 2 and len(shape) == 1:  # biases of all experts
+            actual = (actual[0] * actual[1],)
         if actual != shape:
             raise ConversionError(
                 f"{self._file.path}: tensor {name} has shape {list(actual)}, expected {list(shape)} from the metadata"
@@ -194,12 +203,13 @@ class GgufWeights:
         return self._halves(values) if name.endswith(self._interleaved) else values
 
     def values(self, name: str) -> NDArray[np.float32]:
-        """A one-dimensional tensor by its name in the file, float32.
+        """A one-dimensional tensor by its name in the file, float32, or all rows of one, one after the other.
 
         Raises:
             ConversionError: a value is not finite, or the gguf package cannot dequantise its type.
         """
-        values: NDArray[np.float32] = self._dequantized(self._file.read(name, 0, 1), name)[0]
+        rows = math.prod(self._file.tensors[name].shape[:-1])
+        values: NDArray[np.float32] = self._dequantized(self._file.read(name, 0, rows), name).ravel()
         if not np.isfinite(values).all():
             raise ConversionError(f"{self._file.path}: tensor {name} has a value that is not finite")
         return values

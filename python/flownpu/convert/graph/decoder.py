@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import onnx_ir as ir
 
-from flownpu.convert.graph.mixers import MixerWriter
+from flownpu.convert.graph.feed_forward import FeedForwardWriter
 from flownpu.convert.graph.writer import MICROSOFT
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES, cache_columns
 from flownpu.ops.definitions.onnx_function import DOMAIN, VERSION
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flownpu.convert.decoder import Decoder, Layer, Rotary
-    from flownpu.convert.layer_parts import Mixture
 
 Logits = Literal["last", "all"]
 
@@ -73,35 +72,63 @@ class Attended(NamedTuple):
     """Tables of cos and sin."""
     norms: Sequence[ir.Value | None]
     """Weights of the norms of each head's queries and keys."""
+    sinks: ir.Value | None = None
+    """The score of one more key for each query head."""
 
 
-class DecoderWriter(MixerWriter):
+class DecoderWriter(FeedForwardWriter):
     """Writes a decoder's layers and LM head; subclasses add the graph's inputs and the operator of attention."""
 
     def __init__(self, decoder: Decoder, tensors: Mapping[str, ir.TensorProtocol], kv_dtype: ir.DataType) -> None:
         """Takes the decoder to write, its weights by name, and the type of the KV cache."""
         super().__init__(decoder, tensors)
         self.kv_dtype = kv_dtype
+        self.cached: dict[int, Sequence[ir.Value]] = {}
+        self.shared: dict[str, ir.Value] = {}
 
-    def _layers(self, embeddings: ir.Value) -> ir.Value:
-        """The normalised hidden states that the LM head takes, in the embeddings' shape."""
+    def _layers(self, embeddings: ir.Value, for_layers: ir.Value | None = None) -> ir.Value:
+        """The normalised hidden states that the LM head takes, in the embeddings' shape, but for `_cut`.
+
+        `for_layers`: the tokens' embeddings for all layers, if there are such.
+        """
         decoder, residual, count = self.decoder, embeddings, len(self.decoder.layers)
         hidden = self._norm(embeddings, "layers.0.input_layernorm") if decoder.norms_before else embeddings
-        sandwich = decoder.sandwich_norms
+        sandwich, own = decoder.sandwich_norms, decoder.own_layers
+        parts: list[ir.Value] = []
+        if for_layers is not None:
+            sizes = [size * decoder.per_layer_size for size in (own, count - own) if size]
+            for_layers, *later = self._split(for_layers, "per_layer.kinds", sizes)
+            parts = self._parts_for_layers(for_layers, 0, own)
         for i in range(count):
             layer = f"layers.{i}"
             mixer = decoder.layers[i].mixer
+            if i == own:
+                residual = self._cut(residual, "residual")
+                hidden = self._norm(residual, f"{layer}.input_layernorm")
+                parts += self._parts_for_layers(self._cut(later[0], "per_layer"), own, count - own) if parts else []
             hidden = self._attention(i, hidden) if mixer is None else self._mixer(i, mixer, hidden)
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_attention_layernorm")
             before_mlp = "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"
             hidden, residual = self._next(hidden, residual, f"{layer}.{before_mlp}")
-            hidden = self._feed_forward(i, hidden)
+            hidden = self._feed_forward(i, hidden, residual)
             if sandwich:
                 hidden = self._norm(hidden, f"{layer}.post_feedforward_layernorm")
-            if i + 1 < count:
-                hidden, residual = self._next(hidden, residual, f"layers.{i + 1}.input_layernorm")
-        return self._residual_norm(hidden, residual, "norm")[0]
+            following = f"layers.{i + 1}.input_layernorm" if i + 1 < count else "norm"
+            if parts or decoder.layer_scalars:
+                total = self._op("Add", [residual, hidden], f"{layer}.sum")
+                residual = self._after_layer(i, total, parts[i] if parts else None)
+                hidden = residual if i + 1 == own < count else self._norm(residual, following)
+            elif i + 1 < count:
+                hidden, residual = self._next(hidden, residual, following)
+            else:
+                hidden, _ = self._residual_norm(hidden, residual, following)
+        return hidden
+
+    def _cut(self, x: ir.Value, name: str) -> ir.Value:
+        """The part of x [B, S, ..] that layers need which read only keys and values of earlier layers."""
+        del name
+        return x
 
     def _next(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
         """Adds a part's output to the residual stream; returns the input of the layer's next part, and the sum."""
@@ -110,62 +137,22 @@ class DecoderWriter(MixerWriter):
         total = self._op("Add", [residual, x], f"{weight}/sum")
         return total, total
 
-    def _feed_forward(self, index: int, hidden: ir.Value) -> ir.Value:
-        mixture, module = self.decoder.mixture, f"layers.{index}.mlp"
-        if mixture is not None and index >= mixture.dense_layers:
-            return self._experts(hidden, module, mixture)
-        return self._mlp(hidden, module)
-
-    def _mlp(self, hidden: ir.Value, module: str) -> ir.Value:
-        if not self.decoder.feed_forward_bias:
-            hidden = self._project(hidden, f"{module}.gate_up_proj", gating=self.decoder.gating)
-            return self._project(hidden, f"{module}.down_proj")
-        gate, up = (self._project(hidden, f"{module}.{name}", bias=True) for name in ("gate_proj", "up_proj"))
-        if self.decoder.gating == "geglu":
-            activated = self._op("Gelu", [gate], f"{module}.activation", approximate="tanh")
-        else:
-            activated = self._op(
-                "Mul", [gate, self._op("Sigmoid", [gate], f"{module}.sigmoid")], f"{module}.activation"
-            )
-        return self._project(self._op("Mul", [activated, up], f"{module}.gated"), f"{module}.down_proj", bias=True)
-
-    def _experts(self, hidden: ir.Value, module: str, mixture: Mixture) -> ir.Value:
-        names = ("router", "experts.gate_up_proj", "experts.down_proj")
-        bias = [None, self._weight(f"{module}.router.bias")] if mixture.biased else []
-        output = self._op(
-            "Q4NXMoE",
-            [hidden, *(self._weight(f"{module}.{name}") for name in names), *bias],
-            f"{module}.experts",
-            domain=DOMAIN,
-            num_experts=mixture.experts,
-            experts_per_token=mixture.experts_per_token,
-            hidden_size=self.decoder.hidden_size,
-            expert_size=self.decoder.feed_forward_size,
-            normalize_routing_weights=int(mixture.normalize),
-            gating=self.decoder.gating,
-        )
-        if not mixture.shared_size:
-            return output
-        shared = self._mlp(hidden, f"{module}.shared_expert")
-        name = f"{module}.shared_expert_gate"
-        gate = self._op("MatMul", [hidden, self._weight(name)], name)
-        opened = self._op("Sigmoid", [gate], f"{module}.shared_expert_open")
-        return self._op("GatedAdd", [output, shared, opened], f"{module}.sum", domain=MICROSOFT)
-
     def _attention(self, index: int, hidden: ir.Value) -> ir.Value:
         decoder, name = self.decoder, f"layers.{index}.self_attn"
         layer = decoder.layers[index]
-        past = self._past(index)
+        past = self._past(index) if layer.shared is None else self.cached[layer.shared]
         caches: list[ir.Value | None] = [None, None]
         if layer.rotary.rotated:
             caches = [self._weight(n) for n in rotary_cache_names(decoder.rotaries.index(layer.rotary))]
-        norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in ("q_norm", "k_norm")]
-        qkv = self._query_key_value(hidden, name)
-        op_type, inputs, more = self._attend(layer, Attended(qkv, past, caches, norms))
+        names = ("q_norm", "k_norm" if layer.shared is None else "q_norm")
+        norms = [self._weight(f"{name}.{n}") if decoder.qk_norm else None for n in names]
+        qkv = self._query_key_value(hidden, name, layer)
+        sinks = self._weight(f"{name}.sinks") if decoder.head_sinks else None
+        op_type, inputs, more = self._attend(layer, Attended(qkv, past, caches, norms, sinks))
         attributes: dict[str, int | float] = {
             "num_heads": decoder.heads,
-            "kv_num_heads": decoder.kv_heads,
-            "head_size": decoder.head_size,
+            "kv_num_heads": layer.kv_heads or decoder.kv_heads,
+            "head_size": layer.head_size or decoder.head_size,
             "scale": decoder.attention_scale,
             "softcap": decoder.attention_softcap,
             "local_window_size": -1 if layer.window is None else layer.window,
@@ -177,13 +164,15 @@ class DecoderWriter(MixerWriter):
             op_type,
             inputs,
             attributes=attributes,
-            num_outputs=3,
+            num_outputs=3 if layer.shared is None else 1,
             domain=DOMAIN,
             version=VERSION,
             name=f"/{name}/attention",
         )
         output.name = f"/{name}/attention/output"
-        self._add_present(index, present)
+        if layer.shared is None:
+            self.cached[index] = present
+            self._add_present(index, present)
         if decoder.output_gate:
             gate = self._op("Sigmoid", [self._project(hidden, f"{name}.gate_proj")], f"{name}.open")
             output = self._op("Mul", [output, gate], f"{name}.gated")
@@ -191,27 +180,61 @@ class DecoderWriter(MixerWriter):
 
     def _past(self, index: int) -> Sequence[ir.Value | None]:
         """The graph's inputs with a layer's cached keys and values."""
-        shape = self._cache_shape()
+        shape = self._cache_shape(self.decoder.layers[index])
         return [self._input(f"past_key_values.{index}.{part}", self.kv_dtype, shape) for part in ("key", "value")]
 
     def _add_present(self, index: int, present: Sequence[ir.Value]) -> None:
         """Makes a layer's keys and values outputs of the graph."""
         for value, part in zip(present, ("key", "value"), strict=True):
             value.name = f"present.{index}.{part}"
-            value.dtype, value.shape = self.kv_dtype, ir.Shape(self._cache_shape())
+            value.dtype, value.shape = self.kv_dtype, ir.Shape(self._cache_shape(self.decoder.layers[index]))
             self.present.append(value)
 
-    def _query_key_value(self, hidden: ir.Value, module: str) -> list[ir.Value | None]:
-        """Queries, keys and values: packed in the first, or separate if a norm goes over all heads together."""
+    def _query_key_value(self, hidden: ir.Value, module: str, layer: Layer) -> list[ir.Value | None]:
+        """Queries, keys and values: packed in the first, or separate if attention itself has not all their norms."""
         decoder = self.decoder
         packed = self._project(hidden, f"{module}.qkv_proj", bias=decoder.qkv_bias)
-        if not decoder.projection_norms:
+        size, kv_heads = layer.head_size or decoder.head_size, layer.kv_heads or decoder.kv_heads
+        if layer.shared is not None:
+            nothing = self._nothing(packed, kv_heads * size)
+            return [packed, nothing, nothing]
+        if not decoder.projection_norms and not decoder.value_norm:
             return [packed, None, None]
-        sizes = [count * decoder.head_size for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
-        query, key, value = self._split(packed, f"{module}.split", sizes)
+        counts = (decoder.heads, kv_heads) if layer.keys_are_values else (decoder.heads, kv_heads, kv_heads)
+        query, key, *values = self._split(packed, f"{module}.split", [count * size for count in counts])
+        value = values[0] if values else key
+        if decoder.value_norm:
+            return [query, key, self._norm_of_heads(value, f"{module}.v_norm", kv_heads, size)]
         return [self._norm(query, f"{module}.q_norm"), self._norm(key, f"{module}.k_norm"), value]
 
-    def _cache_shape(self) -> list[int | str | None]:
+    def _norm_of_heads(self, x: ir.Value, name: str, heads: int, size: int) -> ir.Value:
+        """The RMS norm, without a weight, of each head of x [B, S, heads size]."""
+        by_head = self._integers(f"by_head.{heads}_{size}", [0, 0, heads, size])
+        ones = ir.tensor([1.0] * size, dtype=ir.DataType.FLOAT, name=f"ones.{size}")
+        normed = self._op(
+            "SimplifiedLayerNormalization",
+            [self._op("Reshape", [x, by_head], f"{name}/heads"), self._initializer(f"ones.{size}", ones)],
+            name,
+            axis=-1,
+            epsilon=self.decoder.norm_epsilon,
+            stash_type=1,
+        )
+        flat = self._integers(f"flat.{heads * size}", [0, 0, heads * size])
+        return self._op("Reshape", [normed, flat], f"{name}/flat")
+
+    def _nothing(self, query: ir.Value, columns: int) -> ir.Value:
+        """Keys or values of no tokens, [B, 0, columns], for attention to those of another layer."""
+        name = f"no_keys.{columns}"
+        if name not in self.shared:
+            bounds = [
+                self._integers(f"{name}.{part}", values)
+                for part, values in (("starts", [0, 0]), ("ends", [0, columns]), ("axes", [1, 2]))
+            ]
+            self.shared[name] = self._op("Slice", [query, *bounds], name)
+            self.shared[name].dtype, self.shared[name].shape = ir.DataType.FLOAT, ir.Shape(["batch_size", 0, columns])
+        return self.shared[name]
+
+    def _cache_shape(self, layer: Layer) -> list[int | str | None]:
         """The shape of a layer's cached keys, which is also that of its values."""
         raise NotImplementedError
 
@@ -227,12 +250,6 @@ class DecoderWriter(MixerWriter):
             scaled = self._op("Div", [logits, softcap], "lm_head/scaled")
             logits = self._op("Mul", [self._op("Tanh", [scaled], "lm_head/tanh"), softcap], "lm_head/capped")
         return self._output(logits, "logits", [*shape, self.decoder.vocabulary_size])
-
-    def _norm(self, x: ir.Value, weight: str) -> ir.Value:
-        epsilon = self.decoder.norm_epsilon
-        inputs = [x, self._weight(weight)]
-        # ONNX Runtime has this operator in ONNX's domain; the standard one, RMSNormalization, needs opset 23.
-        return self._op("SimplifiedLayerNormalization", inputs, weight, axis=-1, epsilon=epsilon, stash_type=1)
 
     def _residual_norm(self, x: ir.Value, residual: ir.Value, weight: str) -> tuple[ir.Value, ir.Value]:
         """Both norm(residual + x) and the sum residual + x."""
@@ -281,10 +298,11 @@ class _Writer(DecoderWriter):
             shape: list[int | str | None] = ["batch_size", "sequence_length", self.decoder.hidden_size]
             embeddings = self._input("inputs_embeds", ir.DataType.FLOAT, shape)
             self.image_blocks = self._blocks(input_ids, self.decoder.image_token_id)
-        self.lengths = [lengths, total]
-        hidden = self._layers(embeddings)
-        if not self.all_logits:
-            hidden = self._last_token(hidden, lengths, input_ids)
+        self.lengths, self.input_ids = [lengths, total], input_ids
+        for_layers = self._embed_for_layers(input_ids, embeddings) if self.decoder.per_layer_size else None
+        hidden = self._layers(embeddings, for_layers)
+        if not self.all_logits and self.decoder.own_layers == len(self.decoder.layers):
+            hidden = self._last_token(hidden, "last_token")
         logits = self._logits(hidden, ["batch_size", "sequence_length" if self.all_logits else 1])
         return self._model(self.decoder.family, [logits, *self.present])
 
@@ -319,25 +337,33 @@ class _Writer(DecoderWriter):
         reaches = self._op("Greater", [total, border], f"{name}/reaches_second")
         return self._op("Add", [positions, self._op("Where", [reaches, border, zero], f"{name}/start")], f"{name}/rows")
 
-    def _cache_shape(self) -> list[int | str | None]:
+    def _cache_shape(self, layer: Layer) -> list[int | str | None]:
         # The capacity has no name: ONNX Runtime takes dimensions of equal name for equal sizes, and would have the
         # GroupQueryAttention in the operator's definition write a longer present into the memory of the past.
-        return ["batch_size", self.decoder.kv_heads, None, cache_columns(self.kv_dtype, self.decoder.head_size)]
+        columns = cache_columns(self.kv_dtype, layer.head_size or self.decoder.head_size)
+        return ["batch_size", layer.kv_heads or self.decoder.kv_heads, None, columns]
+
+    def _cut(self, x: ir.Value, name: str) -> ir.Value:
+        """The last tokens, whose logits alone are asked for: the others give keys and values to no layer behind."""
+        return x if self.all_logits else self._last_token(x, f"last_token/{name}")
 
     def _attend(self, layer: Layer, attended: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:
         windowed = layer.window is not None and self.sliding_window_cache
         positions = self.positions.get(self.decoder.rotaries.index(layer.rotary)) if layer.rotary.rotated else None
         inputs = [*attended.qkv, *attended.past, *self.lengths, *attended.rotary, positions, None, *attended.norms]
-        return "FlowQKVAttention", [*inputs, self.image_blocks], {"sliding_window_cache": int(windowed)}
+        inputs += [self.image_blocks, attended.sinks]
+        return "FlowQKVAttention", inputs, {"sliding_window_cache": int(windowed)}
 
-    def _last_token(self, hidden: ir.Value, lengths: ir.Value, input_ids: ir.Value) -> ir.Value:
+    def _last_token(self, hidden: ir.Value, name: str) -> ir.Value:
         """The hidden states of each row's last token, [B, 1, D].
 
         Its index is min(seqlens_k, S - 1): the rows of a first prompt may be padded on the right.
         """
-        last = self._op("Cast", [lengths], "last_token/position", to=ir.DataType.INT64.value)
-        new = self._op("Shape", [input_ids], "last_token/new_tokens", start=1, end=2)
-        newest = self._op("Sub", [new, self._integers("one", [1])], "last_token/newest")
-        index = self._op("Min", [last, newest], "last_token/minimum")
-        indices = self._op("Unsqueeze", [index, self._integers("axes_1_2", [1, 2])], "last_token/index")
-        return self._op("GatherND", [hidden, indices], "last_token/hidden", batch_dims=1)
+        if "last_token" not in self.shared:
+            last = self._op("Cast", [self.lengths[0]], "last_token/position", to=ir.DataType.INT64.value)
+            new = self._op("Shape", [self.input_ids], "last_token/new_tokens", start=1, end=2)
+            newest = self._op("Sub", [new, self._integers("one", [1])], "last_token/newest")
+            index = self._op("Min", [last, newest], "last_token/minimum")
+            axes = self._integers("axes_1_2", [1, 2])
+            self.shared["last_token"] = self._op("Unsqueeze", [index, axes], "last_token/index")
+        return self._op("GatherND", [hidden, self.shared["last_token"]], f"{name}/hidden", batch_dims=1)

@@ -65,7 +65,8 @@ class _Writer(DecoderWriter):
             "Gather", [hidden, self._op("Sub", [ends, one], "last_token/places")], "last_token/hidden", axis=0
         )
 
-    def _cache_shape(self) -> list[int | str | None]:
+    def _cache_shape(self, layer: Layer) -> list[int | str | None]:
+        del layer  # all are of one form
         return ["num_blocks", "block_size", self.decoder.kv_heads, self.decoder.head_size]
 
     def _attend(self, layer: Layer, attended: Attended) -> tuple[str, list[ir.Value | None], dict[str, int]]:

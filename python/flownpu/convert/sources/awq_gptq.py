@@ -50,12 +50,12 @@ class AwqGptqWeights(PrequantisedWeights):
         self.checkpoint.check_shape(self.part(tensor, "qzeros"), (groups, rows // words))
         self.checkpoint.check_shape(self.part(tensor, "scales"), (groups, rows))
 
-    def check_places(self, plan: Sequence[Weight]) -> None:
+    def check_places(self, plan: Sequence[Weight], unused: tuple[str, ...] = ()) -> None:
         """Raises ConversionError if the layers have tensors that the plan has no place for, except biases of zeros.
 
         GPTQ's tools write such a bias with every weight.
         """
-        super().check_places(plan)
+        super().check_places(plan, unused)
         known = {self.locate(source.tensor) for weight in plan for source in weight.sources}
         for name in sorted(self.names - known):
             if name.endswith(".bias") and f"{name.removesuffix('bias')}qweight" in self.names:

@@ -50,14 +50,18 @@ class CheckpointWeights:
         """The checkpoint's folder."""
         return self.checkpoint.folder
 
-    def check_places(self, plan: Sequence[Weight]) -> None:
-        """Raises ConversionError if the layers have tensors that the plan has no place for, such as a bias."""
+    def check_places(self, plan: Sequence[Weight], unused: tuple[str, ...] = ()) -> None:
+        """Raises ConversionError if the layers have tensors that the plan has no place for, such as a bias.
+
+        `unused`: the beginnings of names of tensors that need none.
+        """
         known = {self.locate(source.tensor) for weight in plan for source in weight.sources}
         unknown = [
             name
             for name in sorted(self.checkpoint.names())
             if name.startswith(f"{self._prefix}layers.")
             and not name.endswith(_DERIVED)
+            and not name.removeprefix(self._prefix).startswith(unused)
             and self._whole(name) not in known
         ]
         refuse_unplaced(self.checkpoint.folder, unknown)

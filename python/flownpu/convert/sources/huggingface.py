@@ -16,17 +16,19 @@ from flownpu.convert.sources.awq_gptq import AwqGptqWeights
 from flownpu.convert.sources.checkpoint_weights import CheckpointWeights
 from flownpu.convert.sources.compressed_tensors import CompressedWeights, Float8Weights
 from flownpu.convert.sources.embedding_model import convert_embedding_model, is_embedding_model
-from flownpu.convert.sources.packing import read_packing
+from flownpu.convert.sources.experts_in_turns import ExpertsInTurns
+from flownpu.convert.sources.packing import INSTEAD, Packing, read_packing
 from flownpu.convert.sources.tables import BitsAndBytesWeights
 from flownpu.convert.sources.tokenizer_settings import readable_by_genai
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
-from flownpu.convert.weights import weight_plan
+from flownpu.convert.weights import unused_tensors, weight_plan
 from flownpu.model.folder import template_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from flownpu.convert.decoder import Decoder
     from flownpu.convert.request import Request
 
 TOKENIZER_FILES = (
@@ -54,6 +56,18 @@ READERS = {
 def tokenizer_paths(source: Path) -> list[Path]:
     """The files of a folder's tokenizer and chat template, which are copied to the same places."""
     return [*(path for name in TOKENIZER_FILES if (path := source / name).is_file()), *template_files(source)]
+
+
+def _tensors(checkpoint: Checkpoint, decoder: Decoder, packing: Packing | None) -> CheckpointWeights:
+    in_turns = decoder.mixture is not None and decoder.mixture.tensors.in_turns
+    if packing is not None and (packing.method == "mxfp4") != in_turns:
+        raise ConversionError(
+            f"{checkpoint.folder}: expected quant_method mxfp4 of gpt-oss's experts, and of no others, got "
+            f'"{packing.method}"; {INSTEAD}'
+        )
+    if in_turns:
+        return ExpertsInTurns(checkpoint)
+    return CheckpointWeights(checkpoint) if packing is None else READERS[packing.method](checkpoint, packing)
 
 
 def convert_checkpoint(request: Request, vision_weights: str | None = None, encoder_weights: str | None = None) -> None:
@@ -89,11 +103,11 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
             decoder, family=checkpoint.config["model_type"], image_token_id=pictures.image_token_id
         )
     packing = read_packing(checkpoint)
-    tensors = CheckpointWeights(checkpoint) if packing is None else READERS[packing.method](checkpoint, packing)
+    tensors = _tensors(checkpoint, decoder, packing)
     weights = QuantizedWeights(tensors, decoder.norm_offset, request.options.weight_bits)
     plan = weight_plan(decoder)
     weights.check(plan)
-    tensors.check_places(plan)
+    tensors.check_places(plan, unused_tensors(decoder))
     tokenizer = tokenizer_paths(source)
     if not (source / "tokenizer.json").is_file():
         raise ConversionError(

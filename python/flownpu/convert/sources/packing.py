@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INSTEAD = "convert the checkpoint that it was made of"
 """The way out, for a checkpoint that is refused."""
 
-_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes")
+_METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mxfp4")
 _FORMATS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}
 _BITS = (4, 8)
 # Formats of compressed-tensors by the type of numbers.
@@ -35,8 +35,8 @@ class Packing:
     """How a checkpoint's weights are quantised."""
 
     method: str
-    """"awq", "gptq", "compressed-tensors", "int8" (bytes of compressed-tensors), "fp8" in either of its forms, or
-    "bitsandbytes", whose weights say the rest themselves."""
+    """"awq", "gptq", "compressed-tensors", "int8" (bytes of compressed-tensors), "fp8" in either of its forms,
+    "bitsandbytes", whose weights say the rest themselves, or "mxfp4" of experts."""
     bits: int = 4
     """Bits of a code, 4 or 8."""
     group_size: int = -1
@@ -91,6 +91,8 @@ def read_packing(checkpoint: Checkpoint) -> Packing | None:
     if method == "bitsandbytes":
         if not settings.get("load_in_4bit"):
             raise ConversionError(f"{where}: expected load_in_4bit true; {INSTEAD}")
+        return Packing(method)
+    if method == "mxfp4":
         return Packing(method)
     return _compressed(settings, where) if method == "compressed-tensors" else _awq_or_gptq(method, settings, where)
 

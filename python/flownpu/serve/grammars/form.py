@@ -55,6 +55,27 @@ class AnswerForm:
         )
 
 
+def unheld(request: ChatRequest) -> AnswerForm:
+    """The form of answers with marks of thoughts and calls, which no grammar holds: any text.
+
+    Raises:
+        ApiError: the request asks for a form that needs a grammar.
+    """
+    offered(request)
+    if _schema(request) is not None:
+        raise invalid(
+            "response_format: the model marks its thoughts and calls, and no grammar holds its answers to a schema: "
+            "leave it out, or offer the schema as a tool",
+            "response_format",
+        )
+    if request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool):
+        raise invalid(
+            "tool_choice: the model marks its thoughts and calls, and no grammar makes it call a tool: leave it out",
+            "tool_choice",
+        )
+    return AnswerForm()
+
+
 def offered(request: ChatRequest) -> list[Function]:
     """The functions that may be called.
 

@@ -126,23 +126,24 @@ def _description(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _message(text: str, end: End | None) -> dict[str, Any]:
+def _message(text: str, end: End | None, thought: str = "") -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": text}
+    message |= {"thinking": thought} if thought else {}
     if end is not None and end.calls:
         calls = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in end.calls]
         message["tool_calls"] = [{"function": call} for call in calls]
     return {"message": message}
 
 
-def _response(text: str, _end: End | None) -> dict[str, Any]:
-    return {"response": text}
+def _response(text: str, _end: End | None, thought: str = "") -> dict[str, Any]:
+    return {"response": text, **({"thinking": thought} if thought else {})}
 
 
 async def _documents(chat: Chat, model: str, part: Any) -> AsyncIterator[dict[str, Any]]:
     async for event in chat.events():
         head = {"model": model, "created_at": _now()}
         if isinstance(event, Delta):
-            yield {**head, **part(event.text, None), "done": False}
+            yield {**head, **part(event.text, None, event.thought), "done": False}
             continue
         times = chat.answers.times[event.index]
         yield {
@@ -161,11 +162,15 @@ async def _documents(chat: Chat, model: str, part: Any) -> AsyncIterator[dict[st
 
 async def _whole(documents: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     """A stream's documents joined into one: the last document, with the text of all."""
-    texts = []
+    texts: list[str] = []
+    thoughts: list[str] = []
     last: dict[str, Any] = {}
     async for document in documents:
         last = document
-        texts.append(document["response"] if "response" in document else document["message"]["content"])
+        said = document if "response" in document else document["message"]
+        texts.append(said["response" if "response" in said else "content"])
+        thoughts.append(said.get("thinking", ""))
+    thinking = {"thinking": "".join(thoughts)} if any(thoughts) else {}
     if "response" in last:
-        return {**last, "response": "".join(texts)}
-    return {**last, "message": {**last["message"], "content": "".join(texts)}}
+        return {**last, "response": "".join(texts), **thinking}
+    return {**last, "message": {**last["message"], "content": "".join(texts), **thinking}}

@@ -57,9 +57,10 @@ def _head(kind: str, model: str) -> dict[str, Any]:
     return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-async def _whole(chat: Chat) -> list[tuple[str, list[tuple[Likelihood, ...]], End]]:
-    """Each answer's text, likelihoods and end, once all have ended."""
+async def _whole(chat: Chat) -> list[tuple[str, str, list[tuple[Likelihood, ...]], End]]:
+    """Each answer's text, thoughts, likelihoods and end, once all have ended."""
     texts: defaultdict[int, list[str]] = defaultdict(list)
+    thoughts: defaultdict[int, list[str]] = defaultdict(list)
     likelihoods: defaultdict[int, list[tuple[Likelihood, ...]]] = defaultdict(list)
     ends: dict[int, End] = {}
     async for event in chat.events():
@@ -67,16 +68,21 @@ async def _whole(chat: Chat) -> list[tuple[str, list[tuple[Likelihood, ...]], En
             ends[event.index] = event
         else:
             texts[event.index].append(event.text)
+            thoughts[event.index].append(event.thought)
             likelihoods[event.index] += event.likelihoods
-    return [("".join(texts[index]), likelihoods[index], ends[index]) for index in range(len(chat.answers.questions))]
+    return [
+        ("".join(texts[index]), "".join(thoughts[index]), likelihoods[index], ends[index])
+        for index in range(len(chat.answers.questions))
+    ]
 
 
 async def chat_completion(chat: Chat, request: ChatRequest) -> dict[str, Any]:
     """The document of a chat's answers, once all have ended."""
     answers = []
-    for index, (text, likelihoods, end) in enumerate(await _whole(chat)):
+    for index, (text, thought, likelihoods, end) in enumerate(await _whole(chat)):
         calls = [call.document() for call in end.calls]
         message = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        message |= {"reasoning_content": thought} if thought else {}
         logprobs = {"content": [*map(_chat_likelihood, likelihoods)], "refusal": None} if request.logprobs else None
         answers.append(
             {
@@ -104,7 +110,10 @@ async def _chat_chunks(chat: Chat, request: ChatRequest) -> AsyncIterator[dict[s
         yield chunk(index, {"role": "assistant", "content": ""})
     async for event in chat.events():
         if isinstance(event, Delta):
-            yield chunk(event.index, {"content": event.text}, None, event.likelihoods)
+            if event.thought:
+                yield chunk(event.index, {"reasoning_content": event.thought})
+            if event.text or not event.thought:
+                yield chunk(event.index, {"content": event.text}, None, event.likelihoods)
             continue
         if event.calls:
             yield chunk(event.index, {"tool_calls": [call.document(place) for place, call in enumerate(event.calls)]})
@@ -117,7 +126,7 @@ async def completion(chat: Chat, request: CompletionRequest) -> dict[str, Any]:
     """The document of a completion's answers, once all have ended."""
     choices = [
         _completion_choice(request, index, text, likelihoods, end.reason, _Offsets())
-        for index, (text, likelihoods, end) in enumerate(await _whole(chat))
+        for index, (text, _, likelihoods, end) in enumerate(await _whole(chat))
     ]
     return {
         **_head("text_completion", request.model),

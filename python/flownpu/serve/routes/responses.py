@@ -77,6 +77,8 @@ async def _events(chat: Chat, request: ResponsesRequest) -> AsyncIterator[dict[s
         if not isinstance(one, Delta):
             reason, calls = one.reason, one.calls
             continue
+        if one.thought and not one.text:
+            continue  # thoughts are no part of the output
         if not text:
             yield event("output_item.added", output_index=0, item={**message, "status": "in_progress", "content": []})
             yield event("content_part.added", **place, part=_part(""))

@@ -127,10 +127,6 @@ SHAPES: dict[str, tuple[Inputs, str]] = {
     "key and value: width": ({"key": zeros(B, S, D), "value": zeros(B, S, D)}, r"key.*, got \[2,3,64\]"),
     "key: rank": ({"key": zeros(B, G, S, D)}, r"key.*, got \[2,2,3,64\]"),
     "value: tokens": ({"value": zeros(B, S - 1, G * D)}, r"value.*, got \[2,2,128\]"),
-    "key and value: none": (
-        {"key": zeros(B, 0, G * D), "value": zeros(B, 0, G * D)},
-        "expected key and value of shape .* got none: attention to what another layer has put into the cache",
-    ),
     "past: heads": (
         {"past_key": zeros(B, 1, CAPACITY, D), "past_value": zeros(B, 1, CAPACITY, D)},
         r"past_key.*, got \[2,1,9,64\]",

@@ -1,195 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the weights of a decoder's graph, and the tensors of a checkpoint that each is made from."""
+"""Lists the weights of a decoder's graph."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
-
-import numpy as np
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flownpu.convert.layer_parts import Convolution
-from flownpu.ops import q4nx
+from flownpu.convert.weights.kinds import (
+    BiasWeight,
+    FloatWeight,
+    HeadOrder,
+    NormWeight,
+    ProjectionWeight,
+    RouterWeight,
+    TensorSource,
+    Weight,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Mapping, Sequence
 
     from flownpu.convert.decoder import Decoder, Layer
     from flownpu.convert.layer_parts import DeltaRule, Mixture
 
-
-@dataclass(frozen=True)
-class HeadOrder:
-    """The order of a head's d dimensions in which dimension i is rotated with dimension i + d/2.
-
-    Checkpoints rotate the first r of d dimensions, i with i + r/2, and leave the rest. Here the first half of the head
-    is the first half of those r and then the first half of the rest, and the second half likewise. If queries and keys
-    are both reordered so, their products stay the same.
-    """
-
-    size: int
-    rotated: int
-
-    def rows(self) -> NDArray[np.int64]:
-        """For each row of a head in the graph, its row in the checkpoint, int64 [d]."""
-        rotated, rest = np.split(np.arange(self.size), [self.rotated])
-        return np.concatenate(
-            [part for half in zip(np.split(rotated, 2), np.split(rest, 2), strict=True) for part in half]
-        )
-
-
-@dataclass(frozen=True)
-class TensorSource:
-    """Rows first..first+rows-1 of a checkpoint's tensor, whose name comes without the prefix in which models differ."""
-
-    tensor: str
-    rows: int
-    first: int = 0
-    stored: int = 0
-    """How many rows the tensor has in all; 0: `rows`."""
-    order: HeadOrder | None = None
-    """The order of each head's rows; None: as they are stored."""
-
-    @property
-    def stored_rows(self) -> int:
-        """Rows of the whole tensor."""
-        return self.stored or self.rows
-
-
-@dataclass(frozen=True)
-class ProjectionWeight:
-    """A weight that is stored as Q4NX: the rows of its sources, one source after the other."""
-
-    name: str
-    sources: tuple[TensorSource, ...]
-    columns: int
-    gated: bool = False
-    """The sources are a gate and an up projection (for each expert), each padded to whole blocks by itself."""
-    by_expert: bool = False
-    """The sources of one expert follow those of the one before it, each padded to whole blocks by itself."""
-
-    @property
-    def rows(self) -> int:
-        """M of Q4NXMatMul: how many values a product with this weight, or with one expert's part of it, yields."""
-        one = self.gated or self.by_expert
-        return self.sources[0].rows if one else sum(source.rows for source in self.sources)
-
-    def blocks_shape(self, layout: q4nx.Layout) -> tuple[int, int, int]:
-        """The shape of the uint8 tensor of blocks: rows of blocks, blocks in a row, bytes of a block."""
-        rows = (sum(source.rows for source in run) for run in self.runs)
-        shapes = [q4nx.blocks_shape(count, self.columns, layout) for count in rows]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
-
-    @property
-    def runs(self) -> tuple[tuple[TensorSource, ...], ...]:
-        """The sources in groups; within a group, rows of different sources may share a block."""
-        one = self.gated or self.by_expert
-        return tuple((source,) for source in self.sources) if one else (self.sources,)
-
-    @property
-    def size(self) -> int:
-        """How many weights it has, padding not counted."""
-        return sum(source.rows for source in self.sources) * self.columns
-
-
-@dataclass(frozen=True)
-class NormWeight:
-    """A norm's weight, float32 [size]."""
-
-    name: str
-    tensor: str
-    size: int
-    scale: float = 1.0
-    """A factor of the weight, applied after its family's offset was added."""
-    order: HeadOrder | None = None
-    """The order of each head's values; None: as they are stored."""
-
-    @property
-    def sources(self) -> tuple[TensorSource, ...]:
-        """The tensor that it is made of."""
-        return (TensorSource(self.tensor, self.size, order=self.order),)
-
-
-@dataclass(frozen=True)
-class BiasWeight:
-    """A vector that is not a norm's, such as a projection's bias, float32 [size]: its sources, one after the other."""
-
-    name: str
-    sources: tuple[TensorSource, ...]
-    minus_exp: bool = False
-    """It is -exp(x) of what the sources have."""
-
-    @property
-    def size(self) -> int:
-        """How many elements it has: the rows of all sources."""
-        return sum(source.rows for source in self.sources)
-
-
-@dataclass(frozen=True)
-class RouterWeight:
-    """A router's weight [experts, columns]; stored in bfloat16 if that holds it exactly, else in float32."""
-
-    name: str
-    sources: tuple[TensorSource, ...]
-    columns: int
-
-    @property
-    def rows(self) -> int:
-        """The rows of all sources."""
-        return sum(source.rows for source in self.sources)
-
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return self.rows * self.columns
-
-
-@dataclass(frozen=True)
-class FloatWeight(RouterWeight):
-    """A matrix in float32: a depthwise convolution's [rows, 1, columns], or a right operand [columns, rows]."""
-
-    is_operand: bool = False
-
-    def arranged(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The values, [rows, columns], in the graph's shape."""
-        return np.ascontiguousarray(values.T) if self.is_operand else values[:, None]
-
-
-Weight: TypeAlias = ProjectionWeight | NormWeight | BiasWeight | RouterWeight
-
-
-class BlockPart(NamedTuple):
-    """Some rows of blocks of a projection.
-
-    Attributes:
-        blocks: uint8 [n, ceil(columns / 32), 640 or 576], in the layout that `WeightSource.layout` gives.
-        size: how many weights they hold, padding not counted.
-        squared_error: the sum of (w - w')^2 over these weights, where the blocks hold w' for w.
-        squares: the sum of w^2.
-    """
-
-    blocks: NDArray[np.uint8]
-    size: int
-    squared_error: float = 0.0
-    squares: float = 0.0
-
-
-class WeightSource(Protocol):
-    """A source of the values of a decoder's weights."""
-
-    def layout(self, projection: ProjectionWeight) -> q4nx.Layout:
-        """The layout of the projection's blocks: q4nx.NARROW, or q4nx.SYMMETRIC if the weight needs no minima."""
-
-    def blocks(self, projection: ProjectionWeight) -> Iterator[BlockPart]:
-        """The projection's blocks, in parts from the first row to the last."""
-
-    def vector(self, weight: NormWeight | BiasWeight) -> NDArray[np.float32]:
-        """A norm's weight with offset and scale applied, or a bias, [size]."""
-
-    def matrix(self, weight: RouterWeight) -> NDArray[np.float32]:
-        """A weight that is not quantised, as the source has it, [rows, columns]."""
+# The factor of each of the two parts of an embedding for a layer, which are added.
+PER_LAYER_SCALE = 2**-0.5
 
 
 def embedding_table(decoder: Decoder) -> ProjectionWeight:
@@ -202,8 +38,10 @@ def embedding_table(decoder: Decoder) -> ProjectionWeight:
 def weight_plan(decoder: Decoder) -> list[Weight]:
     """The weights of a decoder's graph, in order of use; their names are those of the graph's initializers."""
     plan: list[Weight] = [embedding_table(decoder)]
+    if decoder.per_layer_size:
+        plan += _per_layer_embeddings(decoder)
     for i, layer in enumerate(decoder.layers):
-        plan += _mixer(decoder, layer, f"layers.{i}") + _feed_forward(decoder, i)
+        plan += _mixer(decoder, layer, f"layers.{i}") + _feed_forward(decoder, i) + _after(decoder, f"layers.{i}")
     plan.append(NormWeight("norm", "norm.weight", decoder.hidden_size, decoder.logit_scale))
     if not decoder.tied_embeddings:
         head = TensorSource("lm_head.weight", decoder.vocabulary_size)
@@ -229,7 +67,7 @@ def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:
 
 def _mixer(decoder: Decoder, described: Layer, layer: str) -> list[Weight]:
     if described.mixer is None:
-        return _attention(decoder, layer)
+        return _attention(decoder, described, layer)
     norm = _norm(layer, "input_layernorm", decoder.hidden_size)
     if isinstance(described.mixer, Convolution):
         return [norm, *_convolution(decoder, layer, described.mixer)]
@@ -284,12 +122,16 @@ def _by_head(tensor: str, heads: int, sizes: Sequence[int]) -> list[tuple[Tensor
     ]
 
 
-def _attention(decoder: Decoder, layer: str) -> list[Weight]:
-    module, hidden, size = f"{layer}.self_attn", decoder.hidden_size, decoder.head_size
-    heads, kv_heads = decoder.heads * size, decoder.kv_heads * size
-    partial = 0 < decoder.rotated_size < size
-    order = HeadOrder(size, decoder.rotated_size) if partial else None
-    shapes = {"q_proj": (heads, order), "k_proj": (kv_heads, order), "v_proj": (kv_heads, None)}
+def _attention(decoder: Decoder, described: Layer, layer: str) -> list[Weight]:
+    module, hidden, size = f"{layer}.self_attn", decoder.hidden_size, described.head_size or decoder.head_size
+    heads, kv_heads = decoder.heads * size, (described.kv_heads or decoder.kv_heads) * size
+    rotated = described.rotary.rotated_size(size) if described.head_size else decoder.rotated_size
+    order = HeadOrder(size, rotated) if 0 < rotated < size else None
+    shapes = {"q_proj": (heads, order)}
+    if described.shared is None:
+        shapes["k_proj"] = (kv_heads, order)
+    if described.shared is None and not described.keys_are_values:
+        shapes["v_proj"] = (kv_heads, None)
     qkv = _sources(module, "qkv_proj", shapes, fused=decoder.fused_projections)
     plan: list[Weight] = []
     if decoder.output_gate:
@@ -302,7 +144,10 @@ def _attention(decoder: Decoder, layer: str) -> list[Weight]:
     if decoder.qkv_bias:
         plan.append(_bias(f"{module}.qkv_proj", qkv))
     if decoder.qk_norm:
-        plan += [NormWeight(f"{module}.{n}", f"{module}.{n}.weight", size, order=order) for n in ("q_norm", "k_norm")]
+        names = ("q_norm", "k_norm") if described.shared is None else ("q_norm",)
+        plan += [NormWeight(f"{module}.{n}", f"{module}.{n}.weight", size, order=order) for n in names]
+    if decoder.head_sinks:
+        plan.append(BiasWeight(f"{module}.sinks", (TensorSource(f"{module}.sinks", decoder.heads),)))
     if decoder.projection_norms:
         for name, rows in (("q_norm", heads), ("k_norm", kv_heads)):
             plan.append(NormWeight(f"{module}.{name}", f"{module}.{name}.weight", rows, order=order))
@@ -322,14 +167,65 @@ def _feed_forward(decoder: Decoder, index: int) -> list[Weight]:
         before = "pre_feedforward_layernorm" if decoder.sandwich_norms else "post_attention_layernorm"
         plan.append(_norm(layer, before, hidden))
     if mixture is None:
-        plan += _mlp(decoder, f"{layer}.mlp", decoder.feed_forward_size)
+        size = decoder.layers[index].feed_forward_size or decoder.feed_forward_size
+        plan += _mlp(decoder, f"{layer}.mlp", size)
     elif index < mixture.dense_layers:
         plan += _mlp(decoder, f"{layer}.mlp", mixture.dense_size)
+    elif mixture.beside:
+        plan += _beside(decoder, mixture, layer)
     else:
         plan += _experts(decoder, mixture, layer)
     if decoder.sandwich_norms:
         plan.append(_norm(layer, "post_feedforward_layernorm", hidden))
     return plan
+
+
+def _per_layer_embeddings(decoder: Decoder) -> list[Weight]:
+    """The weights that the embeddings of a token for each layer are made of."""
+    size, hidden = len(decoder.layers) * decoder.per_layer_size, decoder.hidden_size
+    projection = (TensorSource("per_layer_model_projection.weight", size),)
+    return [
+        per_layer_table(decoder),
+        ProjectionWeight("per_layer_model_projection", projection, hidden),
+        NormWeight(
+            "per_layer_projection_norm", "per_layer_projection_norm.weight", decoder.per_layer_size, PER_LAYER_SCALE
+        ),
+    ]
+
+
+def per_layer_table(decoder: Decoder) -> ProjectionWeight:
+    """The table of the tokens' embeddings for each layer, a row for each token."""
+    size = len(decoder.layers) * decoder.per_layer_size
+    source = TensorSource("embed_tokens_per_layer.weight", decoder.vocabulary_size)
+    return ProjectionWeight("embed_tokens_per_layer", (source,), size)
+
+
+def _after(decoder: Decoder, layer: str) -> list[Weight]:
+    """Weights of what follows a layer's feed-forward."""
+    plan: list[Weight] = []
+    if size := decoder.per_layer_size:
+        for name, rows, columns in (
+            ("per_layer_input_gate", size, decoder.hidden_size),
+            ("per_layer_projection", decoder.hidden_size, size),
+        ):
+            plan.append(ProjectionWeight(f"{layer}.{name}", (TensorSource(f"{layer}.{name}.weight", rows),), columns))
+        plan.append(_norm(layer, "post_per_layer_input_norm", decoder.hidden_size))
+    if decoder.layer_scalars:
+        plan.append(BiasWeight(f"{layer}.layer_scalar", (TensorSource(f"{layer}.layer_scalar", 1),)))
+    return plan
+
+
+def unused_tensors(decoder: Decoder) -> tuple[str, ...]:
+    """The beginnings of names of tensors that checkpoints may have, and that change nothing.
+
+    Layers that share keys and values have projections to keys and values of their own in some files.
+    """
+    return tuple(
+        f"layers.{i}.self_attn.{name}."
+        for i, layer in enumerate(decoder.layers)
+        if layer.shared is not None
+        for name in ("k_proj", "v_proj", "k_norm")
+    )
 
 
 def _mlp(decoder: Decoder, module: str, size: int) -> list[Weight]:
@@ -369,6 +265,8 @@ def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
         ProjectionWeight(f"{layer}.mlp.experts.gate_up_proj", tuple(gate_up), hidden, gated=True, by_expert=True),
         ProjectionWeight(f"{layer}.mlp.experts.down_proj", tuple(down), size, by_expert=True),
     ]
+    if mixture.has_biases:
+        plan += _expert_biases(decoder, mixture, layer)
     if mixture.biased:
         plan.append(BiasWeight(f"{layer}.mlp.router.bias", (TensorSource(f"{layer}.{names.bias}", mixture.experts),)))
     if mixture.shared_size:
@@ -376,6 +274,42 @@ def _experts(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
         plan.append(FloatWeight(f"{layer}.mlp.shared_expert_gate", (gate,), hidden, is_operand=True))
         plan += _mlp(decoder, f"{layer}.mlp.shared_expert", mixture.shared_size)
     return plan
+
+
+def _beside(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
+    """The weights of a plain feed-forward, and of experts beside it."""
+    hidden, names = decoder.hidden_size, mixture.tensors
+    router = (TensorSource(f"{layer}.{names.router}", mixture.experts),)
+    scales = (TensorSource(f"{layer}.{names.scales}", mixture.experts),)
+    return [
+        *_mlp(decoder, f"{layer}.mlp", mixture.dense_size),
+        _norm(layer, "post_feedforward_layernorm_1", hidden),
+        NormWeight(f"{layer}.mlp.router.norm", f"{layer}.{names.router_norm}", hidden, hidden**-0.5),
+        FloatWeight(f"{layer}.mlp.router", router, hidden, is_operand=True),
+        _norm(layer, "pre_feedforward_layernorm_2", hidden),
+        *(weight for weight in _experts(decoder, mixture, layer) if weight.name != f"{layer}.mlp.router"),
+        BiasWeight(f"{layer}.mlp.router.scales", scales),
+        _norm(layer, "post_feedforward_layernorm_2", hidden),
+    ]
+
+
+def _expert_biases(decoder: Decoder, mixture: Mixture, layer: str) -> list[Weight]:
+    """Biases of a router's logits and of the experts' projections."""
+    size, names, experts = decoder.feed_forward_size, mixture.tensors, range(mixture.experts)
+    inner, up = (2 * size, size) if names.gate_bias == names.up_bias else (size, 0)
+    parts = ((names.gate_bias, 0), (names.up_bias, up))
+    gate_up = (
+        _of_expert(mixture, f"{layer}.{name}", expert, TensorSource("", size, first, inner))
+        for expert in experts
+        for name, first in parts
+    )
+    down = TensorSource(f"{layer}.{names.down_bias}", mixture.experts * decoder.hidden_size)
+    logits = TensorSource(f"{layer}.{names.logits_bias}", mixture.experts)
+    return [
+        BiasWeight(f"{layer}.mlp.router.logits_bias", (logits,)),
+        BiasWeight(f"{layer}.mlp.experts.gate_up_proj.bias", tuple(gate_up), experts=mixture.experts),
+        BiasWeight(f"{layer}.mlp.experts.down_proj.bias", (down,), experts=mixture.experts),
+    ]
 
 
 def _of_expert(mixture: Mixture, tensor: str, expert: int, rows: TensorSource) -> TensorSource:

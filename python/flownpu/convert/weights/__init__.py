@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the weights of a decoder's graph, and the tensors of a checkpoint that each is made from."""
+
+from flownpu.convert.weights.kinds import (
+    BiasWeight,
+    BlockPart,
+    FloatWeight,
+    HeadOrder,
+    NormWeight,
+    ProjectionWeight,
+    RouterWeight,
+    TensorSource,
+    Weight,
+    WeightSource,
+)
+from flownpu.convert.weights.plan import (
+    PER_LAYER_SCALE,
+    embedding_table,
+    per_layer_table,
+    unused_tensors,
+    weight_plan,
+)
+
+__all__ = [
+    "PER_LAYER_SCALE",
+    "BiasWeight",
+    "BlockPart",
+    "FloatWeight",
+    "HeadOrder",
+    "NormWeight",
+    "ProjectionWeight",
+    "RouterWeight",
+    "TensorSource",
+    "Weight",
+    "WeightSource",
+    "embedding_table",
+    "per_layer_table",
+    "unused_tensors",
+    "weight_plan",
+]

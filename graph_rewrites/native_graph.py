@@ -24,6 +24,7 @@ _TYPES = {
     ir.DataType.BOOL: "bool",
     ir.DataType.INT4: "int4",
     ir.DataType.UINT4: "uint4",
+    ir.DataType.FLOAT8E8M0: "float8e8m0",
 }
 _DATA_TYPES = {name: kind for kind, name in _TYPES.items()}
 _ATTRIBUTES = (

@@ -139,15 +139,22 @@ _OF_BITS = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b")
 
 
 def bits() -> str:
-    """The table of weights of 4 and 8 bits: a token's bytes and rate, and seconds to the first token, of 1k tokens."""
+    """The table of weights of 4 and 8 bits: tokens a second at 1k tokens, and seconds to the first token."""
     lines, tokens = [], 1024
     for model in _OF_BITS:
         for number, text in enumerate(("q4", "8/4/4", "q8")):
-            prediction = Prediction(known(model, bits=parse_weight_bits(text)), 2 * tokens, _DEVICE, VALUES)
+            of = known(model, bits=parse_weight_bits(text))
+            prediction = Prediction(of, 2 * tokens, _DEVICE, VALUES)
             cost = prediction.token(tokens)
-            numbers = cost.read_bytes / 1e9, 1 / cost.total, prediction.prompt(tokens).total
+            numbers = [cost.read_bytes / 1e9, 1 / cost.total, prediction.prompt(tokens).total]
+            for gpu in GPUS.values():
+                (point,) = predict_gpu(of, gpu, [tokens])
+                numbers += [point.decode_tokens_per_second, point.ttft_seconds]
             lines.append(["" if number else model, text, *(f"{value:.3g}" for value in numbers)])
-    return _table(["model", "weights", "GB a token", "tokens/s", "first token, s"], lines)
+    headings = [f"{name.removeprefix('radeon-')}: {what}" for name in GPUS for what in ("tokens/s", "first token, s")]
+    return _table(
+        ["model", "weights", "array: GB a token", "array: tokens/s", "array: first token, s", *headings], lines
+    )
 
 
 _CHANGED: dict[str, dict[str, float]] = {

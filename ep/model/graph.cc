@@ -335,6 +335,8 @@ ort::ONNXTensorElementDataType element_of(DataType type) {
       return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4;
     case DataType::kUInt4:
       return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT4;
+    case DataType::kFloat8E8M0:
+      return ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0;
   }
   fail("expected a data type of this project, got number ", static_cast<int>(type));
 }

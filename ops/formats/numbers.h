@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion between float and the bits of the 16-bit floating-point formats bf16 and IEEE half.
+// Conversion between float and the bits of the floating-point formats bf16, IEEE half and
+// float8e8m0.
 #pragma once
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 namespace flownpu {
 
@@ -25,6 +27,12 @@ inline std::uint16_t to_half(float value) {
 
 inline float from_half(std::uint16_t bits) {
   return static_cast<float>(std::bit_cast<_Float16>(bits));
+}
+
+// 2^(bits - 127), of which the least is denormal in f32.
+inline float from_float8e8m0(std::uint8_t bits) {
+  if (bits == 255) return std::numeric_limits<float>::quiet_NaN();
+  return bits == 0 ? 0x1p-127F : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 23);
 }
 
 }  // namespace flownpu

@@ -15,7 +15,7 @@
 namespace flownpu::lowering {
 namespace {
 
-enum class For : std::uint8_t { kAll, kSession };
+enum class For : std::uint8_t { kAll, kSession, kConversion };
 
 struct Rule {
   std::string_view name;
@@ -36,7 +36,8 @@ void of_graph(Graph& graph, RepackedWeights& /*weights*/) {
 constexpr Rule kRules[] = {
     {"q4nx_matmul", q4nx_matmul, For::kAll, &kMatMulNBits, q4nx_matmul_obstacle},
     {"q4nx_matmul", q4nx_matmul_bnb4, For::kAll, &kMatMulBnb4, q4nx_matmul_bnb4_obstacle},
-    {"q4nx_dequantized", q4nx_dequantized, For::kSession},
+    {"q4nx_dequantized", q4nx_dequantized},
+    {"q4nx_dequantized", q4nx_dequantized_rows, For::kConversion},
     {"projection_bias", of_graph<projection_bias>},
     {"q4nx_gather", q4nx_gather, For::kAll, &kGatherBlockQuantized, q4nx_gather_obstacle},
     {"q4nx_moe", q4nx_moe, For::kAll, &kQMoE, q4nx_moe_obstacle},
@@ -57,6 +58,11 @@ constexpr Rule kRules[] = {
     {"dequantized", of_graph<dequantized>, For::kSession},
     {"unread_present", of_graph<unread_present>, For::kSession},
 };
+
+void apply_for_session(Graph& graph, RepackedWeights& weights) {
+  for (const Rule& rule : kRules)
+    if (rule.whom != For::kConversion) rule.apply(graph, weights);
+}
 
 const Rule* rule_of(const Node& node) {
   const auto* rule = std::ranges::find_if(kRules, [&](const Rule& candidate) {
@@ -122,7 +128,7 @@ std::vector<Node> outline(std::vector<Node> nodes, const std::vector<std::string
   Graph graph(std::move(nodes), outputs);
   RepackedWeights weights(graph);
   for (const auto& [name, constant] : promised) weights.take(name, *constant);
-  for (const Rule& rule : kRules) rule.apply(graph, weights);
+  apply_for_session(graph, weights);
   return graph.take();
 }
 
@@ -130,7 +136,7 @@ Lowered lower(std::vector<Node> nodes, const std::vector<std::string>& outputs) 
   const auto begin = std::chrono::steady_clock::now();
   Graph graph(std::move(nodes), outputs);
   RepackedWeights weights(graph);
-  for (const Rule& rule : kRules) rule.apply(graph, weights);
+  apply_for_session(graph, weights);
   Lowered lowered{.nodes = graph.take(), .on_host = {}, .summary = ""};
   weights.make(lowered.nodes);
   if (weights.made() > 0) {
@@ -177,7 +183,7 @@ std::vector<Contract> of_rules(std::span<const Contract> all) {
 std::vector<std::string> conversion_rules() {
   std::vector<std::string> names;
   for (const Rule& rule : kRules)
-    if (rule.whom == For::kAll) names.emplace_back(rule.name);
+    if (rule.whom != For::kSession) names.emplace_back(rule.name);
   return names;
 }
 

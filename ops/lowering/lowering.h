@@ -10,14 +10,14 @@
 //   projection_bias     Add of a constant behind a projection -> inside it
 //   q4nx_gather         GatherBlockQuantized -> Q4NXGather
 //   q4nx_moe            QMoE -> Q4NXMoE
+//   q4nx_dequantized    DequantizeLinear of 4, 8 bits before MatMul, Gemm, Gather -> Q4NXMatMul,
+//                       Q4NXGather
 //   flow_qkv_attention  GroupQueryAttention -> FlowQKVAttention
 //   qk_norm             norms of query and key -> inside the attention
 //   split_qkv           Split before the attention -> packed query, key and value
 //   packed_qkv          three projections of the attention, or of its norms -> one
 //   gated_projection    gate and up projection with their activation -> one
 // and, in a session only,
-//   q4nx_dequantized    DequantizeLinear of 4 bits before MatMul, Gemm, Gather -> Q4NXMatMul,
-//                       Q4NXGather
 //   gelu                GELU in simple operators, by Erf or Tanh -> Gelu
 //   swish               Mul of x and its Sigmoid -> Swish, QuickGelu
 //   group_norm          InstanceNormalization between Reshapes -> GroupNorm; Swish -> inside it
@@ -93,6 +93,7 @@ extern const Contract kMatMulBnb4;
 std::string q4nx_matmul_bnb4_obstacle(const Node& node);
 void q4nx_matmul_bnb4(Graph& graph, RepackedWeights& weights);
 void q4nx_dequantized(Graph& graph, RepackedWeights& weights);
+void q4nx_dequantized_rows(Graph& graph, RepackedWeights& weights);
 void projection_bias(Graph& graph);
 extern const Contract kGatherBlockQuantized;
 std::string q4nx_gather_obstacle(const Node& node);

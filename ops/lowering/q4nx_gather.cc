@@ -24,7 +24,8 @@ QuantizedWeight weight_of(const Node& node, const Value& codes) {
                          .rows = 0,
                          .columns = 0,
                          .block_size = node.integer("block_size", 128),
-                         .bits = node.integer("bits", 4)};
+                         .bits = node.integer("bits", 4),
+                         .of_onnx_types = is_packed(codes.type)};
   if (weight.scales.shape && weight.scales.shape->rank() == 2) {
     weight.rows = (*weight.scales.shape)[0];
     weight.columns = (*weight.scales.shape)[1] * weight.block_size;

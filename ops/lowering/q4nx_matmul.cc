@@ -52,12 +52,15 @@ constexpr AttributeRule kAttributes[] = {
 
 // The values of the types of bitsandbytes: FP4, with a bias of 3 and 1 as its largest value, and
 // NF4, quantiles of the normal distribution (QLoRA, arXiv 2305.14314, appendix E).
-constexpr ValueTable kFp4{0, 1.0F / 192,  2.0F / 3,  1,  1.0F / 3,  0.5F,  1.0F / 6,  0.25F,
-                          0, -1.0F / 192, -2.0F / 3, -1, -1.0F / 3, -0.5F, -1.0F / 6, -0.25F};
-constexpr ValueTable kNf4{-1.0F,         -0.696192801F, -0.525073051F,  -0.394917488F,
-                          -0.284441382F, -0.184773430F, -0.0910500363F, 0.0F,
-                          0.0795802996F, 0.160930201F,  0.246112302F,   0.337915242F,
-                          0.440709829F,  0.562617004F,  0.722956836F,   1.0F};
+constexpr float kSteps = 127;  // int8's largest value stands for 1, theirs
+constexpr ValueTable kFp4{{0, 1.0F / 192, 2.0F / 3, 1, 1.0F / 3, 0.5F, 1.0F / 6, 0.25F, 0,
+                           -1.0F / 192, -2.0F / 3, -1, -1.0F / 3, -0.5F, -1.0F / 6, -0.25F},
+                          kSteps};
+constexpr ValueTable kNf4{
+    {-1.0F, -0.696192801F, -0.525073051F, -0.394917488F, -0.284441382F, -0.184773430F,
+     -0.0910500363F, 0.0F, 0.0795802996F, 0.160930201F, 0.246112302F, 0.337915242F, 0.440709829F,
+     0.562617004F, 0.722956836F, 1.0F},
+    kSteps};
 
 QuantizedWeight weight_of_bnb4(const Node& node) {
   return {.codes = input_or_none(node, kCodes),

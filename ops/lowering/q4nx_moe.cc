@@ -9,6 +9,10 @@
 //
 // Rows of gate and up alternate (`swiglu_fusion` 1), or all rows of the gate come first (2). Biases
 // must be 0, which exporters write for models that have none.
+//
+// With `quant_type` fp4 (MXFP4) the codes are [experts, columns, rows] of e2m1, in blocks of 32
+// columns with scales of float8e8m0, and each expert has one more scale. Q4NX holds the products
+// exactly where the latter are powers of two (exporters write 1); else their scales round to bf16.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -33,12 +37,17 @@ enum Input : std::uint8_t {
   kUpScales,
   kUpBias,
   kGateUpZeroPoints,
-  kDownZeroPoints
+  kDownZeroPoints,
+  kUpZeroPoints,
+  kRouterWeights,
+  kGateUpFactors,
+  kDownFactors
 };
 constexpr std::int64_t kInTurns = 1;
 constexpr std::int64_t kAbove = 2;
 
 constexpr std::string_view kOneInput = "gate and up must be one input; export with swiglu_fusion=1";
+constexpr Types kScaleTypes{DataType::kFloat32, DataType::kFloat8E8M0};
 constexpr Port kInputs[] = {
     {.name = "input",
      .types = kFloat,
@@ -46,10 +55,10 @@ constexpr Port kInputs[] = {
      .advice = "export with float32 inputs and outputs"},
     {.name = "router_probs", .types = kFloat, .shape = "[..,E]"},
     {.name = "fc1_experts_weights", .types = kUInt8, .shape = "[E,?,?]", .constant = true},
-    optional({.name = "fc1_scales", .types = kFloat, .constant = true}),
+    optional({.name = "fc1_scales", .types = kScaleTypes, .constant = true}),
     optional({.name = "fc1_experts_bias", .types = kFloat, .constant = true}),
-    {.name = "fc2_experts_weights", .types = kUInt8, .shape = "[E,D,?]", .constant = true},
-    optional({.name = "fc2_scales", .types = kFloat, .constant = true}),
+    {.name = "fc2_experts_weights", .types = kUInt8, .shape = "[E,?,?]", .constant = true},
+    optional({.name = "fc2_scales", .types = kScaleTypes, .constant = true}),
     optional({.name = "fc2_experts_bias", .types = kFloat, .constant = true}),
     optional({.name = "fc3_experts_weights", .types = kNone, .advice = kOneInput}),
     optional({.name = "fc3_scales", .types = kNone, .advice = kOneInput}),
@@ -59,7 +68,9 @@ constexpr Port kInputs[] = {
     optional({.name = "fc3_zero_points", .types = kNone, .advice = kOneInput}),
     optional({.name = "router_weights",
               .types = kNone,
-              .advice = "experts are weighed by what they are chosen by"})};
+              .advice = "experts are weighed by what they are chosen by"}),
+    optional({.name = "fc1_global_scale", .types = kFloat, .shape = "[E]", .constant = true}),
+    optional({.name = "fc2_global_scale", .types = kFloat, .shape = "[E]", .constant = true})};
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat, .shape = "[..,D]"}};
 
 constexpr std::string_view kBits = "Q4NX stores codes of 4 or 8 bits; export experts with these";
@@ -76,7 +87,7 @@ constexpr AttributeRule kAttributes[] = {
     advised(either("fc1_expert_weight_bits", 4, 8), kBits),
     advised(either("fc2_expert_weight_bits", 4, 8), kBits),
     advised(either("fc3_expert_weight_bits", 4, 8), kBits),
-    advised(text("quant_type", "int"), kBits),
+    advised(text("quant_type", "int|fp4"), kBits),
     count("block_size", 1),
     flag("normalize_routing_weights"),
     advised(only("use_sparse_mixer", 0), "experts are chosen by their logits, all at once"),
@@ -90,16 +101,32 @@ constexpr Contract kQMoE{"com.microsoft", "QMoE", 1, 1, kInputs, kOutputs, kAttr
 
 namespace {
 
-// The weights of all experts as one weight, from codes [E, rows, bytes of a row]. Without a
-// block_size a row has one scale.
+// The values of e2m1 are multiples of a half.
+constexpr ValueTable kE2m1{{0, 0.5F, 1, 1.5F, 2, 3, 4, 6, 0, -0.5F, -1, -1.5F, -2, -3, -4, -6}, 2};
+
+bool is_fp4(const Node& node) { return node.text("quant_type", "int") == "fp4"; }
+
+// The weights of all experts as one weight, from codes [E, rows, bytes of a row], or of fp4 [E,
+// columns, bytes of a column]. Without a block_size a row has one scale.
 QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zero_points,
-                          std::string_view bits) {
+                          Input factors, std::string_view bits) {
   QuantizedWeight weight{.codes = input_or_none(node, codes),
                          .scales = input_or_none(node, scales),
                          .zero_points = input_or_none(node, zero_points),
                          .bits = node.integer(bits, node.integer("expert_weight_bits", 4))};
   if (!weight.codes.shape || weight.codes.shape->rank() != 3) return weight;
-  const Shape& shape = *weight.codes.shape;
+  const Shape shape = *weight.codes.shape;
+  if (is_fp4(node)) {
+    weight.codes.type = DataType::kUInt4;
+    weight.codes.shape = Shape{shape[0], shape[1], 2 * shape[2]};
+    weight.of_onnx_types = weight.transposed = true;
+    weight.factors = input_or_none(node, factors);
+    weight.table = &kE2m1;
+    weight.rows = shape[0] * 2 * shape[2];
+    weight.columns = shape[1];
+    weight.block_size = q4nx::kGroup;  // MXFP4's
+    return weight;
+  }
   weight.rows = shape[0] * shape[1];
   weight.columns = shape[2] * 8 / weight.bits;
   weight.block_size = node.integer("block_size", weight.columns);
@@ -107,11 +134,13 @@ QuantizedWeight weight_of(const Node& node, Input codes, Input scales, Input zer
 }
 
 QuantizedWeight gate_up_of(const Node& node) {
-  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints, "fc1_expert_weight_bits");
+  return weight_of(node, kGateUp, kGateUpScales, kGateUpZeroPoints, kGateUpFactors,
+                   "fc1_expert_weight_bits");
 }
 
 QuantizedWeight down_of(const Node& node) {
-  return weight_of(node, kDown, kDownScales, kDownZeroPoints, "fc2_expert_weight_bits");
+  return weight_of(node, kDown, kDownScales, kDownZeroPoints, kDownFactors,
+                   "fc2_expert_weight_bits");
 }
 
 std::int64_t experts_of(const QuantizedWeight& weight) {
@@ -125,6 +154,17 @@ bool is_zero(const Value* bias) {
   return std::all_of(values, values + bias->shape->elements(), [](float b) { return b == 0; });
 }
 
+// Why a weight's inputs are not those of its `quant_type`; empty if they are.
+std::string type_obstacle(const QuantizedWeight& weight, bool fp4) {
+  const bool has_points = !weight.zero_points.name.empty();
+  if (fp4 && (weight.bits != 4 || has_points || weight.factors.name.empty()))
+    return weight.codes.name + ": quant_type fp4 has 4 bits, a global scale and no zero points";
+  const bool fits = (weight.scales.type == DataType::kFloat8E8M0) == fp4;
+  return fits ? ""
+              : weight.scales.name + " is of " + std::string(name_of(weight.scales.type)) +
+                    ", expected " + (fp4 ? "float8e8m0 for fp4" : "float");
+}
+
 // Why the node's weights and biases do not fit Q4NXMoE; empty if they do.
 std::string weight_obstacle(const Node& node) {
   for (const Input bias : {kGateUpBias, kDownBias}) {
@@ -135,6 +175,7 @@ std::string weight_obstacle(const Node& node) {
   const QuantizedWeight down = down_of(node);
   for (const QuantizedWeight* weight : {&gate_up, &down}) {
     if (weight->scales.name.empty()) return weight->codes.name + " has no scales";
+    if (std::string reason = type_obstacle(*weight, is_fp4(node)); !reason.empty()) return reason;
     if (std::string reason = weight->obstacle(); !reason.empty()) return reason;
   }
   const std::int64_t experts = experts_of(gate_up);

@@ -20,6 +20,7 @@ std::size_t size_of(DataType type) {
     case DataType::kInt8:
     case DataType::kUInt8:
     case DataType::kBool:
+    case DataType::kFloat8E8M0:
       return 1;
     case DataType::kInt4:
     case DataType::kUInt4:
@@ -50,6 +51,8 @@ std::string_view name_of(DataType type) {
       return "int4";
     case DataType::kUInt4:
       return "uint4";
+    case DataType::kFloat8E8M0:
+      return "float8e8m0";
   }
   fail("expected a data type of this project, got number ", static_cast<int>(type));
 }

@@ -23,9 +23,11 @@ enum class DataType : std::uint8_t {
   // Two elements to a byte, the first in the low half; rows are not padded.
   kInt4,
   kUInt4,
+  // Powers of two: 2^(byte - 127); 255 is no number.
+  kFloat8E8M0,
 };
 // All types are the numbers up to this one.
-inline constexpr int kDataTypes = static_cast<int>(DataType::kUInt4) + 1;
+inline constexpr int kDataTypes = static_cast<int>(DataType::kFloat8E8M0) + 1;
 
 // The size of one element in bytes. Throws Error for a type of 4 bits.
 std::size_t size_of(DataType type);

@@ -67,8 +67,9 @@ def error_bound(
     4 does not divide its scores by the root of a head's size. So there transformers' model with rounded inputs of its
     products shows how much the roundings of these tokens count. Its errors are another draw from the distribution of
     ours: with at least 9 independent directions among tokens and logits, the quotient of two variances exceeds 10.1
-    once in a thousand draws (F distribution of 9 and 9 degrees of freedom). Measured with bf16, 12 prompts of each of the three families: quotients of the errors have the median 0.91
-    to 1.04, and are at most 1.8; with two forms of Gemma 4 1.0.
+    once in a thousand draws (F distribution of 9 and 9 degrees of freedom). Measured with bf16, 12 prompts of each of
+    the three families: quotients of the errors have the median 0.91 to 1.04, and are at most 1.8; with two forms of
+    Gemma 4 1.0.
     """
     config = tiny.reference.config
     has_delta_rule = "linear_attention" in (getattr(config, "layer_types", None) or ())

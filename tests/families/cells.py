@@ -23,7 +23,7 @@ from tests.convert.conftest import TinyModel
 from tests.convert.running import error_bound
 from tests.decoding import DecoderSession
 from tests.families.checkpoints import make_checkpoint
-from tests.families.sources import SOURCES, WITHIN, RefusedError, told
+from tests.families.sources import RECIPE_SIZES, RECIPE_SOURCES, SOURCES, WITHIN, RefusedError, told
 from tests.npu.rounding import array_error
 
 Calls = Sequence[tuple[int, int]]
@@ -59,18 +59,21 @@ class Cell:
     within: str = ""
 
 
+Table = dict[str, dict[str, dict[str, Cell]]]
+
+
 def run_form(
     form: str, folder: Path, devices: Sequence[Any], sources: Sequence[str] = tuple(SOURCES),
     names: Sequence[str] = DEVICES,
 ) -> dict[str, dict[str, Cell]]:  # fmt: skip
     """A form's cells, by source and device; `names`: some of DEVICES."""
-    tiny = make_checkpoint(form, folder / "checkpoint")
+    tiny = make_checkpoint(form, folder / "checkpoint", RECIPE_SIZES if set(sources) <= set(RECIPE_SOURCES) else None)
     cells: dict[str, dict[str, Cell]] = {}
     for number, source in enumerate(sources):
         own = folder / str(number)
         own.mkdir()
         try:
-            model, export = SOURCES[source](form, tiny, own)
+            model, export = (SOURCES | RECIPE_SOURCES)[source](form, tiny, own)
         except RefusedError as error:
             cells[source] = dict.fromkeys(names, Cell(refused=str(error)))
             continue
@@ -78,7 +81,9 @@ def run_form(
         calls = SHORT_CALLS if within else CALLS
         cells[source] = {}
         for device in names:
-            cell = _checked(run_on(tiny, model, device, devices, own, calls), tiny, export, calls)
+            beside = export if source in RECIPE_SOURCES else None
+            cell = run_on(tiny, model, device, devices, own, calls, beside)
+            cell = cell if beside else _checked(cell, tiny, export, calls)
             cells[source][device] = cell if cell.refused else replace(cell, within=within)
     return cells
 
@@ -98,8 +103,14 @@ def _checked(cell: Cell, tiny: TinyModel, export: Path | None, calls: Calls) -> 
     return Cell(refused=f"the exporter makes another model: in ONNX Runtime itself it is off by {off}")
 
 
-def run_on(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls) -> Cell:
-    """Runs a model on a device; it counts as refused where the device does not take all of it."""
+def run_on(
+    tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], folder: Path, calls: Calls,
+    export: Path | None = None,
+) -> Cell:  # fmt: skip
+    """Runs a model on a device; it counts as refused where the device does not take all of it.
+
+    The reference is transformers' model, or an export of it in ONNX Runtime itself, whose recipe rounds weights.
+    """
     report = folder / f"{device}.json"
     options = {"device": device, "activations": "bf16", "placement": str(report)}
     try:
@@ -120,7 +131,7 @@ def run_on(tiny: TinyModel, model: Path, device: str, devices: Sequence[Any], fo
     assert (placed["left"], placed["partitions"]) == ([], 1), placed
     if device == "emulate":  # the host computes no part of the layers
         assert not {item["op_type"] for item in placed["on_host"]} & _OF_LAYERS, placed
-    expected = of_transformers(tiny, calls)
+    expected = logits_of(DecoderSession(export), calls) if export else of_transformers(tiny, calls)
     bound = _bound(tiny, calls, device, expected)
     return Cell("", rms(logits, expected), bound, float(expected.std()))
 
@@ -172,25 +183,28 @@ def _bound(tiny: TinyModel, calls: Calls, device: str, expected: NDArray[np.floa
 
 
 def read_record() -> dict[str, Any]:
-    """The recorded results: `versions` by package, and `cells` by form, source and device."""
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"versions": {}, "cells": {}}
+    """The recorded results: `versions` by package, and `cells` and `recipes` by form, source and device."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"versions": {}}
 
 
-def recorded_cells() -> dict[str, dict[str, dict[str, Cell]]]:
-    """The recorded cells by form, source and device."""
+def recorded_cells(table: str = "cells") -> Table:
+    """The recorded cells of a table by form, source and device."""
     return {
         form: {source: {device: Cell(**cell) for device, cell in row.items()} for source, row in of_form.items()}
-        for form, of_form in read_record()["cells"].items()
+        for form, of_form in read_record().get(table, {}).items()
     }
 
 
-def write_record(versions: dict[str, str], cells: dict[str, dict[str, dict[str, Cell]]]) -> None:
+def write_record(versions: dict[str, str], tables: dict[str, Table]) -> None:
     """Writes the record, with numbers in three digits, and a line for each form from each source."""
     kept = {
-        form: {source: {device: _kept(cell) for device, cell in row.items()} for source, row in of_form.items()}
-        for form, of_form in sorted(cells.items())
+        table: {
+            form: {source: {device: _kept(cell) for device, cell in row.items()} for source, row in of_form.items()}
+            for form, of_form in sorted(cells.items())
+        }
+        for table, cells in tables.items()
     }
-    text = json.dumps({"versions": versions, "cells": kept}, indent=1)
+    text = json.dumps({"versions": versions, **kept}, indent=1)
     RECORD.write_text(re.sub(r"\n(?: {4,}|   (?=\}))", " ", text) + "\n", encoding="utf-8")
 
 

@@ -60,10 +60,10 @@ _SCALES = torch.tensor([0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5, 1.75])
 _GAIN = 1.5
 
 
-def configuration(form: str) -> transformers.PreTrainedConfig:
-    """A form's configuration, in the sizes of these checkpoints."""
+def configuration(form: str, changes: dict[str, Any] | None = None) -> transformers.PreTrainedConfig:
+    """A form's configuration, in the sizes of these checkpoints but for changes."""
     config = ALL_CONFIGS[form]()
-    config.update(SIZES | CHANGES.get(form, {}))
+    config.update(SIZES | CHANGES.get(form, {}) | (changes or {}))
     if config.rope_parameters and "long_factor" in config.rope_parameters:
         dimensions = int(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0))
         factors = {key: longrope(dimensions)[key] for key in ("short_factor", "long_factor")}
@@ -72,10 +72,10 @@ def configuration(form: str) -> transformers.PreTrainedConfig:
     return config
 
 
-def make_checkpoint(form: str, folder: Path) -> TinyModel:
+def make_checkpoint(form: str, folder: Path, changes: dict[str, Any] | None = None) -> TinyModel:
     """Writes the checkpoint of a form, in bfloat16, and returns it with transformers' model of it in float32."""
     torch.manual_seed(7)
-    config = configuration(form)
+    config = configuration(form, changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

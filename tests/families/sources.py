@@ -7,6 +7,7 @@ Each function of SOURCES returns the folder to run, and the exporter's, or None 
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +68,22 @@ def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
 
 
-def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path) -> Made:
-    """The folder that ORT GenAI's builder writes: int4 in blocks of 32, activations in float32."""
-    made = folder.parent / "genai"
+def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path, options: tuple[str, ...] = ()) -> Made:
+    """The folder that ORT GenAI's builder writes: activations in float32, and int4 in blocks of 32 by default."""
+    made = folder.parent / "-".join(["genai", *options])
     if made.is_dir():
         return made, made
     try:
-        genai_export.export(genai_export.Export(str(tiny.folder), str(made), ("accuracy_level=0",)))
+        genai_export.export(genai_export.Export(str(tiny.folder), str(made), ("accuracy_level=0", *options)))
     except RuntimeError as error:
         shutil.rmtree(made, ignore_errors=True)
         raise RefusedError(f"its builder fails ({_last_line(error)})") from error
     return made, made
 
 
-def genai_converted(form: str, tiny: TinyModel, folder: Path) -> Made:
+def genai_converted(form: str, tiny: TinyModel, folder: Path, options: tuple[str, ...] = ()) -> Made:
     """The folder of ORT GenAI's builder, converted."""
-    export, _ = genai_as_it_is(form, tiny, folder)
+    export, _ = genai_as_it_is(form, tiny, folder, options)
     return _converted(export, folder / "model", logits="last"), export
 
 
@@ -104,6 +105,25 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, as it is": genai_as_it_is,
     "GenAI, converted": genai_converted,
     "optimum": optimum,
+}
+# Recipes of GenAI's builder: names on the page, and its options.
+RECIPES: dict[str, tuple[str, ...]] = {
+    "int4 (the default)": (),
+    "int4 with zero points": ("is_symmetric=false",),
+    "k_quant": ("algo_config=k_quant",),
+    "k_quant_mixed": ("algo_config=k_quant_mixed",),
+    "k_quant_last": ("algo_config=k_quant_last",),
+    "rtn_last": ("algo_config=rtn_last",),
+    "QDQ": ("use_qdq=true",),
+}
+# The form that represents the others; tests/rewrites/ has recipes of one whose embedding is the head.
+RECIPE_FORMS = ("llama",)
+# The builder's k_quant fails at rows of an odd number of blocks.
+RECIPE_SIZES = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 640}
+RECIPE_SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
+    f"{recipe}, {how}": partial(source, options=options)
+    for recipe, options in RECIPES.items()
+    for how, source in (("as it is", genai_as_it_is), ("converted", genai_converted))
 }
 # The longest texts of these sources: a model from them has no window, or only one table of RoPE, and computes other
 # results than the checkpoint with longer texts.

@@ -21,10 +21,10 @@ from tests.convert.conftest import ALL_CONFIGS
 from tests.convert.sources.gguf_files import write_gguf
 from tests.families.cells import CALLS, DEVICES, Cell, array_refusal, recorded_cells, run_form, run_on
 from tests.families.checkpoints import configuration, make_checkpoint
-from tests.families.sources import SOURCES
+from tests.families.sources import RECIPE_FORMS, RECIPE_SOURCES, SOURCES
 from tests.rewrites import optimum_export
 
-CELLS = recorded_cells()
+CELLS, OF_RECIPES = recorded_cells(), recorded_cells("recipes")
 # Cells that run again. These forms have most of the traits in which families differ, so that few are enough; the array
 # takes all of them, qwen2 once it is converted. tests/convert/test_other_families.py runs all checkpoints on the CPU.
 AGAIN = {
@@ -48,9 +48,15 @@ def test_forms_have_all_cells() -> None:
     assert set(FAMILIES) - with_pictures == {ALL_CONFIGS[form]().model_type for form in CELLS}
 
 
+def test_recipes_have_all_cells() -> None:
+    assert sorted(OF_RECIPES) == sorted(RECIPE_FORMS), "run: python -m scripts.write_families_page run FORM"
+    for form, rows in OF_RECIPES.items():
+        assert list(rows) == list(RECIPE_SOURCES), form
+
+
 @pytest.mark.parametrize("form", CELLS)
 def test_recorded_errors_are_within_telling_bounds(form: str) -> None:
-    for source, row in CELLS[form].items():
+    for source, row in (CELLS[form] | OF_RECIPES.get(form, {})).items():
         for device, cell in row.items():
             if not cell.refused:
                 assert 0 < cell.error < cell.bound < cell.spread / 4, (source, device)

@@ -28,6 +28,7 @@ OPTIONS = {
         for recipe in ("rtn", "k_quant", "k_quant_last", "rtn_last", "k_quant_mixed")
     },
     "llama in 8-bit head": ("accuracy_level=0", "matmul_mixed_precision=last_matmul:int8"),
+    "llama in QDQ": ("accuracy_level=0", "use_qdq=true"),
     "topics": ("accuracy_level=0",),
     "topics in blocks of 16": ("accuracy_level=0", "block_size=16"),
     **dict.fromkeys(OTHER_CONFIGS, ("accuracy_level=0",)),

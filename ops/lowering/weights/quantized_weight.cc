@@ -17,18 +17,19 @@ namespace {
 
 // The largest weight that is quantised again: for larger ones a minimum might round to infinity.
 constexpr float kLargestWeight = 0x1p127F;
-// The value 1 of a table becomes this one of Q4NX's.
-constexpr float kLargestValue = 127;
-
 std::int64_t elements_of(const Value& value) { return value.shape ? value.shape->elements() : 0; }
 
 }  // namespace
 
 int QuantizedWeight::element(const Value& value, std::int64_t index) const {
-  if (bits == 8) return static_cast<const std::uint8_t*>(value.constant)[index];
-  if (table != nullptr) return nibble_at(value.constant, index ^ 1);
-  // int4 plus 8 is the nibble with its highest bit flipped.
-  return nibble_at(value.constant, index) ^ (value.type == DataType::kInt4 ? 8 : 0);
+  // A signed code plus half of all codes is the code with its highest bit flipped.
+  if (bits == 8) {
+    return static_cast<const std::uint8_t*>(value.constant)[index] ^
+           (value.type == DataType::kInt8 ? 128 : 0);
+  }
+  const bool high_first = table != nullptr && !of_onnx_types;
+  return nibble_at(value.constant, high_first ? index ^ 1 : index) ^
+         (value.type == DataType::kInt4 ? 8 : 0);
 }
 
 std::int64_t QuantizedWeight::blocks() const { return q4nx::ceil_div(columns, block_size); }
@@ -48,20 +49,20 @@ std::string QuantizedWeight::obstacle() const {
          << " columns; export with a block_size that is a multiple of " << q4nx::kGroup;
     return text.str();
   }
-  const bool is_typed = is_packed(codes.type);
-  if ((codes.type != DataType::kUInt8 && !is_typed) || scales.type != DataType::kFloat32) {
+  const bool has_powers = table != nullptr && scales.type == DataType::kFloat8E8M0;
+  if ((codes.type != DataType::kUInt8 && !of_onnx_types) ||
+      (scales.type != DataType::kFloat32 && !has_powers)) {
     text << "codes and scales are " << name_of(codes.type) << " and " << name_of(scales.type)
          << ", expected uint8 and float; export with float32 inputs and outputs";
     return text.str();
   }
-  const bool packed_points = zero_points.type == DataType::kUInt8;
   if (!zero_points.name.empty() && zero_points.type != codes.type &&
-      (is_typed || zero_points.type != DataType::kFloat32)) {
+      (of_onnx_types || zero_points.type != DataType::kFloat32)) {
     text << "zero points are " << name_of(zero_points.type) << ", expected " << name_of(codes.type)
-         << (is_typed ? "" : " or float");
+         << (of_onnx_types ? "" : " or float");
     return text.str();
   }
-  const bool has_one_scale = is_typed && elements_of(scales) == 1;
+  const bool has_one_scale = of_onnx_types && elements_of(scales) == 1;
   const auto wrong = [&](const Value& value, std::int64_t expected) {
     if (value.name.empty() || elements_of(value) == rows * expected) return false;
     if (has_one_scale && elements_of(value) == 1) return false;
@@ -69,20 +70,22 @@ std::string QuantizedWeight::obstacle() const {
          << " for " << rows << " rows of " << columns << " columns in blocks of " << block_size;
     return true;
   };
-  if (wrong(codes, is_typed ? columns : blocks() * block_size * bits / 8) ||
+  const bool padded_points = zero_points.type == DataType::kUInt8 && !of_onnx_types;
+  if (wrong(codes, of_onnx_types ? columns : blocks() * block_size * bits / 8) ||
       wrong(scales, blocks()) ||
-      wrong(zero_points, packed_points ? q4nx::ceil_div(blocks() * bits, 8) : blocks())) {
+      wrong(zero_points, padded_points ? q4nx::ceil_div(blocks() * bits, 8) : blocks())) {
     return text.str();
   }
   return "";
 }
 
 std::string QuantizedWeight::damage() const {
-  const auto* values = static_cast<const float*>(scales.constant);
-  const bool fit = std::all_of(values, values + elements_of(scales), [](float scale) {
-    return std::isfinite(from_bfloat16(to_bfloat16(scale)));
-  });
-  if (!fit) return scales.name + " holds a scale that is not finite, or too large for bf16";
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < blocks(); ++block) {
+      if (!std::isfinite(from_bfloat16(to_bfloat16(scale(row, block)))))
+        return scales.name + " holds a scale that is not finite, or too large for bf16";
+    }
+  }
   if (keeps_codes()) return "";
   // Weights that are quantised again must be finite themselves.
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -96,36 +99,55 @@ std::string QuantizedWeight::damage() const {
   return "";
 }
 
+std::int64_t QuantizedWeight::rows_of_factor() const {
+  const std::int64_t all = elements_of(codes) / columns;
+  return factors.name.empty() ? all : all / elements_of(factors);
+}
+
 std::int64_t QuantizedWeight::scale_index(std::int64_t row, std::int64_t block) const {
   if (elements_of(scales) == 1) return 0;
-  return transposed ? block * rows + row : at(row) * blocks() + block;
+  return transposed && scales.type == DataType::kFloat32 ? block * rows + row
+                                                         : at(row) * blocks() + block;
 }
 
 float QuantizedWeight::scale(std::int64_t row, std::int64_t block) const {
-  const float scale = static_cast<const float*>(scales.constant)[scale_index(row, block)];
-  return table != nullptr ? scale / kLargestValue : scale;
+  const std::int64_t index = scale_index(row, block);
+  float scale = scales.type == DataType::kFloat8E8M0
+                    ? from_float8e8m0(static_cast<const std::uint8_t*>(scales.constant)[index])
+                    : static_cast<const float*>(scales.constant)[index];
+  if (!factors.name.empty())
+    scale *= static_cast<const float*>(factors.constant)[at(row) / rows_of_factor()];
+  return table != nullptr ? scale / table->steps : scale;
 }
 
 std::int8_t QuantizedWeight::table_value(std::size_t code) const {
-  return static_cast<std::int8_t>(std::lround(kLargestValue * (*table)[code]));
+  return static_cast<std::int8_t>(std::lround(table->steps * table->values[code]));
 }
 
 int QuantizedWeight::code(std::int64_t row, std::int64_t column) const {
-  if (transposed) return element(codes, column * rows + row);
-  const std::int64_t row_codes = is_packed(codes.type) ? columns : blocks() * block_size;
+  if (transposed) {
+    const std::int64_t height = rows_of_factor();
+    return element(codes, (at(row) / height * columns + column) * height + at(row) % height);
+  }
+  const std::int64_t row_codes = of_onnx_types ? columns : blocks() * block_size;
   return element(codes, at(row) * row_codes + column);
 }
 
 float QuantizedWeight::zero_point(std::int64_t row, std::int64_t block) const {
   if (zero_points.name.empty())
-    return codes.type == DataType::kUInt4 ? 0 : static_cast<float>(symmetric_point());
+    return has_symmetric_points() ? static_cast<float>(symmetric_point()) : 0;
   if (zero_points.type == DataType::kFloat32)
     return static_cast<const float*>(zero_points.constant)[scale_index(row, block)];
   // Each row's zero points in bytes begin at a whole byte.
-  const std::int64_t index = is_packed(zero_points.type)
+  const std::int64_t index = of_onnx_types
                                  ? scale_index(row, block)
                                  : at(row) * q4nx::ceil_div(blocks() * bits, 8) * 8 / bits + block;
   return static_cast<float>(element(zero_points, index));
+}
+
+// Whether absent zero points are in the middle of the codes.
+bool QuantizedWeight::has_symmetric_points() const {
+  return !of_onnx_types || codes.type == DataType::kInt4 || codes.type == DataType::kInt8;
 }
 
 bool QuantizedWeight::keeps_codes() const { return block_size % q4nx::kGroup == 0; }
@@ -135,7 +157,7 @@ q4nx::Layout QuantizedWeight::layout() const {
   const q4nx::Layout with_minima = bits == 8 ? q4nx::kEightBitsWithMinima : q4nx::kNarrow;
   const q4nx::Layout symmetric = bits == 8 ? q4nx::kEightBits : q4nx::kSymmetric;
   if (!keeps_codes()) return with_minima;
-  if (zero_points.name.empty()) return codes.type == DataType::kUInt4 ? with_minima : symmetric;
+  if (zero_points.name.empty()) return has_symmetric_points() ? symmetric : with_minima;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t block = 0; block < blocks(); ++block) {
       if (zero_point(row, block) != static_cast<float>(symmetric_point())) return with_minima;
@@ -168,7 +190,7 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
   for (std::int64_t i = first; table != nullptr && i < first + count; ++i) {
     for (std::int64_t group = 0; group < q4nx::groups_of(columns); ++group) {
       std::byte* values = blocks_out + i * row_bytes + layout.table_at(group);
-      for (std::size_t code = 0; code < table->size(); ++code)
+      for (std::size_t code = 0; code < table->values.size(); ++code)
         values[code] = static_cast<std::byte>(table_value(code));
     }
   }
@@ -180,8 +202,8 @@ void QuantizedWeight::pack(std::byte* blocks_out, const q4nx::Layout& layout, st
 float QuantizedWeight::weight(std::int64_t row, std::int64_t column) const {
   const std::int64_t block = column / block_size;
   if (table != nullptr)
-    return kLargestValue * scale(row, block) *
-           (*table)[static_cast<std::size_t>(code(row, column))];
+    return table->steps * scale(row, block) *
+           table->values[static_cast<std::size_t>(code(row, column))];
   return scale(row, block) * (static_cast<float>(code(row, column)) - zero_point(row, block));
 }
 

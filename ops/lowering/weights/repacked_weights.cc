@@ -114,9 +114,10 @@ bool same_bytes(const Value& a, const Value& b) {
 // Reshape.
 bool same(const QuantizedWeight& a, const QuantizedWeight& b) {
   return a.rows == b.rows && a.columns == b.columns && a.block_size == b.block_size &&
-         a.bits == b.bits && a.transposed == b.transposed && a.first_row == b.first_row &&
-         a.row_step == b.row_step && a.table == b.table && same_bytes(a.scales, b.scales) &&
-         same_bytes(a.zero_points, b.zero_points) && same_bytes(a.codes, b.codes);
+         a.bits == b.bits && a.of_onnx_types == b.of_onnx_types && a.transposed == b.transposed &&
+         a.first_row == b.first_row && a.row_step == b.row_step && a.table == b.table &&
+         same_bytes(a.scales, b.scales) && same_bytes(a.zero_points, b.zero_points) &&
+         same_bytes(a.factors, b.factors) && same_bytes(a.codes, b.codes);
 }
 
 // The common first words (each up to a '.') of the names of all products' weights, followed by

@@ -14,6 +14,7 @@ from flownpu.cli import options
 from flownpu.cli.output import console, print_json, waiting
 
 if TYPE_CHECKING:
+    from flownpu.convert.weight_bits import WeightBits
     from flownpu.predict.report import PredictionReport
 
 _LENGTH = re.compile(r"(\d+)(k?)", re.IGNORECASE)
@@ -62,8 +63,7 @@ def predict(
         typer.Option(
             "--weights",
             metavar="q4|q8|8/4/4",
-            help="Bits of the weights on the NPU, as `convert` has them, of a model that is not converted yet. "
-            "(default: q4)",
+            help="Bits of the weights, as `convert` has them, of a model that is not converted yet. (default: q4)",
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -76,14 +76,10 @@ def predict(
     if device == "gpu" or device.startswith("radeon"):
         if kv_dtype == "int8":
             raise typer.BadParameter("expected no --kv-dtype int8 with a GPU, which has no such cache")
-        if weights is not None:
-            raise typer.BadParameter("expected no --weights with a GPU, for which 4 bits are predicted")
-        _predict_gpus(model, device, parse_contexts(context) if context else [], measured, as_json=as_json)
+        _predict_gpus(model, device, parse_contexts(context) if context else [], measured, weights, as_json=as_json)
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
-    from flownpu.convert.average_bits import AverageBits  # noqa: PLC0415
-    from flownpu.convert.weight_bits import parse_weight_bits  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
@@ -92,11 +88,8 @@ def predict(
         raise typer.BadParameter(f"no such chip: {device}{nearest(device, CHIPS)}", param_hint="--device")
     contexts = parse_contexts(context) if context else ()
     values = measured_values(measured) if measured else VALUES
-    bits = parse_weight_bits(weights) if weights else None
-    if isinstance(bits, AverageBits):
-        raise typer.BadParameter("expected bits of each part, such as 8/4/4, got an average, which conversion measures")
     with waiting("pricing the programs ..."):
-        found = target(model, int8_cache=kv_dtype == "int8", bits=bits)
+        found = target(model, int8_cache=kv_dtype == "int8", bits=_bits(weights))
         report = predict_model(found, CHIPS[device], contexts, values)
     if as_json:
         print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))
@@ -104,7 +97,19 @@ def predict(
     _print(report, CHIPS[device].description, "published" if measured is None else f"those of {measured}")
 
 
-def _predict_gpus(model: str, device: str, contexts: list[int], measured: Path | None, *, as_json: bool) -> None:
+def _bits(weights: str | None) -> "WeightBits | None":
+    from flownpu.convert.average_bits import AverageBits  # noqa: PLC0415
+    from flownpu.convert.weight_bits import parse_weight_bits  # noqa: PLC0415
+
+    bits = parse_weight_bits(weights) if weights else None
+    if isinstance(bits, AverageBits):
+        raise typer.BadParameter("expected bits of each part, such as 8/4/4, got an average, which conversion measures")
+    return bits
+
+
+def _predict_gpus(
+    model: str, device: str, contexts: list[int], measured: Path | None, weights: str | None, *, as_json: bool
+) -> None:
     from flownpu.predict.gpu import GPUS, predict_gpu  # noqa: PLC0415 other commands need none of it
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
 
@@ -112,7 +117,7 @@ def _predict_gpus(model: str, device: str, contexts: list[int], measured: Path |
         raise typer.BadParameter(f"no such GPU: {device}{nearest(device, GPUS)}", param_hint="--device")
     if measured is not None:
         raise typer.BadParameter("expected no --measured with a GPU: it is the NPU's")
-    found = target(model)
+    found = target(model, bits=_bits(weights))
     points = {name: predict_gpu(found, GPUS[name], contexts) for name in GPUS if device in ("gpu", name)}
     if as_json:
         print_json(

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Tokens of a prompt that are computed at once: ForwardPass::kMostTokens (ops/gpu/decoder/forward_pass.h).
 CHUNK = 256
-# Bytes per weight in narrow Q4NX blocks: 5120 for 32 x 256.
-_WEIGHT = 5120 / (32 * 256)
+# Bytes per weight of 4 bits in narrow Q4NX blocks, 640 for 32 x 32, and of 8 bits without minima, 1088.
+_WEIGHT, _WEIGHT_OF_EIGHT_BITS = 640 / (32 * 32), 1088 / (32 * 32)
 _FLOAT, _CACHE = 4, 2  # bytes of activations, and of a key's or value's element in float16 or bfloat16
 # Bytes per int8 activation: itself, and a float scale and a float sum for each 32.
 _ROUNDED = 1 + 2 * _FLOAT / 32
@@ -125,29 +125,42 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
     packed, feed_forward = (shape.heads + 2 * shape.kv_heads) * shape.d, decoder.model.layers[0].feed_forward
     norm = Kernel("norm", 4 * tokens * shape.hidden * _FLOAT, floats=8 * tokens * shape.hidden)
     append = Kernel("append", tokens * packed * (_FLOAT + _CACHE), floats=12 * tokens * packed)
-    before = [*_product("QKV", packed, shape.hidden, tokens), append]
-    behind = [
-        *_product("output", shape.hidden, attention, tokens),
-        norm,
-        *_product("gate and up", feed_forward.gate_up_rows, shape.hidden, tokens, feed_forward.size),
-        *_product("down", shape.hidden, feed_forward.size, tokens),
-        norm,
-    ]
+    sizes = (
+        ("QKV", packed, shape.hidden, 0),
+        ("output", shape.hidden, attention, 0),
+        ("gate and up", feed_forward.gate_up_rows, shape.hidden, feed_forward.size),
+        ("down", shape.hidden, feed_forward.size, 0),
+    )
+    bits = {layer.eight_bits for layer in decoder.layers}
+    products = {
+        of: [
+            list(_product(name, rows, columns, tokens, written, eight_bits=bool(of >> place & 1)))
+            for place, (name, rows, columns, written) in enumerate(sizes)
+        ]
+        for of in bits
+    }
     attend = {window: _attention(decoder, window, past, tokens) for window in set(decoder.windows)}
     yield norm
-    for window in decoder.windows:
-        yield from (*before, attend[window], *behind)
+    for window, layer in zip(decoder.windows, decoder.layers, strict=True):
+        qkv, output, gate_up, down = products[layer.eight_bits]
+        yield from (*qkv, append, attend[window], *output, norm, *gate_up, *down, norm)
     if head:
-        yield from _product("LM head", decoder.model.vocabulary, shape.hidden, 1)
+        yield from _product(
+            "LM head", decoder.model.vocabulary, shape.hidden, 1, eight_bits=decoder.model.head_eight_bits
+        )
 
 
-def _product(name: str, rows: int, columns: int, tokens: int, written: int = 0) -> Iterator[Kernel]:
+def _product(
+    name: str, rows: int, columns: int, tokens: int, written: int = 0, *, eight_bits: bool = False
+) -> Iterator[Kernel]:
     """The launches of a product of `tokens` activations [columns] with a weight [rows, columns].
 
     A single token is multiplied in float, with dequantised weights; several are rounded to int8 first. `written` is how
-    many results per token are written, if gating makes them fewer than `rows`.
+    many results per token are written, if gating makes them fewer than `rows`. Weights of 8 bits are dequantised and
+    multiplied by as many operations as those of 4.
     """
-    weight, results = rows * columns * _WEIGHT, tokens * (written or rows) * _FLOAT
+    weight = rows * columns * (_WEIGHT_OF_EIGHT_BITS if eight_bits else _WEIGHT)
+    results = tokens * (written or rows) * _FLOAT
     if tokens == 1:
         yield Kernel(name, weight + columns * _FLOAT + results, floats=4 * rows * columns)
         return

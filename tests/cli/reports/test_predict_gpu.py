@@ -60,6 +60,18 @@ def test_prompt_time_is_bound_by_arithmetic():
     assert point.prefill_tokens_per_second == 1024 / point.ttft_seconds
 
 
+def test_weights_of_eight_bits_are_read(flownpu):
+    """8.5 bits in place of 5, of attention alone, and of all."""
+    reads = [
+        json.loads(flownpu("predict", "gemma3-1b", "--device", RADEON.name, "--context", "1k", "--json", *given).out)[
+            "devices"
+        ][RADEON.name][0]["read_bytes"]
+        for given in ((), ("--weights", "8/4/4"), ("--weights", "q8"))
+    ]
+    attention = 26 * (1152 * (6 * 256) + (4 * 256) * 1152)
+    assert [read - reads[0] for read in reads[1:]] == pytest.approx([attention * 3.5 / 8, PRODUCTS * 3.5 / 8])
+
+
 def test_predicted_chunks_equal_session_chunks():
     """A chunk of the prediction has ForwardPass::kMostTokens tokens."""
     source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights and tables that DequantizeLinear makes of constant int4 and uint4, in sessions, against float64."""
+"""Weights and tables that DequantizeLinear makes of constant codes, in sessions, against float64."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from flownpu.ops import q4nx
 from tests.ops.lowering.test_rules import activations, session
 
 DTYPES = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
+BYTES = {"int8": np.int8, "uint8": np.uint8}
 # A weight [M, K] as [K, M] or [M, K], and the nodes that read it.
 FORMS = {
     "matmul": (0, "y = MatMul (x, w)"),
@@ -36,13 +37,14 @@ class Weight:
     ) -> None:
         """`block`: 0: a scale a row; None: one scale for all. `axis`: that of K. `exact`: scales are powers of 2."""
         rng = np.random.default_rng(rows * columns)
-        lowest = -8 if dtype == "int4" else 0
+        bits, lowest = (8, -128) if dtype in BYTES else (4, -8)
+        lowest = 0 if dtype.startswith("u") else lowest
         blocks = 1 if not block else -(-columns // block)
         shape = (1, 1) if block is None else (rows, blocks)
         scales = 2.0 ** rng.integers(-5, -2, shape) if exact else rng.uniform(0.01, 0.1, shape)
         self.scales = scales.astype(np.float32)
-        codes = rng.integers(lowest, lowest + 16, (rows, columns))
-        points = rng.integers(lowest, lowest + 16, shape) if zero else np.zeros(shape, np.int64)
+        codes = rng.integers(lowest, lowest + 2**bits, (rows, columns))
+        points = rng.integers(lowest, lowest + 2**bits, shape) if zero else np.zeros(shape, np.int64)
         wide = [np.repeat(v, block or -(-columns // blocks), axis=1)[:, :columns]
                 for v in (self.scales.astype(np.float64), points)]  # fmt: skip
         self.values = np.broadcast_to(wide[0] * (codes - wide[1]), (rows, columns))
@@ -54,11 +56,11 @@ class Weight:
             return stored(array) if block else array.reshape(()) if block is None else array.reshape(-1)
 
         self.constants: dict[str, Any] = {
-            "codes": stored(codes).astype(DTYPES[dtype]),
+            "codes": stored(codes).astype((DTYPES | BYTES)[dtype]),
             "scales": scale_like(self.scales),
         }
         if zero:
-            self.constants["zero"] = scale_like(points).astype(DTYPES[dtype])
+            self.constants["zero"] = scale_like(points).astype((DTYPES | BYTES)[dtype])
         attributes = f"axis = {axis}, block_size = {block}" if block else f"axis = {1 - axis}"
         self.node = f"w = DequantizeLinear <{attributes}> (codes, scales{', zero' * zero})"
 
@@ -85,10 +87,15 @@ def product(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize(("rows", "columns", "block"), [(40, 96, 32), (33, 80, 32), (33, 128, 64), (7, 80, 0)])
-def test_product_of_four_bits_is_a_q4nx_product(
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns", "block"),
+    [
+        *((dtype, *sizes) for dtype in DTYPES | BYTES for sizes in ((40, 96, 32), (33, 80, 32), (33, 128, 64))),
+        *((dtype, 7, 80, 0) for dtype in DTYPES),  # without blocks, 8 bits are DenseMatMul's
+    ],
+)
+def test_product_is_a_q4nx_product(
     ep_devices: list[Any], tmp_path: Path, form: str, dtype: str, zero: bool, rows: int, columns: int, block: int
 ) -> None:
     axis, nodes = FORMS[form]
@@ -98,6 +105,22 @@ def test_product_of_four_bits_is_a_q4nx_product(
     # Scales and their products with codes and zero points are exact in bf16, so only the sums round.
     off = np.abs(result - x.astype(np.float64) @ weight.values.T)
     assert np.all(off <= testing.product_bound(x, np.abs(weight.values) + 8 * np.abs(weight.values).max()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES | BYTES)
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("block", [32, 64, 0, None])
+def test_conversion_keeps_each_weight(form: str, dtype: str, zero: bool, block: int | None) -> None:
+    axis, nodes = FORMS[form]
+    weight = Weight(dtype, 33, 128, block, axis, zero=zero)
+    text = f"g (float[N, 128] x) => (float[N, 33] y) {{ {weight.node} {nodes} }}"
+    model, misses = testing.rewritten(testing.parse(text, **weight.constants), "q4nx_dequantized")
+    (node,) = model.graph
+    assert (node.op_type, misses) == ("Q4NXMatMul", [])
+    blocks = node.inputs[1].const_value.numpy()
+    np.testing.assert_array_equal(q4nx.dequantize(blocks, 33, 128), weight.values)
+    assert (node.inputs[1].shape[2] < 1000) == (dtype in DTYPES)
 
 
 @pytest.mark.parametrize("form", ["matmul", "gemm of rows"])

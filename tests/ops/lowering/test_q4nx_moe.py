@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QMoE, as ORT GenAI's builder writes it, against ONNX Runtime's own kernel of it."""
+"""QMoE, as ORT GenAI's builder writes it, against ONNX Runtime's own kernel of it; fp4, which its CPU provider does not
+have, against float64."""
 
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
@@ -19,7 +21,7 @@ moe (float[B, S, {hidden}] x, float[B, S, {experts}] logits) => (float[B, S, {hi
     router_probs = Reshape (logits, rows)
     y = com.microsoft.QMoE <{attributes}>
         (x, router_probs, gate_up, gate_up_scales, {gate_up_bias}, down, down_scales, {down_bias}, , , ,
-         {gate_up_zero_points}, {down_zero_points})
+         {gate_up_zero_points}, {down_zero_points}, , , {gate_up_factors}, {down_factors})
 }}
 """
 ATTRIBUTES: dict[str, Any] = {
@@ -72,11 +74,11 @@ class Case:
             self.weights[name] = (scale * (codes - zero)).reshape(EXPERTS, rows, columns)
         given |= constants or {}
         sizes = {"block_size": block_size} if block_size else {}
-        text = ", ".join(
-            f"{name} = {value}"
-            for name, value in (ATTRIBUTES | {"expert_weight_bits": bits} | sizes | attributes).items()
-        )
-        names = ("gate_up_bias", "down_bias", "gate_up_zero_points", "down_zero_points")
+        self._make(given, {"expert_weight_bits": bits} | sizes | attributes)
+
+    def _make(self, given: dict[str, testing.Array], attributes: dict[str, Any]) -> None:
+        text = ", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | attributes).items())
+        names = [f"{weight}_{what}" for weight in ("gate_up", "down") for what in ("bias", "zero_points", "factors")]
         named = {name: name if name in given else "" for name in names}
         self.model = testing.parse(MODEL.format(hidden=HIDDEN, experts=EXPERTS, attributes=text, **named), **given)
 
@@ -86,6 +88,41 @@ class Case:
             "x": generator.standard_normal((2, 3, HIDDEN), np.float32),
             "logits": generator.standard_normal((2, 3, EXPERTS), np.float32),
         }
+
+    def exact(self) -> testing.Array:
+        """The operator's equation in float64, with rows of gate and up that alternate."""
+        feeds = {name: array.astype(np.float64) for name, array in self.feeds().items()}
+        result = np.zeros(feeds["x"].shape)
+        for row in np.ndindex(result.shape[:-1]):
+            taken = np.argsort(-feeds["logits"][row])[:TAKEN]
+            share = np.exp(feeds["logits"][row][taken])
+            for expert, weight in zip(taken, share / share.sum(), strict=True):
+                gate, up = (self.weights["gate_up"][expert, half::2] @ feeds["x"][row] for half in (0, 1))
+                result[row] += weight * (self.weights["down"][expert] @ (gate / (1 + np.exp(-gate)) * up))
+        return result
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+class Fp4Case(Case):
+    """A random QMoE in MXFP4: codes [experts, columns, rows / 2], the even row's in the low half of a byte."""
+
+    def __init__(self, *, factor: float = 1.0, constants: dict[str, testing.Array] | None = None) -> None:
+        """`factor`: of the experts' global scales."""
+        generator = np.random.default_rng(4)
+        given: dict[str, testing.Array] = {}
+        self.weights = {}
+        for name, rows, columns in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
+            codes = generator.integers(0, 16, (EXPERTS, columns, rows), np.uint8)
+            given[name] = codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
+            powers = np.exp2(generator.integers(-6, -2, (EXPERTS, rows, columns // 32)))
+            given[f"{name}_scales"] = powers.astype(ml_dtypes.float8_e8m0fnu)
+            given[f"{name}_factors"] = np.float32(factor) * np.exp2(np.arange(EXPERTS) % 3).astype(np.float32)
+            values = (np.where(codes < 8, 1, -1) * E2M1[codes % 8]).transpose(0, 2, 1)
+            scales = given[f"{name}_factors"].astype(np.float64)[:, None, None] * powers
+            self.weights[name] = values * np.repeat(scales, 32, axis=2)
+        self._make(given | (constants or {}), {"quant_type": '"fp4"', "block_size": 32})
 
 
 # A sum of HIDDEN terms, then one of INNER, in any order and on both sides; a factor of 4 for terms that cancel.
@@ -140,6 +177,48 @@ def test_zero_points_are_folded() -> None:
     assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
+def test_fp4_keeps_each_weight() -> None:
+    """Scales that are powers of two stay exact, also those of experts."""
+    case = Fp4Case()
+    model, misses = testing.rewritten(case.model, "q4nx_moe")
+    assert misses == []
+    (node,) = (node for node in model.graph if node.op_type == "Q4NXMoE")
+    gate_up, down = (np.split(node.inputs[place].const_value.numpy(), EXPERTS) for place in (2, 3))
+    for expert in range(EXPERTS):
+        for part, blocks in enumerate(np.split(gate_up[expert], 2)):
+            expected = case.weights["gate_up"][expert, part::2]
+            np.testing.assert_array_equal(q4nx.dequantize(blocks, INNER, HIDDEN), expected)
+        np.testing.assert_array_equal(q4nx.dequantize(down[expert], HIDDEN, INNER), case.weights["down"][expert])
+    (found,) = testing.run(model, case.feeds())
+    expected = case.exact()
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+def test_fp4_rounds_scales_of_experts_that_bf16_lacks() -> None:
+    case = Fp4Case(factor=1.003)
+    model, _ = testing.rewritten(case.model, "q4nx_moe")
+    (node,) = (node for node in model.graph if node.op_type == "Q4NXMoE")
+    down = q4nx.dequantize(node.inputs[3].const_value.numpy()[: HIDDEN // 32], HIDDEN, INNER)
+    off = np.abs(down - case.weights["down"][0])
+    assert off.max() > 0
+    assert np.all(off <= testing.BFLOAT16_ROUNDING * np.abs(case.weights["down"][0]))
+
+
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+def test_session_runs_fp4_experts(ep_devices: list[Any], tmp_path: Path, activations: str) -> None:
+    """ONNX Runtime's CPU provider has no kernel for it."""
+    case, path = Fp4Case(), tmp_path / "model.onnx"
+    ir.save(case.model, path)
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(ep_devices[:1], {"device": "cpu", "activations": activations})
+    (found,) = ort.InferenceSession(path, options).run(None, case.feeds())
+    expected = case.exact()
+    # X and what is between the two products are rounded: to bfloat16, or in groups of 32 to int8, by up to 1 / 254 of
+    # the largest.
+    rounding = 4 * testing.BFLOAT16_ROUNDING if activations == "bf16" else 3 * 2 / 254
+    assert np.abs(found - expected).max() <= rounding * np.abs(expected).max()
+
+
 def test_session_runs_lowered_mixture(ep_devices: list[Any], tmp_path: Path) -> None:
     case, path = Case(), tmp_path / "model.onnx"
     ir.save(case.model, path)
@@ -166,6 +245,15 @@ BIAS[2, 5] = 0.5
         (Case(swiglu_fusion=0), "swiglu_fusion=0: gate and up must be one input; export with swiglu_fusion=1"),
         (Case(weights_prepacked=1), "weights_prepacked=1: the codes are in an order made for a GPU; export without it"),
         (Case(constants={"down_bias": BIAS}), "down_bias is not 0: experts have no biases here"),
+        (Case(quant_type='"fp4"'), "gate_up: quant_type fp4 has 4 bits, a global scale and no zero points"),
+        (
+            Fp4Case(constants={"down_scales": np.ones((EXPERTS, HIDDEN, INNER // 32), np.float32)}),
+            "down_scales is of float, expected float8e8m0 for fp4",
+        ),
+        (
+            Fp4Case(constants={"down_factors": np.ones(EXPERTS + 1, np.float32)}),
+            "input 16 (fc2_global_scale",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

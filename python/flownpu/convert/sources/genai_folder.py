@@ -77,7 +77,7 @@ def convert_genai_folder(request: Request) -> None:
         texts={"genai_config.json": json.dumps(config, indent=4) + "\n"},
         source={"kind": "genai", "model_type": config["model"].get("type")},
         settings={**options.as_dict(), "context_length": config["model"].get("context_length")},
-        relative_to="the source's 4-bit weights",
+        relative_to="the source's 4-bit and 8-bit weights",
     )
 
 
@@ -128,12 +128,11 @@ def _complete_windows(path: Path, config: dict[str, Any], model: ir.Model) -> No
 def _check_rewritten(path: Path, report: Report) -> None:
     """Raises ConversionError if nothing was rewritten; logs what was left."""
     left = report.left()
-    if not report.applied["q4nx_matmul"]:
+    if not report.applied["q4nx_matmul"] and not report.applied["q4nx_dequantized"]:
         if any(domain == DOMAIN for domain, _ in report.before):
             raise ConversionError(f"{path}: is a model for FlowNPU already")
-        raise ConversionError(
-            "\n".join([f"{path}: expected weights of 4 or 8 bits (MatMulNBits), and none of them can be used", *left])
-        )
+        expected = "expected weights of 4 or 8 bits (MatMulNBits, DequantizeLinear)"
+        raise ConversionError("\n".join([f"{path}: {expected}, and none of them can be used", *left]))
     for line in left:
         _log.warning("%s: %s", path, line)
 

@@ -27,7 +27,7 @@ _OLDEST_XRT = (2, 19)
 _XRT_SUITES = ("stable-backports", "testing", "unstable")
 # The first release of LLVM whose mlir-opt reads properties, `<{...}>`, and the newest for which this looks.
 _OLDEST_LLVM, _NEWEST_LLVM = 17, 40
-_VULKAN = ("libvulkan1", "mesa-vulkan-drivers", "spirv-tools")
+_VULKAN = ("libvulkan1", "libvulkan-dev", "mesa-vulkan-drivers", "spirv-tools")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ TOOLS = {
         lambda apt: apt.missing("mesa-opencl-icd"),
         "usr/lib/*/libRusticlOpenCL.so.1",
     ),
-    # The loader, Mesa's drivers, of which lavapipe needs no GPU, and spirv-val.
+    # The loader and its headers, Mesa's drivers, of which lavapipe needs no GPU, and spirv-val.
     "vulkan": Tool(
         "for the tests of the Vulkan dialect: about 55 MB",
         lambda apt: sorted({name for one in _VULKAN for name in apt.missing(one)}),

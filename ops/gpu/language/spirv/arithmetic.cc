@@ -48,7 +48,8 @@ std::optional<std::int64_t> result_of(std::string_view sign, std::int64_t a, std
 }
 
 Scalar in_arithmetic(Scalar scalar) {
-  const bool is_small = scalar == Scalar::kBool || scalar == Scalar::kChar || scalar == Scalar::kUchar;
+  const bool is_small =
+      scalar == Scalar::kBool || scalar == Scalar::kChar || scalar == Scalar::kUchar;
   return is_small ? Scalar::kInt : scalar;
 }
 
@@ -153,7 +154,7 @@ Value Arithmetic::converted(const Value& value, const Type& type) {
       id = condition(whole);
     } else if (from != type.scalar) {
       const Op op = type.is_float() ? (from == Scalar::kUint ? Op::kConvertUToF : Op::kConvertSToF)
-                    : from != Scalar::kFloat     ? Op::kBitcast
+                    : from != Scalar::kFloat       ? Op::kBitcast
                     : type.scalar == Scalar::kUint ? Op::kConvertFToU
                                                    : Op::kConvertFToS;
       id = module_.emit(op, id_of(type), {id});
@@ -219,7 +220,8 @@ Value Arithmetic::of_bytes(std::string_view sign, const Value& left, const Value
     fail("expected & or >> of a vector of uchar with one number, got ", sign);
   const auto by = static_cast<std::uint32_t>(*right.constant);
   const bool shifts = sign == ">>";
-  const Id mask = integer((shifts ? 0xffU >> by : by) * 0x01010101U, Scalar::kUint).components[0].id;
+  const Id mask =
+      integer((shifts ? 0xffU >> by : by) * 0x01010101U, Scalar::kUint).components[0].id;
   Value made{left.type};
   for (Id word : words(left)) {
     if (shifts)
@@ -248,7 +250,7 @@ Value Arithmetic::binary(std::string_view sign, Value left, Value right) {
   }
   const auto* found = std::ranges::find(kOperations, sign, &Operation::sign);
   const bool is_float = left.type.is_float();
-  const Op op = is_float                                 ? found->of_floats
+  const Op op = is_float                            ? found->of_floats
                 : left.type.scalar == Scalar::kUint ? found->of_uints
                                                     : found->of_ints;
   if (op == kNone) fail("expected integers beside ", sign, ", got floats");
@@ -264,9 +266,8 @@ Value Arithmetic::negated(const Value& value) {
   const Value given = converted(value, {in_arithmetic(value.type.scalar), value.type.width});
   Value made{given.type};
   for (const Component& one : given.components)
-    made.components.push_back(
-        {module_.emit(given.type.is_float() ? Op::kFNegate : Op::kSNegate, id_of(given.type),
-                      {one.id})});
+    made.components.push_back({module_.emit(given.type.is_float() ? Op::kFNegate : Op::kSNegate,
+                                            id_of(given.type), {one.id})});
   return made;
 }
 
@@ -286,9 +287,9 @@ Value Arithmetic::denied(const Value& value) {
 Value Arithmetic::selected(Id condition, const Value& left, const Value& right) {
   Value made{left.type};
   for (std::size_t i = 0; i < left.components.size(); ++i)
-    made.components.push_back({module_.emit(
-        Op::kSelect, id_of(left.type),
-        {condition, left.components[i].id, right.components[i].id})});
+    made.components.push_back(
+        {module_.emit(Op::kSelect, id_of(left.type),
+                      {condition, left.components[i].id, right.components[i].id})});
   return made;
 }
 
@@ -296,10 +297,9 @@ Value Arithmetic::mapped(Function function, const std::vector<Value>& operands) 
   Value made{operands.front().type};
   for (std::size_t i = 0; i < operands.front().components.size(); ++i) {
     const Id first = operands[0].components[i].id;
-    const Id id = operands.size() == 1
-                      ? module_.call(function, id_of(made.type), {first})
-                      : module_.call(function, id_of(made.type),
-                                     {first, operands[1].components[i].id});
+    const Id id = operands.size() == 1 ? module_.call(function, id_of(made.type), {first})
+                                       : module_.call(function, id_of(made.type),
+                                                      {first, operands[1].components[i].id});
     made.components.push_back({id});
   }
   return made;
@@ -310,7 +310,8 @@ Place Arithmetic::at(Place place, const Value& index) {
   place.sizes.erase(place.sizes.begin());
   std::int64_t step = place.type.width;
   for (const std::int64_t size : place.sizes) step *= size;
-  place.index = binary("+", place.index, binary("*", converted(index, {Scalar::kInt}), integer(step)));
+  place.index =
+      binary("+", place.index, binary("*", converted(index, {Scalar::kInt}), integer(step)));
   return place;
 }
 

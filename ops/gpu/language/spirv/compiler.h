@@ -26,7 +26,9 @@ class Compiler {
   // Throws Error, with the words where it stopped, for a text that the language does not have.
   // `functions`: definitions of functions that the kernel may call.
   void compile(std::string_view functions, std::string_view body);
-  std::string bytes(std::string_view name, std::uint32_t lanes) { return module_.bytes(name, lanes); }
+  std::string bytes(std::string_view name, std::uint32_t lanes) {
+    return module_.bytes(name, lanes);
+  }
 
  private:
   struct Declared {

@@ -2,11 +2,12 @@
 // The dialect SPIR-V, for Vulkan 1.3: the kernel is a whole module, in binary. Accesses to memory
 // are calls load_FORMAT(tensor, index), load4_FORMAT and store_FORMAT, which the compiler emits
 // (spirv/memory.h); `index` counts elements of the format.
+#include "ops/gpu/language/dialect.h"
+
 #include <array>
 #include <charconv>
 
 #include "ops/error.h"
-#include "ops/gpu/language/dialect.h"
 #include "ops/gpu/language/spirv/compiler.h"
 #include "ops/gpu/language/text.h"
 #include "ops/gpu/language/words.h"
@@ -26,6 +27,17 @@ float tanh(float value) {
   const float small = value * (1.0f + square * (-0.33333334f + square * (0.13333334f - square * 0.053968254f)));
   const float large = value < 0.0f ? -magnitude : magnitude;
   return isnan(value) ? value : square < 0.01f ? small : large;
+}
+// Polynomials fitted to erf(x) / x in x^2 for x up to 1, and to log(1 - erf(x)) for x up to 4, which
+// are right to 7e-8 and 1e-8.
+float erf(float value) {
+  const float s = value * value;
+  const float near = value * (1.1283792f + s * (-0.37612638f + s * (0.11283784f + s * (-0.026865518f +
+      s * (0.0052212598f + s * (-8.4872387e-4f + s * (1.1287933e-4f - s * 9.7276343e-6f)))))));
+  const float x = fmin(fabs(value), 4.0f);
+  const float far = 1.0f - exp(2.4392413e-5f + x * (-1.1288685f + x * (-0.63450879f + x * (-0.10715058f +
+      x * (0.024478562f + x * (-0.0039590257f + x * (3.9660980e-4f - x * 1.8284047e-5f)))))));
+  return isnan(value) ? value : s < 1.0f ? near : value < 0.0f ? -far : far;
 }
 )";
 

@@ -14,8 +14,8 @@ namespace {
 
 // Binary signs, those that bind least first.
 const std::vector<std::vector<std::string_view>> kLevels{
-    {"||"}, {"&&"}, {"|"}, {"^"}, {"&"}, {"==", "!="}, {"<", ">", "<=", ">="}, {"<<", ">>"},
-    {"+", "-"}, {"*", "/", "%"}};
+    {"||"},       {"&&"},     {"|"},          {"^"}, {"&"}, {"==", "!="}, {"<", ">", "<=", ">="},
+    {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"}};
 
 constexpr std::pair<std::string_view, Scalar> kTypes[] = {
     {"float", Scalar::kFloat}, {"int", Scalar::kInt},   {"uint", Scalar::kUint},
@@ -102,8 +102,8 @@ Value Compiler::choice(const Value& condition) {
   Value matched[2];
   for (int side = 0; side < 2; ++side) {  // each conversion behind its own side
     module_.put(std::move(sides[side]));
-    matched[side] = arithmetic_.converted(
-        values[side], arithmetic_.common(values[0].type, values[1].type));
+    matched[side] =
+        arithmetic_.converted(values[side], arithmetic_.common(values[0].type, values[1].type));
     sides[side] = module_.taken();
   }
   module_.put(before);
@@ -124,9 +124,9 @@ Value Compiler::choice(const Value& condition) {
   begin_block(merge);
   Value made{matched[0].type};
   for (std::size_t i = 0; i < matched[0].components.size(); ++i)
-    made.components.push_back(
-        {module_.emit(Op::kPhi, arithmetic_.id_of(made.type),
-                      {matched[0].components[i].id, ends[0], matched[1].components[i].id, ends[1]})});
+    made.components.push_back({module_.emit(
+        Op::kPhi, arithmetic_.id_of(made.type),
+        {matched[0].components[i].id, ends[0], matched[1].components[i].id, ends[1]})});
   return made;
 }
 
@@ -235,8 +235,8 @@ Place Compiler::shared_cast() {
 Compiler::Named Compiler::primary() {
   if (is("(") && tokens_[at_ + 1].text == "shared") return shared_cast();
   if (take("(")) {
-    Named inner = is("(") && tokens_[at_ + 1].text == "shared" ? Named(shared_cast())
-                                                               : Named(expression());
+    Named inner =
+        is("(") && tokens_[at_ + 1].text == "shared" ? Named(shared_cast()) : Named(expression());
     expect(")");
     return inner;
   }

@@ -21,12 +21,17 @@ struct Mathematics {
   Function of_uints = Function::kRoundEven;
 };
 
-constexpr Mathematics kMathematics[] = {
-    {"fabs", Function::kFAbs}, {"sin", Function::kSin},   {"cos", Function::kCos},
-    {"pow", Function::kPow},   {"exp", Function::kExp},   {"log", Function::kLog},
-    {"sqrt", Function::kSqrt}, {"fmin", Function::kNMin}, {"fmax", Function::kNMax},
-    {"min", Function::kNMin, Function::kSMin, Function::kUMin},
-    {"max", Function::kNMax, Function::kSMax, Function::kUMax}};
+constexpr Mathematics kMathematics[] = {{"fabs", Function::kFAbs},
+                                        {"sin", Function::kSin},
+                                        {"cos", Function::kCos},
+                                        {"pow", Function::kPow},
+                                        {"exp", Function::kExp},
+                                        {"log", Function::kLog},
+                                        {"sqrt", Function::kSqrt},
+                                        {"fmin", Function::kNMin},
+                                        {"fmax", Function::kNMax},
+                                        {"min", Function::kNMin, Function::kSMin, Function::kUMin},
+                                        {"max", Function::kNMax, Function::kSMax, Function::kUMax}};
 
 // `name` without the beginning, or "" if it begins otherwise.
 std::string_view behind(std::string_view name, std::string_view beginning) {
@@ -95,7 +100,8 @@ bool Compiler::call_statement(const std::string& called) {
     expect(")");
     ++effects_;
     const Id scope = arithmetic_.integer(kWorkgroupScope, Scalar::kUint).components[0].id;
-    const Id order = arithmetic_.integer(kAcquireReleaseOfWorkgroup, Scalar::kUint).components[0].id;
+    const Id order =
+        arithmetic_.integer(kAcquireReleaseOfWorkgroup, Scalar::kUint).components[0].id;
     module_.emit(Op::kControlBarrier, {scope, scope, order});
     return true;
   }
@@ -121,9 +127,8 @@ bool Compiler::call_statement(const std::string& called) {
   expect(")");
   for (int i = 0; i < value.type.width; ++i) {
     const Component& one = value.components[static_cast<std::size_t>(i)];
-    arithmetic_.store(
-        arithmetic_.at(array, arithmetic_.binary("+", index, arithmetic_.integer(i))),
-        {{value.type.scalar}, {one}});
+    arithmetic_.store(arithmetic_.at(array, arithmetic_.binary("+", index, arithmetic_.integer(i))),
+                      {{value.type.scalar}, {one}});
   }
   return true;
 }
@@ -144,7 +149,8 @@ Value Compiler::call_builtin(const std::string& called, const std::vector<Value>
   if (const std::string_view to = behind(called, "convert_"); !to.empty())
     return call_conversion(to, given[0]);
   const auto* found = std::ranges::find(kMathematics, std::string_view(called), &Mathematics::name);
-  if (found == std::end(kMathematics)) fail("expected a function of the kernel language, got ", called);
+  if (found == std::end(kMathematics))
+    fail("expected a function of the kernel language, got ", called);
   std::vector<Value> operands = given;
   if (found->of_ints == Function::kRoundEven)
     for (Value& one : operands) one = arithmetic_.converted(one, {Scalar::kFloat, one.type.width});
@@ -182,9 +188,8 @@ Value Compiler::looked_up(const Value& table, const Value& places) {
       return arithmetic_.condition(arithmetic_.binary("&", place, arithmetic_.integer(bit)));
     };
     const Id second = has(4);
-    const Value found =
-        arithmetic_.selected(has(8), arithmetic_.selected(second, word(3), word(2)),
-                             arithmetic_.selected(second, word(1), word(0)));
+    const Value found = arithmetic_.selected(has(8), arithmetic_.selected(second, word(3), word(2)),
+                                             arithmetic_.selected(second, word(1), word(0)));
     const Value shift = arithmetic_.binary(
         "*", arithmetic_.binary("&", place, arithmetic_.integer(3)), arithmetic_.integer(8));
     bytes.components.push_back({arithmetic_.binary(">>", found, shift).components[0].id, 0});

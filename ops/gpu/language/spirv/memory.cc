@@ -49,18 +49,18 @@ Memory::Memory(Module& module, Arithmetic& arithmetic, std::size_t tensors, std:
   const Id pushed = module_.block_of({address}, std::array<std::uint32_t, 1>{0});
   const Id constant = module_.global(Class::kPushConstant, pushed);
   const Id zero = module_.constant(module_.of_int(), 0);
-  const Id member = module_.first(Op::kAccessChain,
-                                  module_.pointer_to(Class::kPushConstant, address),
-                                  {constant, zero});
+  const Id member = module_.first(
+      Op::kAccessChain, module_.pointer_to(Class::kPushConstant, address), {constant, zero});
   const Id given = module_.first(Op::kLoad, address, {member});
   const Id block = module_.block_of(members_, offsets);
-  arguments_ = module_.first(Op::kBitcast,
-                             module_.pointer_to(Class::kPhysicalStorageBuffer, block), {given});
+  arguments_ = module_.first(Op::kBitcast, module_.pointer_to(Class::kPhysicalStorageBuffer, block),
+                             {given});
 }
 
 Value Memory::parameter(std::uint32_t number) {
   const Id pointer = module_.pointer_to(Class::kPhysicalStorageBuffer, module_.of_int());
-  const Id member = module_.constant(module_.of_int(), static_cast<std::uint32_t>(tensors_) + number);
+  const Id member =
+      module_.constant(module_.of_int(), static_cast<std::uint32_t>(tensors_) + number);
   const Id place = module_.first(Op::kAccessChain, pointer, {arguments_, member});
   return {{Scalar::kInt},
           {{module_.first(Op::kLoad, module_.of_int(), {place, kAligned, kParameterBytes})}}};
@@ -109,8 +109,7 @@ Value Memory::load(TensorName tensor, std::string_view format, const Value& inde
            {arithmetic_.binary("<<", {{Scalar::kUint}, {word}}, arithmetic_.integer(16)),
             arithmetic_.binary("&", {{Scalar::kUint}, {word}},
                                arithmetic_.integer(0xffff0000U, Scalar::kUint))})
-        made.components.push_back(
-            arithmetic_.reinterpreted(bits, {Scalar::kFloat}).components[0]);
+        made.components.push_back(arithmetic_.reinterpreted(bits, {Scalar::kFloat}).components[0]);
     return made;
   }
   if (width > 1) {

@@ -9,10 +9,11 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x07230203;
 constexpr std::uint32_t kVersion = 0x00010600;
-// Capabilities: Shader, StorageBuffer16BitAccess, StorageBuffer8BitAccess,
+// Capabilities: Shader, Float16, Int16, Int8, StorageBuffer16BitAccess, StorageBuffer8BitAccess,
 // SignedZeroInfNanPreserve, PhysicalStorageBufferAddresses, DotProductInput4x8BitPacked,
-// DotProduct. Integers of 8 and 16 bits are only loaded, stored and converted.
-constexpr std::uint32_t kCapabilities[] = {1, 4433, 4448, 4466, 5347, 6018, 6019};
+// DotProduct. Numbers of 8 and 16 bits are only loaded, stored and converted, but pointers to them
+// are converted, too, which needs the first three.
+constexpr std::uint32_t kCapabilities[] = {1, 9, 22, 39, 4433, 4448, 4466, 5347, 6018, 6019};
 constexpr std::uint32_t kPhysicalStorageBuffer64 = 5348;
 constexpr std::uint32_t kGlsl450 = 1;
 constexpr std::uint32_t kGlCompute = 5;
@@ -62,7 +63,8 @@ Id Module::declared_value(Op op, Id type, std::initializer_list<std::uint32_t> o
 }
 
 Id Module::block_of(Id element, std::uint32_t bytes) {
-  const bool is_known = known_.contains({static_cast<std::uint32_t>(Op::kTypeRuntimeArray), element});
+  const bool is_known =
+      known_.contains({static_cast<std::uint32_t>(Op::kTypeRuntimeArray), element});
   const Id array = declared(Op::kTypeRuntimeArray, {element});
   const Id block = declared(Op::kTypeStruct, {array});
   if (!is_known) {

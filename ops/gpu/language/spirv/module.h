@@ -150,7 +150,9 @@ class Module {
   // Ids of types and constants.
   Id of_void() { return declared(Op::kTypeVoid, {}); }
   Id of_bool() { return declared(Op::kTypeBool, {}); }
-  Id of_int(std::uint32_t bits = 32) { return declared(Op::kTypeInt, {bits, bits == 32 ? 1U : 0U}); }
+  Id of_int(std::uint32_t bits = 32) {
+    return declared(Op::kTypeInt, {bits, bits == 32 ? 1U : 0U});
+  }
   Id of_uint() { return declared(Op::kTypeInt, {32, 0}); }
   Id of_float(std::uint32_t bits = 32) { return declared(Op::kTypeFloat, {bits}); }
   Id vector_of(Id element, std::uint32_t width) {

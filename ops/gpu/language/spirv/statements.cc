@@ -73,9 +73,7 @@ void Compiler::skip_to_closing() {
   }
 }
 
-bool Compiler::begins_type() const {
-  return is("const") || is("shared") || is_type(token().text);
-}
+bool Compiler::begins_type() const { return is("const") || is("shared") || is_type(token().text); }
 
 Type Compiler::type() { return type_of(name()); }
 
@@ -195,7 +193,8 @@ void Compiler::assignment() {
     const std::string sign(1, tokens_[at_++].text[0]);
     return change_by_one(std::get<Place>(postfix()), sign);
   }
-  if (token().kind == Token::Kind::kName && tokens_[at_ + 1].text == "(" && call_statement(token().text))
+  if (token().kind == Token::Kind::kName && tokens_[at_ + 1].text == "(" &&
+      call_statement(token().text))
     return;
   const Named named = postfix();
   if (std::holds_alternative<Value>(named)) return;
@@ -206,8 +205,8 @@ void Compiler::assignment() {
   if (sign.size() < 2 || sign.back() != '=') fail("expected an assignment, got '", sign, "'");
   ++at_;
   const Value right = expression();
-  arithmetic_.store(place, arithmetic_.binary(sign.substr(0, sign.size() - 1),
-                                              arithmetic_.load(place), right));
+  arithmetic_.store(
+      place, arithmetic_.binary(sign.substr(0, sign.size() - 1), arithmetic_.load(place), right));
 }
 
 void Compiler::begin_block(Id label) {

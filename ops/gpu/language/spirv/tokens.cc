@@ -10,15 +10,16 @@
 namespace flownpu::gpu::spirv {
 namespace {
 
-bool is_letter(char one) { return std::isalpha(static_cast<unsigned char>(one)) != 0 || one == '_'; }
+bool is_letter(char one) {
+  return std::isalpha(static_cast<unsigned char>(one)) != 0 || one == '_';
+}
 bool is_digit(char one) { return std::isdigit(static_cast<unsigned char>(one)) != 0; }
 
 // Longer signs first.
-constexpr std::string_view kSigns[] = {"<<=", ">>=", "++", "--", "<<", ">>", "<=", ">=", "==",
-                                       "!=",  "&&",  "||", "+=", "-=", "*=", "/=", "&=", "|=",
-                                       "(",   ")",   "[",  "]",  "{",  "}",  ",",  ";",  "?",
-                                       ":",   "=",   "<",  ">",  "+",  "-",  "*",  "/",  "%",
-                                       "&",   "|",   "^",  "~",  "!",  "."};
+constexpr std::string_view kSigns[] = {
+    "<<=", ">>=", "++", "--", "<<", ">>", "<=", ">=", "==", "!=", "&&", "||", "+=", "-=",
+    "*=",  "/=",  "&=", "|=", "(",  ")",  "[",  "]",  "{",  "}",  ",",  ";",  "?",  ":",
+    "=",   "<",   ">",  "+",  "-",  "*",  "/",  "%",  "&",  "|",  "^",  "~",  "!",  "."};
 
 // A number, of which the text at `begin` begins with a digit. Hexadecimal floats have a p.
 Token number_at(std::string_view text, std::size_t begin, std::size_t& end) {

@@ -28,6 +28,20 @@ float tanh(float value) {
   const float large = value < 0.0f ? -magnitude : magnitude;
   return isnan(value) ? value : square < 0.01f ? small : large;
 }
+// By the series of 2 artanh((m - 1) / (m + 1)), where m is within a factor of sqrt(2) of 1; its next
+// term would be below 2^-28 of the first. ln 2 is in two parts, of which the first times an exponent
+// is exact.
+float log(float value) {
+  const int is_small = value < 1.1754944e-38f;
+  const int above = as_int(is_small ? value * 8388608.0f : value) - 0x3f3504f3;
+  const float exponent = (float)((above >> 23) - (is_small ? 23 : 0));
+  const float m = as_float((above & 0x7fffff) + 0x3f3504f3);
+  const float f = (m - 1.0f) / (m + 1.0f);
+  const float s = f * f;
+  const float tail = s * (0.33333334f + s * (0.2f + s * (0.14285715f + s * 0.11111111f)));
+  const float found = (2.0f * f * tail - exponent * 2.1219444e-4f) + 2.0f * f + exponent * 0.693359375f;
+  return value > 0.0f ? (isfinite(value) ? found : value) : value == 0.0f ? -INFINITY : NAN;
+}
 // Polynomials fitted to erf(x) / x in x^2 for x up to 1, and to log(1 - erf(x)) for x up to 4, which
 // are right to 7e-8 and 1e-8.
 float erf(float value) {

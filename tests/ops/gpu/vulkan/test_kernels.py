@@ -4,11 +4,8 @@
 import struct
 import subprocess
 
-import numpy as np
 import pytest
 
-from flownpu import _native
-from flownpu.selftest.gpu.case import PreparedCase
 from flownpu.selftest.gpu.trials import Devices, run_variant, variants
 from flownpu.selftest.outcome import Outcome
 from tests import lavapipe as packages
@@ -61,21 +58,3 @@ def test_emitted_modules_are_valid(devices, kept, tmp_path):
         assert said.returncode == 0, said.stderr
         found += 1
     assert found > len(VARIANTS) / 2  # some variants share kernels, others have several
-
-
-@pytest.mark.usefixtures("pocl")
-@pytest.mark.parametrize("name", ["argmax", "q4nx_gather, narrow", "rotary_embedding"])
-def test_exact_kernels_equal_opencl(name, devices):
-    """Kernels without a sum: choices, and at most two roundings, of which a device may leave out one (FMA)."""
-    if name not in VARIANTS:
-        name = next(each for each in VARIANTS if each.startswith(name))
-    case = VARIANTS[name].case()
-    ours, theirs = (
-        PreparedCase(case, device).run()[0]
-        for device in (devices.first, _native.make_device("gpu", dict(case.options)))
-    )
-    if np.issubdtype(ours.dtype, np.integer):
-        np.testing.assert_array_equal(ours, theirs)
-    else:
-        # One rounding of a product of each of two terms, relative to the larger of all elements.
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * 2.0**-24 * np.abs(theirs).max())

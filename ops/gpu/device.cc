@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/error.h"
+#include "ops/gpu/open_context.h"
 #include "ops/gpu/operators/step.h"
 
 namespace flownpu {

@@ -7,6 +7,7 @@
 #include "ops/error.h"
 #include "ops/gpu/decoder/lowering.h"
 #include "ops/gpu/decoder/step.h"
+#include "ops/gpu/open_context.h"
 #include "ops/gpu/operators/host_step.h"
 #include "ops/gpu/operators/lowering.h"
 #include "ops/gpu/operators/step.h"

@@ -3,8 +3,6 @@
 
 #include "ops/gpu/context/time_limit.h"
 #include "ops/gpu/context/twins.h"
-#include "ops/gpu/opencl/context.h"
-#include "ops/gpu/vulkan/context.h"
 
 namespace flownpu::gpu {
 
@@ -49,12 +47,6 @@ std::string Context::describe_allocation(std::size_t bytes) const {
   return "a buffer of " + std::to_string(bytes) + " bytes (the largest has " +
          std::to_string(facts().allocation) + "; of " + std::to_string(facts().memory) + " bytes " +
          std::to_string(live_bytes()) + " are in use)";
-}
-
-std::shared_ptr<Context> open_context(const DeviceOptions& options) {
-  if (options.gpu_api == GpuApi::kVulkan)
-    return std::make_shared<VulkanContext>(choose_vulkan_device(options.opencl_device));
-  return std::make_shared<OpenClContext>(choose_device(options.opencl_device));
 }
 
 }  // namespace flownpu::gpu

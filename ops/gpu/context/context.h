@@ -18,7 +18,6 @@
 #include <variant>
 #include <vector>
 
-#include "ops/device.h"
 #include "ops/gpu/context/facts.h"
 #include "ops/gpu/context/failure.h"
 #include "ops/gpu/context/program_cache.h"
@@ -199,9 +198,5 @@ class Context {
   std::unique_ptr<Twins> twins_;
   std::mutex mutex_;
 };
-
-// The device that the options name, with the API that they name. Throws GpuError where there is
-// none.
-std::shared_ptr<Context> open_context(const DeviceOptions& options);
 
 }  // namespace flownpu::gpu

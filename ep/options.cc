@@ -49,7 +49,7 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 12> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 13> kParsers{{
     {"device",
      [](Options& options, const std::string& value) {
        options.device = choose<DeviceChoice, 5>("device", value,
@@ -90,6 +90,10 @@ constexpr std::array<std::pair<std::string_view, Parser>, 12> kParsers{{
     {"opencl_device",  // Any part of a name; the device checks it.
      [](Options& options, const std::string& value) {
        options.device_options.opencl_device = value;
+     }},
+    {"gpu_api",
+     [](Options& options, const std::string& value) {
+       options.device_options.gpu_api = choose("gpu_api", value, kGpuApiChoices);
      }},
     {"gpu_dtype",
      [](Options& options, const std::string& value) {

@@ -19,6 +19,8 @@ using Choice = std::pair<std::string_view, Enum>;
 
 inline constexpr std::array<Choice<Activations>, 2> kActivationsChoices{
     {{"bf16", Activations::kBFloat16}, {"int8", Activations::kInt8}}};
+inline constexpr std::array<Choice<GpuApi>, 3> kGpuApiChoices{
+    {{"auto", GpuApi::kAuto}, {"opencl", GpuApi::kOpenCl}, {"vulkan", GpuApi::kVulkan}}};
 inline constexpr std::array<Choice<GpuDtype>, 3> kGpuDtypeChoices{
     {{"auto", GpuDtype::kAuto}, {"fp16", GpuDtype::kFloat16}, {"fp32", GpuDtype::kFloat32}}};
 inline constexpr std::array<Choice<GpuWeights>, 3> kGpuWeightsChoices{

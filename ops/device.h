@@ -29,6 +29,9 @@ enum class Activations : std::uint8_t { kBFloat16, kInt8 };
 // computes in half precision and its driver converts correctly, else float32.
 enum class GpuDtype : std::uint8_t { kAuto, kFloat16, kFloat32 };
 
+// The interface to GPUs. kAuto: OpenCL.
+enum class GpuApi : std::uint8_t { kAuto, kOpenCl, kVulkan };
+
 // Where the GPU kernels that multiply a single row read their weights from: a buffer, or an image
 // that is read through the texture units. kAuto: the storage that was measured to be faster on this
 // device, or a buffer without a measurement.
@@ -46,11 +49,12 @@ struct DeviceOptions {
   // Single operators outside of a decoder's layers go to the NPU from this number of multiply-adds
   // on. nullopt: the number that the host computes in the time of a dispatch.
   std::optional<std::int64_t> npu_threshold = std::nullopt;
-  // A part of the OpenCL device's name or platform; empty: the first GPU, or the first device if
+  // A part of the GPU's name or platform; empty: the first GPU, or the first device if
   // there is no GPU.
   std::string opencl_device = "";
   GpuDtype gpu_dtype = GpuDtype::kAuto;
   GpuWeights gpu_weights = GpuWeights::kAuto;
+  GpuApi gpu_api = GpuApi::kAuto;
 };
 
 // Finds the node that makes a value; null if none of the known nodes does.

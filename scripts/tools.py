@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets tools for the tests and the releases from Debian's packages, each unpacked below build/, without root.
 
-    python -m scripts.tools mlir-opt chromium xrt-headers xrt onnxruntime-headers glibc rusticl
+    python -m scripts.tools mlir-opt chromium xrt-headers xrt onnxruntime-headers glibc rusticl vulkan
 
 Only missing ones are fetched. If one cannot be had, the reason is kept, and tests that need it are skipped with it.
 """
@@ -27,6 +27,7 @@ _OLDEST_XRT = (2, 19)
 _XRT_SUITES = ("stable-backports", "testing", "unstable")
 # The first release of LLVM whose mlir-opt reads properties, `<{...}>`, and the newest for which this looks.
 _OLDEST_LLVM, _NEWEST_LLVM = 17, 40
+_VULKAN = ("libvulkan1", "libvulkan-dev", "mesa-vulkan-drivers", "spirv-tools")
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,12 @@ TOOLS = {
         "an OpenCL for `flownpu selftest --device gpu`: 150 MB",
         lambda apt: apt.missing("mesa-opencl-icd"),
         "usr/lib/*/libRusticlOpenCL.so.1",
+    ),
+    # The loader and its headers, Mesa's drivers, of which lavapipe needs no GPU, and spirv-val.
+    "vulkan": Tool(
+        "for the tests of the Vulkan dialect: about 55 MB",
+        lambda apt: sorted({name for one in _VULKAN for name in apt.missing(one)}),
+        "usr/lib/*/libvulkan.so.1",
     ),
 }
 

@@ -4,14 +4,13 @@
 #include <algorithm>
 
 #include "ops/error.h"
+#include "ops/gpu/open_context.h"
 #include "ops/gpu/operators/step.h"
 
 namespace flownpu {
 namespace gpu {
 GpuDevice::GpuDevice(const DeviceOptions& options)
-    : options_(options),
-      context_(std::make_shared<Context>(choose_device(options.opencl_device))),
-      host_(make_cpu_device(options)) {}
+    : options_(options), context_(open_context(options)), host_(make_cpu_device(options)) {}
 
 std::shared_ptr<Context> GpuDevice::context() const {
   const std::lock_guard lock(mutex_);
@@ -20,8 +19,7 @@ std::shared_ptr<Context> GpuDevice::context() const {
 
 std::shared_ptr<Context> GpuDevice::open() const {
   const std::lock_guard lock(mutex_);
-  if (context_->failed())
-    context_ = std::make_shared<Context>(choose_device(options_.opencl_device));
+  if (context_->failed()) context_ = open_context(options_);
   return context_;
 }
 

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 
 namespace flownpu::gpu {
 
 class GpuDevice final : public Device {
  public:
-  // Throws OpenClError where there is no loader, no platform or no such device.
+  // Throws GpuError where there is no loader, no platform or no such device.
   explicit GpuDevice(const DeviceOptions& options);
 
   std::string_view name() const override { return "gpu"; }
@@ -47,7 +47,7 @@ class GpuDevice final : public Device {
 
 namespace flownpu {
 
-// A GpuDevice. Throws OpenClError, as its constructor does.
+// A GpuDevice. Throws GpuError, as its constructor does.
 std::unique_ptr<Device> make_gpu_operators(const DeviceOptions& options);
 
 }  // namespace flownpu

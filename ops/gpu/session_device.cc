@@ -7,7 +7,7 @@
 #include "ops/error.h"
 #include "ops/gpu/decoder/lowering.h"
 #include "ops/gpu/decoder/step.h"
-#include "ops/gpu/opencl/status.h"
+#include "ops/gpu/open_context.h"
 #include "ops/gpu/operators/host_step.h"
 #include "ops/gpu/operators/lowering.h"
 #include "ops/gpu/operators/step.h"
@@ -25,7 +25,7 @@ constexpr std::string_view kLayout = "decoder layers 1, operators 2";
 std::shared_ptr<Context> SessionDevice::open() const {
   const std::lock_guard lock(mutex_);
   if (context_ == nullptr) {
-    context_ = std::make_shared<Context>(choose_device(options().opencl_device));
+    context_ = open_context(options());
     context_->set_takes_times(false);
   }
   return context_;
@@ -98,7 +98,7 @@ Lowered SessionDevice::lower_own(std::vector<Node> nodes,
                                  : lower_decoder(std::move(nodes), outputs);
 }
 
-// Throws OpenClError where there is no device; Error for one that has too little memory.
+// Throws GpuError where there is no device; Error for one that has too little memory.
 std::string SessionDevice::describe(const std::vector<Node>& nodes,
                                     const std::string& /*model_folder*/) const {
   const std::shared_ptr<Context> context = open();
@@ -122,7 +122,7 @@ void SessionDevice::restore(std::span<const Tensor> tensors) const {
   const std::lock_guard lock(context->mutex());
   try {
     caches().restore(tensors);
-  } catch (const OpenClError& error) {
+  } catch (const GpuError& error) {
     fail(error.what(), ". Keys and values of this conversation were in the device's memory, and ",
          "are lost with it: begin the conversation anew");
   }

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 #include "ops/transformer/device_with_host.h"
 
 namespace flownpu::gpu {
@@ -36,7 +36,7 @@ class SessionDevice final : public transformer::DeviceWithHost {
   std::optional<Counts> counts() const;
 
  private:
-  // Opens the device unless it is open. Throws OpenClError.
+  // Opens the device unless it is open. Throws GpuError.
   std::shared_ptr<Context> open() const;
   // Null if the device is not open.
   std::shared_ptr<Context> opened() const;

@@ -13,6 +13,7 @@
 
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/device.h"
+#include "ops/gpu/opencl/devices.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
 #include "python/native/bindings.h"
@@ -26,7 +27,7 @@ std::string problem_of_loader() {
   try {
     gpu::opencl();
     return "";
-  } catch (const gpu::OpenClError& error) {
+  } catch (const gpu::GpuError& error) {
     return error.what();
   }
 }

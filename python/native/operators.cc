@@ -159,11 +159,13 @@ std::shared_ptr<Device> make_device(const std::string& name,
       chosen.cpu_isa = value;
     } else if (key == "opencl_device" && is_gpu) {
       chosen.opencl_device = value;
+    } else if (key == "gpu_api" && is_gpu) {
+      chosen.gpu_api = choose(key, value, kGpuApiChoices);
     } else if (key == "gpu_weights" && is_gpu) {
       chosen.gpu_weights = choose(key, value, kGpuWeightsChoices);
     } else {
       fail("expected the options ",
-           is_gpu ? "activations, opencl_device and gpu_weights"
+           is_gpu ? "activations, opencl_device, gpu_api and gpu_weights"
                   : "activations, threads and cpu_isa",
            ", got '", key, "'");
     }

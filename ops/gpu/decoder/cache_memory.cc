@@ -57,7 +57,7 @@ void DeviceCacheMemory::reserve(std::int64_t positions) {
     for (std::size_t part = 0; part < count_; ++part)
       parts.push_back(
           context_->allocate(static_cast<std::size_t>(heads_ * capacity) * row_bytes()));
-  } catch (const OpenClError& error) {
+  } catch (const GpuError& error) {
     if (error.failure() != Failure::kMemory) throw;
     const auto had = static_cast<std::int64_t>(parts.size() * row_bytes()) * heads_ * capacity;
     throw Unsupported(std::string(error.what()) + ": it is a part of a KV cache of " +

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 #include "ops/transformer/cache_memory.h"
 #include "ops/transformer/decoder.h"
 

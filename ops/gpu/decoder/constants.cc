@@ -81,7 +81,7 @@ class Reader {
 
   Buffer blocks(const Value& value) {
     const std::int64_t bytes = value.shape.value_or(Shape{0}).elements();
-    const bool in_place = context_.facts().is_software() && value.owner != nullptr &&
+    const bool in_place = context_.facts().reads_host_memory && value.owner != nullptr &&
                           reinterpret_cast<std::uintptr_t>(value.constant) % kAlignment == 0;
     if (!in_place) return upload(value, bytes);
     check_bytes(static_cast<std::size_t>(bytes), "'" + value.name + "'");

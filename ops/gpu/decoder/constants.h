@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "ops/formats/q4nx.h"
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 #include "ops/nodes/node.h"
 #include "ops/transformer/decoder.h"
 #include "ops/transformer/decoder_constants.h"
@@ -72,7 +72,7 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
 
 // A device that is a CPU reads weights where the file is mapped; for other devices they are copied,
 // because a GPU's driver may silently copy memory that it is told to use in place. Throws
-// OpenClError; Error for a constant whose shape is not that of the decoder's.
+// GpuError; Error for a constant whose shape is not that of the decoder's.
 PlacedConstants place_constants(Context& context, const transformer::Decoder& decoder,
                                 const Node& node);
 

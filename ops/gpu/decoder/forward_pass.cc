@@ -131,7 +131,7 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
-  return context_->compile(kernel.name, generate(kernel, opencl_c(), stored_.element));
+  return context_->compile(kernel.name, generate(kernel, context_->dialect(), stored_.element));
 }
 
 ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& shape,
@@ -189,7 +189,7 @@ void ForwardPass::tune(CompiledProduct& product) {
     context_->write(x, std::as_bytes(std::span(zeros)));
   }
   const KernelDescription described = fused_dqp(ways.front());
-  const std::size_t way = tuner_.fastest(generate(described, opencl_c(), stored_.element),
+  const std::size_t way = tuner_.fastest(generate(described, context_->dialect(), stored_.element),
                                          ways.size(), [&](std::size_t one) {
                                            launch(*kernel_of(one), fused_dqp_grid(ways[one], 1),
                                                   {&x, product.held_in(ways[one].storage), &y});

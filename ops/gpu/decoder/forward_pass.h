@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "ops/device.h"
+#include "ops/gpu/context/context.h"
+#include "ops/gpu/context/tuner.h"
 #include "ops/gpu/decoder/cache_memory.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
-#include "ops/gpu/opencl/context.h"
-#include "ops/gpu/opencl/tuner.h"
 #include "ops/nodes/tensor.h"
 #include "ops/transformer/decoder.h"
 
@@ -51,7 +51,7 @@ class ForwardPass {
   // GB/s).
   static constexpr std::int64_t kMostTokens = 256;
 
-  // `constants` must outlive it. Throws OpenClError; Error for sizes that a kernel does not
+  // `constants` must outlive it. Throws GpuError; Error for sizes that a kernel does not
   // support, and for options that the device does not.
   ForwardPass(std::shared_ptr<Context> context, const transformer::Decoder& decoder,
               const PlacedConstants& constants, const PassOptions& options);

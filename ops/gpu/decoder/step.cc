@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/gpu/context/observed_run.h"
 #include "ops/gpu/decoder/cache_memory.h"
-#include "ops/gpu/opencl/observed_run.h"
 #include "ops/gpu/opencl/status.h"
 #include "ops/nodes/flow_qkv_attention.h"
 
@@ -218,10 +218,10 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
     pass_.read_logits({outputs[transformer::kLogits].as<float>(),
                        static_cast<std::size_t>(outputs[transformer::kLogits].shape.elements())});
     finish(sequences, outputs);
-  } catch (const OpenClError& error) {
-    throw OpenClError(error.failure(),
-                      std::string(error.what()) + " (" +
-                          positions_text(transformer::tokens_of(decoder_, inputs, 0)) + ")");
+  } catch (const GpuError& error) {
+    throw GpuError(error.failure(),
+                   std::string(error.what()) + " (" +
+                       positions_text(transformer::tokens_of(decoder_, inputs, 0)) + ")");
   }
 }
 

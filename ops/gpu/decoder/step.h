@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "ops/device.h"
+#include "ops/gpu/context/context.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/forward_pass.h"
-#include "ops/gpu/opencl/context.h"
 #include "ops/transformer/decoder_call.h"
 #include "ops/transformer/kv_caches.h"
 
@@ -22,12 +22,12 @@ namespace flownpu::gpu {
 class DecoderStep final : public Step {
  public:
   // Moves the constants to the device, compiles its kernels and allocates its activations. Throws
-  // OpenClError; Error for a node that is not as constants.h says.
+  // GpuError; Error for a node that is not as constants.h says.
   DecoderStep(const Node& node, std::shared_ptr<Context> context, const DeviceOptions& options);
 
   // Throws Unsupported for more sequences, or a longer block, than can be computed at once.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
-  // Throws OpenClError; Unsupported for a cache that there is no memory for.
+  // Throws GpuError; Unsupported for a cache that there is no memory for.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
   std::int64_t multiply_adds() const override { return decoder_.multiply_adds(); }

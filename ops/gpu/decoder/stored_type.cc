@@ -65,7 +65,7 @@ std::int64_t count_wrong(Context& context, const KernelDescription& kernel) {
   const Buffer to_halves = written(context, rounded);
   const std::array<KernelArgument, 4> arguments{&halves, &to_floats, &middles, &to_halves};
   context.launch(
-      *context.compile(kernel.name, generate(kernel, opencl_c())), arguments,
+      *context.compile(kernel.name, generate(kernel, context.dialect())), arguments,
       {.groups = {static_cast<std::int64_t>(kHalves) / kernel.lanes, 1, 1}, .lanes = kernel.lanes});
   context.read(to_floats, std::as_writable_bytes(std::span(floats)));
   context.read(to_halves, std::as_writable_bytes(std::span(rounded)));
@@ -99,7 +99,7 @@ KernelDescription convert_halves() {
 
 std::int64_t wrong_halves(Context& context, const KernelDescription& kernel) {
   const std::string key =
-      context.identity() + "wrong conversions of:\n" + generate(kernel, opencl_c());
+      context.identity() + "wrong conversions of:\n" + generate(kernel, context.dialect());
   std::int64_t wrong = 0;
   if (const auto kept = context.cache().find(key); kept && kept->size() == sizeof(wrong)) {
     std::memcpy(&wrong, kept->data(), sizeof(wrong));

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "ops/device.h"
+#include "ops/gpu/context/context.h"
 #include "ops/gpu/language/kernel.h"
-#include "ops/gpu/opencl/context.h"
 
 namespace flownpu::gpu {
 
@@ -28,7 +28,7 @@ struct StoredType {
 StoredType stored_type_of(const DeviceFacts& facts, GpuDtype wanted,
                           const std::function<std::int64_t()>& wrong);
 // The same for a device, whose conversions are tested once for each driver. Callers hold the
-// context's mutex. Throws OpenClError, too.
+// context's mutex. Throws GpuError, too.
 StoredType choose_stored_type(Context& context, GpuDtype wanted);
 
 // A kernel that converts all numbers of float16 to float32, and rounds the middle of each two

@@ -12,8 +12,8 @@
 
 #include "ops/device.h"
 #include "ops/formats/q4nx.h"
+#include "ops/gpu/context/context.h"
 #include "ops/gpu/language/kernel.h"
-#include "ops/gpu/opencl/context.h"
 
 namespace flownpu::gpu {
 

@@ -61,5 +61,7 @@ class Dialect {
 };
 
 const Dialect& opencl_c();
+// Its source is a SPIR-V module, as bytes (spirv/dialect.cc).
+const Dialect& spirv_for_vulkan();
 
 }  // namespace flownpu::gpu

@@ -10,6 +10,7 @@
 #include "ops/gpu/language/dialect.h"
 #include "ops/gpu/language/image.h"
 #include "ops/gpu/language/text.h"
+#include "ops/gpu/language/words.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -19,30 +20,8 @@ constexpr const char* kPrelude = R"(#define group(axis) ((int)get_group_id(axis)
 #define shared __local
 #define synchronise() barrier(CLK_LOCAL_MEM_FENCE)
 #define unrolled _Pragma("unroll")
-float from_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
-// To the nearest, ties to even; NaN stays NaN.
-ushort to_bfloat16(float value) {
-  const uint bits = as_uint(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (ushort)((bits >> 16) | 0x40u);
-  return (ushort)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 float4 four_from_bfloat16(ushort4 bits) { return as_float4(convert_uint4(bits) << 16); }
 float8 from_bfloat16s(ushort8 bits) { return as_float8(convert_uint8(bits) << 16); }
-// First pairs of bytes, then pairs of these pairs.
-uint4 transposed(uint4 four) {
-  const uint mask = 0x00ff00ffu;
-  const uint2 first = (uint2)((four.x & mask) | ((four.y & mask) << 8),
-                              ((four.x >> 8) & mask) | (four.y & ~mask));
-  const uint2 second = (uint2)((four.z & mask) | ((four.w & mask) << 8),
-                               ((four.z >> 8) & mask) | (four.w & ~mask));
-  return (uint4)((first & 0xffffu) | (second << 16), (first >> 16) | (second & 0xffff0000u));
-}
-// Two pairs of columns of codes to one byte for each of the even rows, or with shift = 4 the odd.
-uint8 nibbles(uint4 left, uint4 right, uint shift) {
-  const uint mask = 0x0f0f0f0fu;
-  return (uint8)(transposed(((uint4)(left.xz, right.xz) >> shift) & mask),
-                 transposed(((uint4)(left.yw, right.yw) >> shift) & mask));
-}
 uint8 looked_up(uint4 table, uint8 places) {
   const uchar16 values = as_uchar16(table);
   return (uint8)(as_uint4(shuffle(values, as_uchar16(places.lo))),
@@ -93,7 +72,7 @@ bool is_integer(Element element) {
 
 class OpenClC final : public Dialect {
  public:
-  std::string prelude() const override { return kPrelude; }
+  std::string prelude() const override { return text_of(kWords, kPrelude); }
 
   std::string kernel(const KernelDescription& description, const std::string& body) const override {
     std::string arguments;

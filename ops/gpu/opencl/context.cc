@@ -9,7 +9,6 @@
 #include "ops/cancellation.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
-#include "ops/gpu/opencl/twins.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -34,6 +33,14 @@ std::int64_t now_ns() {
       .count();
 }
 
+void release(void* handle) {
+  if (!opencl_is_parents()) opencl().clReleaseMemObject(static_cast<cl::Memory>(handle));
+}
+
+Buffer::Handle owned(cl::Memory handle) { return {handle, release}; }
+
+cl::Memory handle_of(const Buffer& buffer) { return static_cast<cl::Memory>(buffer.handle()); }
+
 // Keeps memory that an abandoned device may still use until the process ends.
 void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
   static std::mutex mutex;
@@ -45,44 +52,43 @@ void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
 
 }  // namespace
 
-Buffer::Buffer(cl::Memory handle, std::size_t bytes, LiveBytes live)
-    : handle_(handle), bytes_(bytes), live_(std::move(live)) {
-  if (live_ != nullptr) *live_ += static_cast<std::int64_t>(bytes_);
-}
+class OpenClContext::Kernel final : public CompiledKernel {
+ public:
+  Kernel(std::string name, cl::Program program, cl::Kernel kernel)
+      : CompiledKernel(std::move(name)), program_(program), kernel_(kernel) {}
+  ~Kernel() override {
+    if (opencl_is_parents()) return;
+    opencl().clReleaseKernel(kernel_);
+    opencl().clReleaseProgram(program_);
+  }
+  cl::Kernel handle() const { return kernel_; }
 
-Buffer::~Buffer() {
-  if (handle_ != nullptr && !opencl_is_parents()) opencl().clReleaseMemObject(handle_);
-  if (live_ != nullptr) *live_ -= static_cast<std::int64_t>(bytes_);
-}
+ private:
+  cl::Program program_;
+  cl::Kernel kernel_;
+};
 
-CompiledKernel::~CompiledKernel() {
-  if (opencl_is_parents()) return;
-  opencl().clReleaseKernel(kernel_);
-  opencl().clReleaseProgram(program_);
-}
-
-Context::Context(FoundDevice device, std::filesystem::path cache_folder)
-    : device_(std::move(device)),
-      cache_(std::move(cache_folder)),
-      limit_(time_limit(device_.facts)),
-      twins_(std::make_unique<Twins>()) {
-  const std::string what = "opening " + device_.facts.title();
-  const std::array<std::intptr_t, 3> properties{
-      cl::kContextPlatform, reinterpret_cast<std::intptr_t>(device_.platform), 0};
+OpenClContext::OpenClContext(FoundDevice device, std::filesystem::path cache_folder)
+    : Context(std::move(device.facts), std::move(cache_folder)),
+      platform_(device.platform),
+      id_(device.id) {
+  const std::string what = "opening " + facts().title();
+  const std::array<std::intptr_t, 3> properties{cl::kContextPlatform,
+                                                reinterpret_cast<std::intptr_t>(platform_), 0};
   cl::Int code = 0;
-  context_ = opencl().clCreateContext(properties.data(), 1, &device_.id, nullptr, nullptr, &code);
+  context_ = opencl().clCreateContext(properties.data(), 1, &id_, nullptr, nullptr, &code);
   check(code, "clCreateContext", what);
-  queue_ = opencl().clCreateCommandQueue(context_, device_.id, cl::kProfiling, &code);
+  queue_ = opencl().clCreateCommandQueue(context_, id_, cl::kProfiling, &code);
   if (code != 0) opencl().clReleaseContext(context_);
   check(code, "clCreateCommandQueue", what);
 }
 
-Context::~Context() {
+OpenClContext::~OpenClContext() {
   if (opencl_is_parents()) return;
   const Cancellable never(nullptr);
   try {
     wait();
-  } catch (const OpenClError&) {
+  } catch (const GpuError&) {
     given_up_ = true;  // The error was thrown before, or nobody waits for the commands' result.
   }
   if (!marks_.empty() || since_mark_.commands > 0) leave_to_process(std::move(owners_));
@@ -93,56 +99,40 @@ Context::~Context() {
   opencl().clReleaseContext(context_);
 }
 
-void Context::check(cl::Int code, std::string_view call, const std::string& what,
-                    const std::string& details) {
+void OpenClContext::check_own() const { check_opencl_is_own(); }
+
+void OpenClContext::check(cl::Int code, std::string_view call, const std::string& what,
+                          const std::string& details) {
   if (code == 0) return;
   try {
     gpu::check(code, call, what, details);
-  } catch (const OpenClError& error) {
+  } catch (const GpuError& error) {
     failed_ = failed_ || error.failure() == Failure::kCommand;
     throw;
   }
 }
 
-void Context::check_not_given_up() const {
-  if (!given_up_) return;
-  throw OpenClError(Failure::kTime, "[FlowNPU] device 'gpu': " + facts().title() +
-                                        " was given up, since a kernel did not end: begin anew, "
-                                        "with device = cpu if it comes again");
-}
-
-std::string Context::text_of(const CommandRange& range) {
+std::string OpenClContext::text_of(const CommandRange& range) {
   std::string first(range.first);
   if (range.commands == 1) return first;
   return "one of the " + std::to_string(range.commands) + " commands from " + first + " to " +
          std::string(range.last);
 }
 
-void Context::enqueued(std::string_view kernel) {
+void OpenClContext::enqueued(std::string_view kernel) {
   if (since_mark_.commands++ == 0) since_mark_.first = kernel;
   since_mark_.last = kernel;
   if (since_mark_.commands >= kCommandsOfMark) mark();
 }
 
-void Context::mark() {
+void OpenClContext::mark() {
   cl::Event event = nullptr;
   check(opencl().clEnqueueMarkerWithWaitList(queue_, 0, nullptr, &event),
         "clEnqueueMarkerWithWaitList", text_of(since_mark_));
   marks_.push_back({event, std::exchange(since_mark_, {})});
 }
 
-void Context::give_up(const Mark& missed) {
-  given_up_ = true;
-  failed_ = true;
-  throw OpenClError(
-      Failure::kTime,
-      "[FlowNPU] device 'gpu': " + text_of(missed.before) + " did not end within " +
-          std::to_string(static_cast<double>(limit_.count()) / 1e3) + " s on " + facts().title() +
-          ": the device hangs, or is very slow; see `sudo dmesg`, update the driver, or set " +
-          kTimeVariable + " to more seconds");
-}
-
-void Context::wait() {
+void OpenClContext::wait() {
   check_not_given_up();
   if (since_mark_.commands > 0) mark();
   if (marks_.empty()) return;
@@ -151,7 +141,7 @@ void Context::wait() {
   for (const Mark& one : marks_) {
     check_cancelled();  // commands in the queue go on; the next wait is for them, too
     const std::optional<cl::Int> ended = end_of(one.event, limit_);
-    if (!ended) give_up(one);
+    if (!ended) give_up(text_of(one.before));
     if (error == cl::kComplete) error = *ended;
   }
   const std::string what = "one of the commands up to " + std::string(marks_.back().before.last);
@@ -160,20 +150,17 @@ void Context::wait() {
   check(error, "its execution", what);
 }
 
-Buffer Context::allocate(std::size_t bytes) {
+Buffer OpenClContext::allocate(std::size_t bytes) {
   const std::size_t size = std::max<std::size_t>(bytes, 1);
-  const std::string what = "a buffer of " + std::to_string(size) + " bytes (the largest has " +
-                           std::to_string(facts().allocation) + "; of " +
-                           std::to_string(facts().memory) + " bytes " +
-                           std::to_string(live_bytes()) + " are in use)";
+  const std::string what = describe_allocation(size);
   cl::Int code = 0;
   cl::Memory handle = opencl().clCreateBuffer(context_, cl::kReadWrite, size, nullptr, &code);
   check(code, "clCreateBuffer", what);
   ++counts_.allocations;
-  return {handle, size, live_};
+  return {owned(handle), size, live_};
 }
 
-Buffer Context::use(std::span<const std::byte> memory, std::shared_ptr<const void> owner) {
+Buffer OpenClContext::use(std::span<const std::byte> memory, std::shared_ptr<const void> owner) {
   cl::Int code = 0;
   // The cast is safe: the driver only reads it.
   cl::Memory handle =
@@ -181,49 +168,50 @@ Buffer Context::use(std::span<const std::byte> memory, std::shared_ptr<const voi
                               const_cast<std::byte*>(memory.data()), &code);
   check(code, "clCreateBuffer", std::to_string(memory.size()) + " bytes of the host's memory");
   owners_.push_back(std::move(owner));
-  return {handle, memory.size(), nullptr};
+  return {owned(handle), memory.size(), nullptr};
 }
 
-Buffer Context::image_of(const Buffer& buffer) {
+Buffer OpenClContext::image_of(const Buffer& buffer) {
   const cl::ImageFormat format;
   const cl::ImageDescription description{.width = buffer.bytes() / DeviceFacts::kTexelBytes,
-                                         .buffer = buffer.handle()};
+                                         .buffer = handle_of(buffer)};
   cl::Int code = 0;
   cl::Memory handle =
       opencl().clCreateImage(context_, cl::kReadOnly, &format, &description, nullptr, &code);
   check(code, "clCreateImage", "an image of " + std::to_string(buffer.bytes()) + " bytes");
-  return {handle, buffer.bytes(), nullptr};
+  return {owned(handle), buffer.bytes(), nullptr};
 }
 
-void Context::write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) {
+void OpenClContext::write(const Buffer& buffer, std::span<const std::byte> from,
+                          std::size_t offset) {
   if (from.empty()) return;
   wait();  // The blocking call below has no limit, so it must wait only for its own transfer.
-  check(opencl().clEnqueueWriteBuffer(queue_, buffer.handle(), cl::kTrue, offset, from.size(),
+  check(opencl().clEnqueueWriteBuffer(queue_, handle_of(buffer), cl::kTrue, offset, from.size(),
                                       from.data(), 0, nullptr, nullptr),
         "clEnqueueWriteBuffer", std::to_string(from.size()) + " bytes to the device");
   counts_.bytes_to_device += static_cast<std::int64_t>(from.size());
 }
 
-void Context::read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) {
+void OpenClContext::read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) {
   if (to.empty()) return;
   wait();
-  check(opencl().clEnqueueReadBuffer(queue_, buffer.handle(), cl::kTrue, offset, to.size(),
+  check(opencl().clEnqueueReadBuffer(queue_, handle_of(buffer), cl::kTrue, offset, to.size(),
                                      to.data(), 0, nullptr, nullptr),
         "clEnqueueReadBuffer", std::to_string(to.size()) + " bytes to the host");
   counts_.bytes_to_host += static_cast<std::int64_t>(to.size());
 }
 
-void Context::copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
-                   std::size_t to_offset, std::size_t bytes) {
+void OpenClContext::copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
+                         std::size_t to_offset, std::size_t bytes) {
   if (bytes == 0) return;
   check_not_given_up();
-  check(opencl().clEnqueueCopyBuffer(queue_, from.handle(), to.handle(), from_offset, to_offset,
+  check(opencl().clEnqueueCopyBuffer(queue_, handle_of(from), handle_of(to), from_offset, to_offset,
                                      bytes, 0, nullptr, nullptr),
         "clEnqueueCopyBuffer", std::to_string(bytes) + " bytes on the device");
   enqueued("a copy");
 }
 
-std::string Context::identity() const {
+std::string OpenClContext::identity() const {
   const DeviceFacts& device = facts();
   std::string text;
   for (const std::string& part :
@@ -233,8 +221,8 @@ std::string Context::identity() const {
   return text;
 }
 
-std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
-                                                       const std::string& source) {
+std::shared_ptr<const CompiledKernel> OpenClContext::compile(const std::string& name,
+                                                             const std::string& source) {
   const std::string named = name + "\n" + source;
   if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
   const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
@@ -247,24 +235,24 @@ std::shared_ptr<const CompiledKernel> Context::compile(const std::string& name,
   cl::Kernel kernel = opencl().clCreateKernel(program, name.c_str(), &code);
   if (code != 0) opencl().clReleaseProgram(program);
   check(code, "clCreateKernel", "kernel " + name);
-  auto made = std::make_shared<const CompiledKernel>(name, program, kernel);
+  auto made = std::make_shared<const Kernel>(name, program, kernel);
   kernels_.emplace(named, made);
   return made;
 }
 
 // Null if there is no binary on disk, or the driver does not take it.
-cl::Program Context::load(const std::string& key) {
+cl::Program OpenClContext::load(const std::string& key) {
   const auto binary = cache_.find(key);
   if (!binary) return nullptr;
   const std::size_t bytes = binary->size();
   const unsigned char* data = binary->data();
   cl::Int of_binary = 0;
   cl::Int code = 0;
-  cl::Program program = opencl().clCreateProgramWithBinary(context_, 1, &device_.id, &bytes, &data,
-                                                           &of_binary, &code);
+  cl::Program program =
+      opencl().clCreateProgramWithBinary(context_, 1, &id_, &bytes, &data, &of_binary, &code);
   if (code != 0) return nullptr;
-  if (of_binary != 0 || opencl().clBuildProgram(program, 1, &device_.id, build_options(facts()),
-                                                nullptr, nullptr) != 0) {
+  if (of_binary != 0 ||
+      opencl().clBuildProgram(program, 1, &id_, build_options(facts()), nullptr, nullptr) != 0) {
     opencl().clReleaseProgram(program);
     return nullptr;
   }
@@ -272,13 +260,13 @@ cl::Program Context::load(const std::string& key) {
   return program;
 }
 
-cl::Program Context::build(const std::string& name, const std::string& source) {
+cl::Program OpenClContext::build(const std::string& name, const std::string& source) {
   const char* text = source.c_str();
   const std::size_t bytes = source.size();
   cl::Int code = 0;
   cl::Program program = opencl().clCreateProgramWithSource(context_, 1, &text, &bytes, &code);
   check(code, "clCreateProgramWithSource", "kernel " + name);
-  code = opencl().clBuildProgram(program, 1, &device_.id, build_options(facts()), nullptr, nullptr);
+  code = opencl().clBuildProgram(program, 1, &id_, build_options(facts()), nullptr, nullptr);
   if (code != 0) {
     const std::string log = build_log(program);
     opencl().clReleaseProgram(program);
@@ -288,18 +276,18 @@ cl::Program Context::build(const std::string& name, const std::string& source) {
   return program;
 }
 
-std::string Context::build_log(cl::Program program) const {
+std::string OpenClContext::build_log(cl::Program program) const {
   std::size_t bytes = 0;
-  if (opencl().clGetProgramBuildInfo(program, device_.id, cl::kBuildLog, 0, nullptr, &bytes) != 0)
+  if (opencl().clGetProgramBuildInfo(program, id_, cl::kBuildLog, 0, nullptr, &bytes) != 0)
     return "";
   std::string log(bytes, '\0');
-  opencl().clGetProgramBuildInfo(program, device_.id, cl::kBuildLog, bytes, log.data(), nullptr);
+  opencl().clGetProgramBuildInfo(program, id_, cl::kBuildLog, bytes, log.data(), nullptr);
   while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
   return log.substr(0, kShownLog);
 }
 
 // Without a binary from the driver nothing is kept, and the kernel is compiled again next time.
-void Context::keep(cl::Program program, const std::string& key) {
+void OpenClContext::keep(cl::Program program, const std::string& key) {
   std::size_t bytes = 0;
   if (opencl().clGetProgramInfo(program, cl::kProgramBinarySizes, sizeof(bytes), &bytes, nullptr) !=
           0 ||
@@ -313,28 +301,22 @@ void Context::keep(cl::Program program, const std::string& key) {
     cache_.keep(key, binary);
 }
 
-void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
-                     const Grid& grid) {
+void OpenClContext::launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
+                           const Grid& grid) {
   check_not_given_up();
   const std::string what = "kernel " + kernel.name();
-  // The device's limit. The driver decides whether registers allow a kernel so many. Its report is
-  // not used: Mesa 22.3 reports 32 for every kernel, and runs more.
-  if (grid.lanes > facts().work_group) {
-    throw OpenClError(Failure::kCommand,
-                      "[FlowNPU] device 'gpu': " + what + ": expected work-groups of at most " +
-                          std::to_string(facts().work_group) + " items on " + facts().title() +
-                          ", got " + std::to_string(grid.lanes) + "; use device = cpu");
-  }
+  check_lanes(kernel, grid);
+  cl::Kernel handle = static_cast<const Kernel&>(kernel).handle();
   cl::UInt index = 0;
   for (const KernelArgument& argument : arguments) {
     const cl::Int code = std::visit(
         [&](const auto& value) {
           if constexpr (std::is_pointer_v<std::decay_t<decltype(value)>>) {
-            cl::Memory handle = value->handle();
-            return opencl().clSetKernelArg(kernel.handle(), index, sizeof(cl::Memory),
-                                           static_cast<const void*>(&handle));
+            cl::Memory memory = handle_of(*value);
+            return opencl().clSetKernelArg(handle, index, sizeof(cl::Memory),
+                                           static_cast<const void*>(&memory));
           } else {
-            return opencl().clSetKernelArg(kernel.handle(), index, sizeof(value), &value);
+            return opencl().clSetKernelArg(handle, index, sizeof(value), &value);
           }
         },
         argument);
@@ -349,15 +331,15 @@ void Context::launch(const CompiledKernel& kernel, std::span<const KernelArgumen
   }
   if (launched_.size() >= kMostEvents) collect();
   cl::Event event = nullptr;
-  check(opencl().clEnqueueNDRangeKernel(queue_, kernel.handle(), 3, nullptr, all.data(),
-                                        group.data(), 0, nullptr, takes_times_ ? &event : nullptr),
+  check(opencl().clEnqueueNDRangeKernel(queue_, handle, 3, nullptr, all.data(), group.data(), 0,
+                                        nullptr, takes_times_ ? &event : nullptr),
         "clEnqueueNDRangeKernel", what);
   if (event != nullptr) launched_.push_back({kernel.name(), event, now_ns()});
   ++counts_.dispatches;
   enqueued(kernel.name());
 }
 
-void Context::collect() {
+void OpenClContext::collect() {
   wait();
   // `queued` is when the host enqueued the kernel, by the device's clock. That was before the call
   // returned, so the least difference of the two times is nearest to the difference of the clocks.
@@ -385,7 +367,7 @@ void Context::collect() {
   }
 }
 
-std::vector<KernelTime> Context::take_times() {
+std::vector<KernelTime> OpenClContext::take_times() {
   collect();
   return std::exchange(times_, {});
 }

@@ -85,6 +85,7 @@ DeviceFacts facts_of(cl::Platform platform, cl::DeviceId id) {
   facts.memory = number<cl::Bits>(id, cl::kDeviceMemory);
   facts.allocation = number<cl::Bits>(id, cl::kDeviceAllocation);
   facts.unified_memory = number<cl::UInt>(id, cl::kDeviceUnifiedMemory) != 0;
+  facts.reads_host_memory = facts.is_software();
   facts.has_images = number<cl::UInt>(id, cl::kDeviceImages) != 0;
   if (facts.has_images) facts.texels = number<std::size_t>(id, cl::kDeviceTexels);
   facts.has_half = has("cl_khr_fp16");
@@ -137,10 +138,10 @@ FoundDevice choose_device(const std::string& wanted) {
   std::string titles;
   for (const FoundDevice& one : found)
     titles.append(titles.empty() ? "'" : ", '").append(one.facts.title()).append("'");
-  throw OpenClError(Failure::kNoDevice,
-                    "[FlowNPU] device 'gpu': expected opencl_device to be a "
-                    "part of one of " +
-                        titles + ", got '" + wanted + "'");
+  throw GpuError(Failure::kNoDevice,
+                 "[FlowNPU] device 'gpu': expected opencl_device to be a "
+                 "part of one of " +
+                     titles + ", got '" + wanted + "'");
 }
 
 }  // namespace flownpu::gpu

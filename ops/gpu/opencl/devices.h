@@ -1,61 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The OpenCL devices of this machine, and their facts that kernels depend on.
+// The OpenCL devices of this machine.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "ops/gpu/context/facts.h"
 #include "ops/gpu/opencl/abi.h"
 
 namespace flownpu::gpu {
-
-enum class DeviceKind : std::uint8_t { kGpu, kCpu, kOther };
-
-struct DeviceFacts {
-  // Bytes of a texel of an image of memory: four uint32.
-  static constexpr std::size_t kTexelBytes = 16;
-
-  std::string platform;
-  std::string platform_version;
-  std::string name;
-  std::string vendor;
-  std::string driver;
-  std::string version;
-  DeviceKind kind = DeviceKind::kOther;
-  std::int64_t compute_units = 0;
-  // The most work-items of a work-group.
-  std::int64_t work_group = 0;
-  // Bytes: of a work-group's own memory, of all memory, of the largest buffer.
-  std::int64_t local_memory = 0;
-  std::int64_t memory = 0;
-  std::int64_t allocation = 0;
-  bool unified_memory = false;
-  bool has_images = false;
-  // The most texels of an image of memory; 0 without images.
-  std::int64_t texels = 0;
-  // As extensions say: arithmetic in half precision, dot products of four 8-bit integers,
-  // subgroups.
-  bool has_half = false;
-  bool has_integer_dot = false;
-  bool has_subgroups = false;
-
-  // A CPU that computes the numbers of a GPU, but slowly.
-  bool is_software() const { return kind == DeviceKind::kCpu; }
-  // Whether an image holds a buffer of so many bytes.
-  bool can_be_image(std::size_t bytes) const {
-    return bytes % kTexelBytes == 0 && static_cast<std::int64_t>(bytes / kTexelBytes) <= texels;
-  }
-  // "pthread-... (Portable Computing Language)".
-  std::string title() const { return name + " (" + platform + ")"; }
-  // A warning for the user; empty if there is none.
-  std::string warning() const {
-    if (!is_software()) return "";
-    return title() +
-           " is a CPU that computes what a GPU would: it is there to test, and slower than "
-           "device = cpu";
-  }
-};
 
 // A device, as OpenCL knows it.
 struct FoundDevice {
@@ -64,12 +17,12 @@ struct FoundDevice {
   DeviceFacts facts;
 };
 
-// Names of all platforms, including those without a device. Throws OpenClError where a call fails.
+// Names of all platforms, including those without a device. Throws GpuError where a call fails.
 std::vector<std::string> platforms();
-// All devices that are available and can compile. Throws OpenClError where a call fails.
+// All devices that are available and can compile. Throws GpuError where a call fails.
 std::vector<FoundDevice> devices();
 // The first device whose title contains `wanted`; for "" the first GPU, else the first device of
-// any kind. Throws OpenClError (kNoLoader, kNoPlatform, kNoDevice; else where a call fails).
+// any kind. Throws GpuError (kNoLoader, kNoPlatform, kNoDevice; else where a call fails).
 FoundDevice choose_device(const std::string& wanted);
 
 }  // namespace flownpu::gpu

@@ -6,18 +6,9 @@
 
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
-#include "ops/system/variables.h"
 
 namespace flownpu::gpu {
 namespace {
-
-// How long to wait for the kCommandsOfMark commands before a mark. A GPU's kernels take 64 x 27 ms
-// if all are the largest product of a 4B model for a chunk of 256 tokens (27 G operations, at 1
-// Tops). Linux's amdgpu resets a queue after 60 s, and its error says more than ours, so the limit
-// is twice that. A CPU's OpenCL computes a hundredth of such a GPU's operations a second, and
-// nothing resets it.
-constexpr std::chrono::seconds kLimitOfGpu{120};
-constexpr std::chrono::seconds kLimitOfCpu{1200};
 
 // The pause between two looks is a 32nd of the time waited so far, so the end is seen at most 3 %
 // late. Linux may prolong a sleep by 50 us, so shorter pauses only offer the core to other threads.
@@ -35,10 +26,6 @@ void pause(Clock::duration waited) {
 }
 
 }  // namespace
-
-std::chrono::milliseconds time_limit(const DeviceFacts& facts) {
-  return seconds_of(kTimeVariable, facts.is_software() ? kLimitOfCpu : kLimitOfGpu);
-}
 
 std::optional<cl::Int> end_of(cl::Event event, std::chrono::milliseconds limit) {
   for (const Clock::time_point begin = Clock::now();;) {

@@ -10,22 +10,14 @@
 #include <optional>
 
 #include "ops/gpu/opencl/abi.h"
-#include "ops/gpu/opencl/devices.h"
 
 namespace flownpu::gpu {
 
 // Commands between two marks. A mark costs some microseconds, and a token has one to four.
 inline constexpr std::int64_t kCommandsOfMark = 64;
 
-// Environment variable: seconds to wait for the commands before a mark.
-inline constexpr const char* kTimeVariable = "FLOWNPU_GPU_TIMEOUT";
-
-// The limit that the variable sets, else the device's default. Throws Error if the variable is not
-// a number of seconds.
-std::chrono::milliseconds time_limit(const DeviceFacts& facts);
-
 // The end of an event's command: kComplete or its error; nothing if it did not end within `limit`.
-// Throws OpenClError if the driver does not say.
+// Throws GpuError if the driver does not say.
 std::optional<cl::Int> end_of(cl::Event event, std::chrono::milliseconds limit);
 
 }  // namespace flownpu::gpu

@@ -120,7 +120,7 @@ void check(cl::Int code, std::string_view call, std::string_view what, std::stri
           << name_of_code(code) << " (" << code << ")";
   if (!details.empty()) message << ": " << details;
   message << "; " << meaning.advice;
-  throw OpenClError(meaning.failure, message.str());
+  throw GpuError(meaning.failure, message.str());
 }
 
 }  // namespace flownpu::gpu

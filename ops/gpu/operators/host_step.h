@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "ops/device.h"
-#include "ops/gpu/opencl/twins.h"
+#include "ops/gpu/context/twins.h"
 
 namespace flownpu::gpu {
 

@@ -98,7 +98,8 @@ void Run::launch(const KernelDescription& kernel, const Grid& grid,
          kernel.parameters.size(), " parameters and ", kernel.lanes, " lanes, got ", buffers.size(),
          ", ", parameters.size(), " and ", grid.lanes);
   }
-  launch(*context_.compile(kernel.name, generate(kernel, opencl_c())), grid, buffers, parameters);
+  launch(*context_.compile(kernel.name, generate(kernel, context_.dialect())), grid, buffers,
+         parameters);
 }
 
 void Run::launch(const CompiledKernel& kernel, const Grid& grid,

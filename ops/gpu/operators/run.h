@@ -10,10 +10,10 @@
 #include <span>
 #include <string_view>
 
+#include "ops/gpu/context/context.h"
+#include "ops/gpu/context/observed_run.h"
+#include "ops/gpu/context/twins.h"
 #include "ops/gpu/language/kernel.h"
-#include "ops/gpu/opencl/context.h"
-#include "ops/gpu/opencl/observed_run.h"
-#include "ops/gpu/opencl/twins.h"
 #include "ops/nodes/node.h"
 #include "ops/nodes/tensor.h"
 

@@ -98,9 +98,9 @@ const HostCheckedStep::Prepared& HostCheckedStep::prepared(
   const auto found = std::ranges::find(kernels_, numbers, &Prepared::numbers);
   if (found != kernels_.end()) return *found;
   const KernelDescription kernel = make();
-  return kernels_.emplace_back(std::move(numbers),
-                               context_->compile(kernel.name, generate(kernel, opencl_c())),
-                               kernel.lanes);
+  return kernels_.emplace_back(
+      std::move(numbers), context_->compile(kernel.name, generate(kernel, context_->dialect())),
+      kernel.lanes);
 }
 
 }  // namespace flownpu::gpu

@@ -15,8 +15,8 @@
 
 #include "ops/cpu/step.h"
 #include "ops/device.h"
+#include "ops/gpu/context/context.h"
 #include "ops/gpu/language/kernel.h"
-#include "ops/gpu/opencl/context.h"
 #include "ops/gpu/operators/run.h"
 
 namespace flownpu::gpu {

@@ -25,7 +25,7 @@ from flownpu.model.folder import read_json
 from flownpu.npu.artifacts import programs_of_model
 
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
-# The events of a GPU's kernels have this in the field "array" (ops/gpu/opencl/observed_run.h).
+# The events of a GPU's kernels have this in the field "array" (ops/gpu/context/observed_run.h).
 _OPENCL = "opencl"
 
 

@@ -32,6 +32,7 @@ _MICROSECONDS = 1e6
 
 
 TriedDevice = Literal["emulate", "npu", "gpu"]
+GpuApi = Literal["auto", "opencl", "vulkan"]
 
 
 def selftest(
@@ -58,6 +59,7 @@ def selftest(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the report here, too; - is stdout, instead of the table."),
     ] = None,
+    gpu_api: Annotated[GpuApi, typer.Option("--gpu-api", help="What computes on a GPU; auto is opencl.")] = "auto",
 ) -> None:
     """Test an NPU, its emulator or a GPU step by step: a copy, each kernel, each design, a layer, a token, a prompt.
 
@@ -67,7 +69,7 @@ def selftest(
     report.
     """
     if device == "gpu":
-        _try_gpu(only or [], output / device, as_json)
+        _try_gpu(only or [], output / device, as_json, gpu_api)
         return
     from flownpu.selftest.report import SelftestReport  # noqa: PLC0415
     from flownpu.selftest.runner import StageRunner  # noqa: PLC0415 other commands need not read the designs
@@ -103,12 +105,12 @@ def _write(document: dict[str, Any], folder: Path, as_json: str | None) -> bool:
     return True
 
 
-def _try_gpu(patterns: list[str], folder: Path, as_json: str | None) -> None:
-    """Every kernel on the OpenCL device of `device="gpu"`."""
+def _try_gpu(patterns: list[str], folder: Path, as_json: str | None, gpu_api: str) -> None:
+    """Every kernel on the device of `device="gpu"`."""
     from flownpu.selftest.gpu.trials import Devices, document, run_variant, variants  # noqa: PLC0415 as above
 
     try:
-        devices = Devices()
+        devices = Devices({"gpu_api": gpu_api})
     except ValueError as error:
         raise FlowNPUError(str(error)) from None
     chosen = _chosen(variants(images=devices.first.facts.texels > 0), patterns)

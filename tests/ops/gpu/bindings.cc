@@ -19,13 +19,14 @@
 #include <vector>
 
 #include "ops/error.h"
+#include "ops/gpu/context/program_cache.h"
+#include "ops/gpu/context/tuner.h"
 #include "ops/gpu/language/generate.h"
 #include "ops/gpu/opencl/context.h"
 #include "ops/gpu/opencl/loader.h"
-#include "ops/gpu/opencl/program_cache.h"
 #include "ops/gpu/opencl/status.h"
-#include "ops/gpu/opencl/tuner.h"
 #include "ops/gpu/operators/run.h"
+#include "ops/gpu/vulkan/context.h"
 
 namespace nb = nanobind;
 using namespace flownpu::gpu;  // NOLINT(google-build-using-namespace): the module is its face
@@ -47,8 +48,9 @@ std::span<std::byte> bytes_of(const Array& array) {
 }
 
 // A context of the test's own, with its own folder of compiled kernels.
-std::shared_ptr<Context> open(const std::string& device, const std::string& cache) {
-  return std::make_shared<Context>(choose_device(device), cache);
+std::shared_ptr<Context> open(const std::string& device, const std::string& cache, bool vulkan) {
+  if (vulkan) return std::make_shared<VulkanContext>(choose_vulkan_device(device), cache);
+  return std::make_shared<OpenClContext>(choose_device(device), cache);
 }
 
 // Runs a kernel; arrays of tensors that are written get their content.
@@ -114,6 +116,10 @@ void bind_language(nb::module_& module) {
           nb::arg("links") = std::map<std::string, std::vector<Link>>());
   module.def("generate",
              [](const KernelDescription& kernel) { return generate(kernel, opencl_c()); });
+  module.def("spirv", [](const KernelDescription& kernel) {
+    const std::string made = generate(kernel, spirv_for_vulkan());
+    return nb::bytes(made.data(), made.size());
+  });
 }
 
 }  // namespace
@@ -131,7 +137,8 @@ void bind_gpu(nb::module_& module) {
            [](Context& context, std::size_t bytes) { return context.allocate(bytes).bytes(); })
       .def("run", &run, nb::arg("kernel"), nb::arg("groups"), nb::arg("arrays"),
            nb::arg("parameters") = std::vector<std::int64_t>());
-  module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "");
+  module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "",
+             nb::arg("vulkan") = false);
   // Takes kernels that write one float.
   module.def(
       "fastest",

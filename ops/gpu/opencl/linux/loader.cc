@@ -20,7 +20,7 @@ namespace {
 constexpr std::array<const char*, 2> kNames{"libOpenCL.so.1", "libOpenCL.so"};
 
 [[noreturn]] void refuse(const std::string& reason) {
-  throw OpenClError(Failure::kNoLoader, "[FlowNPU] device 'gpu': " + reason);
+  throw GpuError(Failure::kNoLoader, "[FlowNPU] device 'gpu': " + reason);
 }
 
 std::string last_error() {
@@ -78,7 +78,7 @@ std::atomic<std::int64_t> loaded_in{kNotLoaded};
 bool opencl_is_parents() { return loaded_in != kNotLoaded && loaded_in != forks(); }
 
 void check_opencl_is_own() {
-  if (opencl_is_parents()) throw OpenClError(Failure::kForked, forked_text("gpu"));
+  if (opencl_is_parents()) throw GpuError(Failure::kForked, forked_text("gpu"));
 }
 
 const cl::Functions& opencl() {

@@ -6,9 +6,9 @@
 namespace flownpu::gpu {
 
 cl::Functions load_opencl(const std::string& /*file*/) {
-  throw OpenClError(Failure::kNoLoader,
-                    "[FlowNPU] device 'gpu': expected Linux, got Windows, where FlowNPU does not "
-                    "load OpenCL yet; use device = cpu");
+  throw GpuError(Failure::kNoLoader,
+                 "[FlowNPU] device 'gpu': expected Linux, got Windows, where FlowNPU does not "
+                 "load OpenCL yet; use device = cpu");
 }
 
 const cl::Functions& opencl() {

@@ -60,13 +60,18 @@ class KernelResult(Result):
 
 
 class Devices:
-    """The OpenCL device, opened once for each set of options.
+    """The GPU, opened once for each set of options.
 
     Raises ValueError if there is none.
+
+    Args:
+        options: options of all its openings: `gpu_api`.
     """
 
-    def __init__(self) -> None:
-        use_installed_packages()
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        self._options = dict(options or {})
+        if self._options.get("gpu_api") != "vulkan":
+            use_installed_packages()
         self._devices: dict[tuple[tuple[str, str], ...], _native.GpuDevice] = {}
         self.first = self.of({})
 
@@ -74,7 +79,7 @@ class Devices:
         """The device with these options."""
         key = tuple(sorted(options.items()))
         if key not in self._devices:
-            self._devices[key] = cast("_native.GpuDevice", _native.make_device("gpu", dict(options)))
+            self._devices[key] = cast("_native.GpuDevice", _native.make_device("gpu", self._options | dict(options)))
         return self._devices[key]
 
 
@@ -133,7 +138,7 @@ def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[li
 
 
 def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
-    """A device's properties, by their names in ops/gpu/opencl/devices.h."""
+    """A device's properties, by their names in ops/gpu/context/facts.h."""
     return {name: getattr(facts, name) for name in dir(facts) if not name.startswith("_")}
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/gpu/opencl/program_cache.h"
+#include "ops/gpu/context/program_cache.h"
 
 #include <array>
 #include <cstdint>

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "ops/dispatch_observer.h"
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 
 namespace flownpu::gpu {
 

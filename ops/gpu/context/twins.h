@@ -9,7 +9,7 @@
 #include <mutex>
 #include <span>
 
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 #include "ops/nodes/tensor.h"
 
 namespace flownpu::gpu {

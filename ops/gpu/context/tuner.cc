@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/gpu/opencl/tuner.h"
+#include "ops/gpu/context/tuner.h"
 
 #include <algorithm>
 #include <cstdlib>

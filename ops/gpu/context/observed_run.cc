@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/gpu/opencl/observed_run.h"
+#include "ops/gpu/context/observed_run.h"
 
 #include <cmath>
 #include <cstddef>

@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 
-#include "ops/gpu/opencl/context.h"
+#include "ops/gpu/context/context.h"
 
 namespace flownpu::gpu {
 
@@ -25,7 +25,7 @@ class Tuner {
   bool measures() const { return measures_; }
   // The number of the fastest of so many ways; 0 if nothing is measured. `what`: all that the times
   // depend on, except device and driver, as a key. `launch`: launches one kernel in the given way.
-  // Throws OpenClError.
+  // Throws GpuError.
   std::size_t fastest(const std::string& what, std::size_t ways,
                       const std::function<void(std::size_t)>& launch);
 

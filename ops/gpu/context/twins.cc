@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/gpu/opencl/twins.h"
+#include "ops/gpu/context/twins.h"
 
 namespace flownpu::gpu {
 

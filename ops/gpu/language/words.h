@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Definitions of words of the language in the language itself, for all dialects.
+#pragma once
+
+namespace flownpu::gpu {
+
+inline constexpr const char* kWords = R"(
+float from_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
+// To the nearest, ties to even; NaN stays NaN.
+ushort to_bfloat16(float value) {
+  const uint bits = as_uint(value);
+  const uint rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return (ushort)(((bits & 0x7fffffffu) > 0x7f800000u ? (bits | 0x400000u) : rounded) >> 16);
+}
+// First pairs of bytes, then pairs of these pairs.
+uint4 transposed(uint4 four) {
+  const uint mask = 0x00ff00ffu;
+  const uint2 first = (uint2)((four.x & mask) | ((four.y & mask) << 8),
+                              ((four.x >> 8) & mask) | (four.y & ~mask));
+  const uint2 second = (uint2)((four.z & mask) | ((four.w & mask) << 8),
+                               ((four.z >> 8) & mask) | (four.w & ~mask));
+  return (uint4)((first & 0xffffu) | (second << 16), (first >> 16) | (second & 0xffff0000u));
+}
+// Two pairs of columns of codes to one byte for each of the even rows, or with shift = 4 the odd.
+uint8 nibbles(uint4 left, uint4 right, uint shift) {
+  const uint mask = 0x0f0f0f0fu;
+  return (uint8)(transposed(((uint4)(left.xz, right.xz) >> shift) & mask),
+                 transposed(((uint4)(left.yw, right.yw) >> shift) & mask));
+}
+)";
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trained small model in GenAI on Vulkan, by lavapipe, writes the cpu device's tokens."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import lavapipe as packages
+from tests.end_to_end.conftest import Tokens
+from tests.end_to_end.gpu.test_genai import CAPACITY, CPU, GPU, assert_same, turns_of
+from tests.end_to_end.replies import rewound_and_fresh
+
+pytestmark = pytest.mark.opencl
+
+VULKAN = GPU | {"gpu_api": "vulkan"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lavapipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder: Path = tmp_path_factory.mktemp("vulkan")
+    try:
+        variables = packages.variables(folder)
+    except packages.MissingError as missing:
+        pytest.skip(str(missing))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_conversation_equals_cpu(
+    share: bool, open_model: Callable[..., Any], held_out: Tokens, prompts: list[Tokens]
+) -> None:
+    """A prompt longer than the window and a chunk, then a second turn."""
+    texts = held_out[:270], prompts[0]
+    ours, theirs = (
+        turns_of(open_model(provider_options=options), *texts, past_present_share_buffer=share)
+        for options in (VULKAN, CPU)
+    )
+    for mine, its in zip(ours, theirs, strict=True):
+        if not assert_same(mine, its):
+            break
+
+
+def test_rewound_sequence_equals_fresh(open_model: Callable[..., Any], held_out: Tokens, prompts: list[Tokens]) -> None:
+    again, fresh = rewound_and_fresh(open_model(provider_options=VULKAN), held_out[:270], 100, prompts[1], CAPACITY)
+    assert again.tokens == fresh.tokens

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Words of the kernel language as SPIR-V: numbers on lavapipe, and texts that are refused."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from tests.ops.device import testing
+
+pytestmark = pytest.mark.opencl
+
+Kernel, Tensor = testing.gpu.Kernel, testing.gpu.Tensor
+
+
+@pytest.fixture(scope="module")
+def context(lavapipe):
+    del lavapipe
+    return testing.gpu.open(vulkan=True)
+
+
+def computed(context, body, *, count, element="float", lanes=1, inputs=()):
+    """y, of which the body writes all elements."""
+    y = np.zeros(count, np.float32 if element == "float" else np.int32)
+    tensors = [Tensor(f"x{i}", "float", [x.size]) for i, x in enumerate(inputs)]
+    kernel = Kernel(body, [*tensors, Tensor("y", element, [count], written=True)], lanes=lanes)
+    context.run(kernel, [1, 1, 1], [*inputs, y])
+    return y
+
+
+def test_control_flow(context):
+    """Nested loops whose step changes, branches, a choice that must not read what it does not choose."""
+    body = """
+      int sum = 0;
+      for (int i = 0; i < 10; i += 3) {
+        for (int step = 8; step > 0; step /= 2) {
+          if (step == 4) { sum += 100; } else if (i == 9) sum -= 1;
+        }
+      }
+      args.y.Write(sum, 0);
+      args.y.Write(sum > 0 ? (sum > 399 ? 2 : 3) : 4, 1);
+      const float far = sum < 0 ? args.x0.Read(1 << 30) : 5.0f;
+      args.y.Write((int)far, 2);
+    """
+    assert computed(context, body, count=3, element="int32", inputs=[np.zeros(1, np.float32)]).tolist() == [397, 3, 5]
+
+
+def test_shared_memory_as_another_type(context):
+    """Lanes write floats, and read four at a time what others wrote."""
+    body = """
+      shared float4 all[args.lanes / 4];
+      ((shared float*)all)[lane()] = (float)lane();
+      synchronise();
+      const float4 four = all[(args.lanes - 1 - lane()) / 4];
+      args.y.Write((four.x + four.y) + (four.z + four.w), lane());
+    """
+    found = computed(context, body, count=64, lanes=64)
+    quads = np.arange(64, dtype=np.float32).reshape(16, 4).sum(axis=1)
+    np.testing.assert_array_equal(found, np.repeat(quads[::-1], 4))
+
+
+def test_functions(context):
+    """exp, tanh and erf against float64. Vulkan allows exp 3 + 2 |x| units in the last place; the two others come
+    from it at values up to 10, or from polynomials that are right to 7e-8 (spirv/dialect.cc)."""
+    erf = np.vectorize(math.erf)
+    x = np.concatenate([np.linspace(-12, 12, 481), [1e-6, -1e-4, 50, -50]]).astype(np.float32)
+    for name, of, bound in (
+        ("exp", np.exp, lambda y: (3 + 2 * np.abs(x)) * 2.0**-23 * y),
+        ("tanh", np.tanh, lambda y: (3 + 20) * 2.0**-23 + 0 * y),
+        ("erf", erf, lambda y: 7e-8 + (3 + 32) * 2.0**-23 + 0 * y),
+    ):
+        body = f"for (int i = 0; i < {x.size}; ++i) args.y.Write({name}(args.x0.Read(i)), i);"
+        expected = of(x.astype(np.float64))
+        found = computed(context, body, count=x.size, inputs=[x])
+        assert (np.abs(found - expected) <= bound(expected)).all(), name
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("const int n = 3; float a[n + k];", "expected a name that is declared, got 'k'"),
+        ("args.y.Write(0.0f, 0) args.y.Write(0.0f, 0);", None),  # a write is a block
+        ("float a = ldexp(1.0f, 2);", "expected a function of the kernel language, got ldexp"),
+        ("int a = 1.0f % 2.0f;", "expected integers beside %, got floats"),
+        ("float4 a = (float4)(1.0f, 2.0f);", "expected 4 components of a vector, got 2"),
+        ("float a[2]; a = 1.0f;", "expected '[' behind an array's name"),
+        ("if (1 > 0 && args.x.Read(0) > 0.0f) { int b = 0; }", "no read of a tensor on the right of &&"),
+        ("float a = 1.0f $ 2.0f;", "expected a word, a number or a sign of the kernel language, got '$'"),
+    ],
+)
+def test_other_texts_are_refused(body, message):
+    """With the kernel's name, and the words where it stopped."""
+    tensors = [Tensor("x", "float", [1]), Tensor("y", "float", [1], written=True)]
+    if message is None:
+        assert testing.gpu.spirv(Kernel(body, tensors))
+        return
+    with pytest.raises(RuntimeError, match=r"\[kernel tried\].*" + re.escape(message)):
+        testing.gpu.spirv(Kernel(body, tensors))

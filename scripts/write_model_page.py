@@ -17,7 +17,7 @@ from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.cost import Prices, prompt_runs
-from flownpu.convert.weight_bits import parse_weight_bits
+from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.prices import Prediction

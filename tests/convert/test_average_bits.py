@@ -11,10 +11,9 @@ import torch
 from transformers import AutoTokenizer, Gemma3ForCausalLM
 
 from flownpu.convert import convert
-from flownpu.convert.average_bits import AverageBits
+from flownpu.convert.average_bits import AverageBits, parse_weight_bits
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.quantise import Stored
-from flownpu.convert.weight_bits import parse_weight_bits
 from flownpu.convert.weights import ProjectionWeight, TensorSource
 from flownpu.ops import q4nx
 from tests.decoding import DecoderSession

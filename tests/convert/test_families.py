@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from flownpu.convert import ConversionError
 from flownpu.convert.decoder import (
@@ -117,13 +118,16 @@ def test_configuration_values_equal_transformers(config: dict[str, Any]) -> None
     decoder, expected = read_decoder(config), from_transformers(dict(config))
     assert decoder.hidden_size == expected.hidden_size
     size = getattr(expected, "moe_intermediate_size", expected.intermediate_size)
+    if expected.model_type == "lfm2":  # its model cuts the size that the configuration says
+        with torch.device("meta"):
+            size = Lfm2MLP(expected).w1.out_features
     assert decoder.feed_forward_size == size
     assert len(decoder.layers) == expected.num_hidden_layers
     assert (decoder.heads, decoder.kv_heads) == (expected.num_attention_heads, expected.num_key_value_heads)
     assert decoder.head_size == getattr(expected, "head_dim", expected.hidden_size // expected.num_attention_heads)
     assert decoder.vocabulary_size == expected.vocab_size
     assert decoder.context_length == expected.max_position_embeddings
-    assert decoder.norm_epsilon == expected.rms_norm_eps
+    assert decoder.norm_epsilon == (expected.norm_eps if expected.model_type == "lfm2" else expected.rms_norm_eps)
     assert decoder.tied_embeddings == expected.tie_word_embeddings
     assert decoder.attention_softcap == (getattr(expected, "attn_logit_softcapping", None) or 0)
     assert decoder.logit_softcap == (getattr(expected, "final_logit_softcapping", None) or 0)

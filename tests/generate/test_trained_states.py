@@ -77,7 +77,7 @@ def test_turns_and_rewinds_continue_as_transformers(name: str, tmp_path: Path) -
 def test_distributions_on_held_out_text_are_within_bound(
     name: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
-    """Of int8, the default, too: what it costs shows that the default need not be another for these families."""
+    """int8, the default, is held to a bound, too: these families need no other default."""
     convert(FIXTURES / name, tmp_path / "model", kv_dtype="fp32", logits="all")
     text = held_out(name)
     exact = logits_of(reference(name), text)

@@ -33,6 +33,7 @@ from tests.ops.lowering import (
     test_gated_projection,
     test_packed_qkv,
     test_projection_bias,
+    test_q4nx_dequantized,
     test_q4nx_gather,
     test_q4nx_matmul,
     test_q4nx_moe,
@@ -66,6 +67,12 @@ VARIADIC = {("Concat", "input"), ("Split", "output")}
 # For each rule, a model from its own tests that it takes, and a function that applies it and counts what it changed.
 EXAMPLES: dict[str, Example] = {
     "q4nx_matmul": (lambda: test_q4nx_matmul.Case().model, _of_rule("q4nx_matmul")),
+    "q4nx_dequantized": (
+        lambda: test_q4nx_dequantized.model(
+            test_q4nx_dequantized.Weight("uint4", 33, 128, 32, 0, zero=True), test_q4nx_dequantized.FORMS["matmul"][1]
+        ),
+        _of_rule("q4nx_dequantized"),
+    ),
     "q4nx_gather": (test_q4nx_gather._alone, _of_rule("q4nx_gather")),
     "q4nx_moe": (lambda: test_q4nx_moe.Case().model, _of_rule("q4nx_moe")),
     "flow_qkv_attention": (test_flow_qkv_attention._model, _of_rule("flow_qkv_attention")),

@@ -182,7 +182,7 @@ class Context {
   void check_not_given_up() const;
   // Throws GpuError for these commands, which did not end within the limit.
   [[noreturn]] void give_up(const std::string& commands);
-  // What a message says of a buffer for which there is no memory.
+  // The part of a message that describes a buffer for which there is no memory.
   std::string describe_allocation(std::size_t bytes) const;
 
   DeviceFacts facts_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels and their callers depend on of a device.
+// Properties of a device on which kernels and their callers depend.
 #pragma once
 
 #include <cstddef>

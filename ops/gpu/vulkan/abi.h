@@ -13,7 +13,7 @@ using Result = std::int32_t;
 using Flags = std::uint32_t;
 using Bool = std::uint32_t;
 using Size = std::uint64_t;
-// Of objects that are no pointers.
+// Handle of an object that is not addressed by a pointer.
 using Handle = std::uint64_t;
 
 // Opaque handles of the implementation's objects.
@@ -166,8 +166,8 @@ struct Maintenance3Properties {
   Size allocation = 0;
 };
 
-// Of VK_AMD_shader_core_properties and VK_NV_shader_sm_builtins; drivers without them pass over
-// these.
+// Structures of VK_AMD_shader_core_properties and VK_NV_shader_sm_builtins; drivers without these
+// extensions ignore them.
 struct AmdProperties {
   Structure type = Structure::kAmdProperties;
   void* next = nullptr;

@@ -140,7 +140,7 @@ void Batches::copy(vk::Handle from, std::size_t from_offset, vk::Handle to, std:
   vulkan().vkCmdCopyBuffer(batch.commands, from, to, 1, &region);
 }
 
-// What the commands wrote is made visible to the host.
+// A barrier makes all that the commands wrote visible to the host.
 void Batches::submit() {
   const vk::MemoryBarrier barrier{.from = vk::kShaderWrite | vk::kTransferWrite,
                                   .to = vk::kHostRead | vk::kHostWrite};

@@ -20,7 +20,7 @@ struct VulkanDevice {
   // Nanoseconds of a tick of the device's clock; 0: it has none.
   double tick_ns = 0;
   std::uint32_t most_groups[3] = {};
-  // What the driver says that compiled kernels depend on, as text.
+  // The driver's properties on which compiled kernels depend, as text.
   std::string driver_key;
 };
 

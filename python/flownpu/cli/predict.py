@@ -98,8 +98,7 @@ def predict(
 
 
 def _bits(weights: str | None) -> "WeightBits | None":
-    from flownpu.convert.average_bits import AverageBits  # noqa: PLC0415
-    from flownpu.convert.weight_bits import parse_weight_bits  # noqa: PLC0415
+    from flownpu.convert.average_bits import AverageBits, parse_weight_bits  # noqa: PLC0415
 
     bits = parse_weight_bits(weights) if weights else None
     if isinstance(bits, AverageBits):

@@ -21,11 +21,14 @@ one after the other, until the average is reached; one that is too large for wha
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from flownpu.convert.errors import ConversionError
+from flownpu.convert.weight_bits import WeightBits
 from flownpu.convert.weights import ProjectionWeight
 from flownpu.machine import usable_cores
 from flownpu.ops import q4nx
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 
 # Rows of a tensor that are measured: stretches of a row of blocks, evenly apart.
 _STRETCHES = 4
+_MOST_BITS = 8
+_NAMES = {"q4": "4/4/4", "q8": "8/8/8"}
 
 
 class ChosenBits(NamedTuple):
@@ -112,3 +117,24 @@ def _sample(source: TensorSource, tensors: Tensors) -> NDArray[np.float32]:
         for start in dict.fromkeys(first.tolist())
     ]
     return np.concatenate([np.asarray(part, np.float32) for part in parts])
+
+
+def parse_weight_bits(text: str) -> WeightBits | AverageBits | None:
+    """The bits that "q4", "q8" or a text such as "8/4/4" stands for, or an average such as "4.75"; None for "auto".
+
+    The last means as many bits as the source has.
+
+    Raises:
+        ConversionError: the text is none of these.
+    """
+    if text == "auto":
+        return None
+    numbers = _NAMES.get(text, text)
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", numbers) and 4 <= float(numbers) <= _MOST_BITS:
+        return AverageBits(float(numbers))
+    if not re.fullmatch("[48]/[48]/[48]", numbers):
+        raise ConversionError(
+            "expected weights of auto, q4, q8, an average from 4 to 8, or the bits of attention, embedding and "
+            f'feed-forward, each 4 or 8, such as 8/4/4, got "{text}"'
+        )
+    return WeightBits(*map(int, numbers.split("/")))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
@@ -22,7 +23,6 @@ from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
 from flownpu.convert.progress import Stage, silent
-from flownpu.convert.weight_bits import WeightBits, parse_weight_bits
 from flownpu.convert.weights import (
     BiasWeight,
     FloatWeight,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from flownpu.convert.average_bits import AverageBits
     from flownpu.convert.decoder import Decoder
     from flownpu.convert.progress import ProgressCallback
+    from flownpu.convert.weight_bits import WeightBits
     from flownpu.convert.weights import WeightSource
 
 

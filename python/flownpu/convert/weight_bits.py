@@ -3,14 +3,7 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
-
-from flownpu.convert.average_bits import AverageBits
-from flownpu.convert.errors import ConversionError
-
-_MOST_BITS = 8
-_NAMES = {"q4": "4/4/4", "q8": "8/8/8"}
 
 
 class WeightBits(NamedTuple):
@@ -40,24 +33,3 @@ class WeightBits(NamedTuple):
 
 
 FOUR_BITS = WeightBits(4, 4, 4)
-
-
-def parse_weight_bits(text: str) -> WeightBits | AverageBits | None:
-    """The bits that "q4", "q8" or a text such as "8/4/4" stands for, or an average such as "4.75"; None for "auto".
-
-    The last means as many bits as the source has.
-
-    Raises:
-        ConversionError: the text is none of these.
-    """
-    if text == "auto":
-        return None
-    numbers = _NAMES.get(text, text)
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", numbers) and 4 <= float(numbers) <= _MOST_BITS:
-        return AverageBits(float(numbers))
-    if not re.fullmatch("[48]/[48]/[48]", numbers):
-        raise ConversionError(
-            "expected weights of auto, q4, q8, an average from 4 to 8, or the bits of attention, embedding and "
-            f'feed-forward, each 4 or 8, such as 8/4/4, got "{text}"'
-        )
-    return WeightBits(*map(int, numbers.split("/")))

@@ -284,7 +284,7 @@ DOWN = "model.layers.2.mlp.down_proj"
         (lambda folder: change_config(folder, model_type="mamba"), 'expected model_type .* got "mamba"'),
         (edit_config(group_size=48), "got 48"),
         (edit_config(group_size=0), "got 0"),
-        (edit_config(quant_method="hqq"), 'fp8 or bitsandbytes, got "hqq"; convert'),
+        (edit_config(quant_method="hqq"), 'bitsandbytes or mxfp4, got "hqq"; convert'),
         (edit_config(quant_method="bitsandbytes"), "expected load_in_4bit true; convert"),
         (
             edit_config(quant_method="compressed-tensors"),

@@ -42,7 +42,8 @@ def test_prompts_and_the_tokens_behind_them_equal_transformers(
     expected = tiny.logits(ids)[0, tokens - 1 :]
     decoder = session(tmp_path / "model", ep_devices)
     ends = [(0, tokens), *((i, i + 1) for i in range(tokens, tokens + 3))]
-    assert_near(np.array([decoder(ids[:, start:stop])[0, 0] for start, stop in ends]), expected, tiny.reference.config)
+    found = np.array([decoder(ids[:, start:stop])[0, 0] for start, stop in ends])
+    assert_near(found, expected, tiny, ids=ids, lasts=range(tokens - 1, tokens + 3))
 
 
 def test_rows_of_different_lengths_and_all_logits(
@@ -56,7 +57,8 @@ def test_rows_of_different_lengths_and_all_logits(
         convert(tiny.folder, tmp_path / logits, kv_dtype="fp32", logits=logits)
         found = session(tmp_path / logits, ep_devices)(np.where(mask, ids, 0), mask)
         last = found[:, 0] if logits == "last" else found[np.arange(3), lengths - 1]
-        assert_near(last, expected, tiny.reference.config)
+        for row, length, each, transformers in zip(ids, lengths, last, expected, strict=True):
+            assert_near(each, transformers, tiny, ids=row[None, :length], lasts=[length - 1])
         stock = DecoderSession(tmp_path / logits)(np.where(mask, ids, 0), mask)
         last = stock[:, 0] if logits == "last" else stock[np.arange(3), lengths - 1]
         np.testing.assert_allclose(last, expected, rtol=0, atol=tolerance(expected, tiny.reference.config))

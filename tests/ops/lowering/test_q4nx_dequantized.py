@@ -65,6 +65,13 @@ class Weight:
         self.node = f"w = DequantizeLinear <{attributes}> (codes, scales{', zero' * zero})"
 
 
+def model(weight: Weight, nodes: str) -> ir.Model:
+    """A model of `nodes`, which multiply x by w."""
+    rows, columns = weight.values.shape
+    text = f"g (float[N, {columns}] x) => (float[N, {rows}] y) {{ {weight.node} {nodes} }}"
+    return testing.parse(text, **weight.constants)
+
+
 def run(
     ep_devices: list[Any], folder: Path, text: str, feeds: dict[str, np.ndarray], constants: dict[str, Any]
 ) -> tuple[np.ndarray, Counter[str]]:
@@ -114,9 +121,8 @@ def test_product_is_a_q4nx_product(
 def test_conversion_keeps_each_weight(form: str, dtype: str, zero: bool, block: int | None) -> None:
     axis, nodes = FORMS[form]
     weight = Weight(dtype, 33, 128, block, axis, zero=zero)
-    text = f"g (float[N, 128] x) => (float[N, 33] y) {{ {weight.node} {nodes} }}"
-    model, misses = testing.rewritten(testing.parse(text, **weight.constants), "q4nx_dequantized")
-    (node,) = model.graph
+    made, misses = testing.rewritten(model(weight, nodes), "q4nx_dequantized")
+    (node,) = made.graph
     assert (node.op_type, misses) == ("Q4NXMatMul", [])
     blocks = node.inputs[1].const_value.numpy()
     np.testing.assert_array_equal(q4nx.dequantize(blocks, 33, 128), weight.values)

@@ -37,7 +37,7 @@ class Compiler {
     std::size_t body = 0;  // its first token
   };
   using Symbol = std::variant<Value, Place, TensorName, Declared>;
-  // What an expression names; a place is loaded when its value is wanted.
+  // The value or the place that an expression names; a place is loaded when its value is wanted.
   using Named = std::variant<Value, Place>;
 
   const Token& token() const { return tokens_[at_]; }

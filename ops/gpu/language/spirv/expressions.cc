@@ -167,7 +167,7 @@ Value Compiler::unary() {
   return value_of(postfix());
 }
 
-// Of a vector: of all its components in parentheses, or one for all.
+// A cast to a vector takes all components in parentheses, or one value for all.
 Value Compiler::cast(Type to) {
   if (to.width == 1 || !is("(")) return arithmetic_.converted(unary(), to);
   const std::vector<Value> given = arguments();

@@ -34,7 +34,7 @@ struct Component {
 struct Value {
   Type type;
   std::vector<Component> components = {};
-  // Of an integer that is known when the kernel is generated.
+  // The value, if it is an integer that is known when the kernel is generated.
   std::optional<std::int64_t> constant = std::nullopt;
 };
 
@@ -45,7 +45,7 @@ struct Place {
   std::vector<Id> variables = {};
   Id array = 0;
   Class storage = Class::kFunction;
-  // What the array's elements are, and the index of the place's first component among them.
+  // The type of the array's elements, and the index of the place's first component among them.
   Scalar stored = Scalar::kInt;
   Value index = {};
   // Sizes of the array's axes that have no index yet.

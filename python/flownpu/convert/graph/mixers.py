@@ -41,7 +41,7 @@ class MixerWriter(EmbeddingWriter):
         }
         self.present: list[ir.Value] = []
         self.is_token: ir.Value | None = None
-        """Of each new token float32 [B, S, 1]: 1, and 0 for padding."""
+        """1 for each new token and 0 for padding, float32 [B, S, 1]."""
         self.count: ir.Value | None = None
         """The new tokens of each row without padding, int64 [B, 1, 1]."""
         self.is_whole: ir.Value | None = None

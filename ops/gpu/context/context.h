@@ -154,9 +154,10 @@ class Context {
   std::int64_t live_bytes() const { return *live_; }
   // write() and read() return when the bytes have been moved; copy() is a command of the queue, and
   // does not wait. Offsets are in bytes.
-  virtual void write(const Buffer& buffer, std::span<const std::byte> from,
-                     std::size_t offset = 0) = 0;
-  virtual void read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset = 0) = 0;
+  virtual void write(const Buffer& buffer, std::span<const std::byte> from, std::size_t offset) = 0;
+  virtual void read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) = 0;
+  void write(const Buffer& buffer, std::span<const std::byte> from) { write(buffer, from, 0); }
+  void read(const Buffer& buffer, std::span<std::byte> to) { read(buffer, to, 0); }
   virtual void copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
                     std::size_t to_offset, std::size_t bytes) = 0;
 

@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint32_t kCommands = 64;
 // Bytes of all their arguments: 64 times 32 buffers and 64 parameters. Each begins at a multiple of
 // the size of an address.
-constexpr std::size_t kArguments = kCommands * (32 * 8 + 64 * 4);
+constexpr std::size_t kArguments = std::size_t{kCommands} * (32 * 8 + 64 * 4);
 constexpr std::size_t kAlignment = 8;
 // The most times that are kept if nobody takes them.
 constexpr std::size_t kMostTimes = 1U << 16U;
@@ -49,9 +49,12 @@ Batches::~Batches() {
 
 void Batches::abandon() {
   pool_ = 0;
+  // Never freed: the device may still use their memory.
+  // NOLINTBEGIN(bugprone-unused-return-value)
   for (auto* batches : {&submitted_, &free_})
     for (std::unique_ptr<Batch>& one : *batches) one.release();
   current_.release();
+  // NOLINTEND(bugprone-unused-return-value)
 }
 
 std::unique_ptr<Batches::Batch> Batches::make() const {

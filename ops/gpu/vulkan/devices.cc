@@ -127,6 +127,7 @@ std::vector<VulkanDevice> vulkan_devices() {
   std::vector<vk::PhysicalDevice> handles(count);
   list(handles.data());
   std::vector<VulkanDevice> found;
+  found.reserve(handles.size());
   for (vk::PhysicalDevice handle : handles) found.push_back(device_of(handle));
   return found;
 }

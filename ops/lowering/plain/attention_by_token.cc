@@ -19,7 +19,7 @@ namespace {
 using Order = std::vector<std::int64_t>;
 
 // [B, S, H, d] as [B, H, S, d], and back.
-const Order kSwapped{0, 2, 1, 3};
+Order swapped() { return {0, 2, 1, 3}; }
 constexpr std::size_t kFactors = 3;  // Q, K, V
 constexpr std::size_t kMask = 3;
 
@@ -75,7 +75,7 @@ const Shape* heads_of(const Value& value) {
 }
 
 void join(Graph& graph, Node& transpose) {
-  if (transpose.integers("perm") != kSwapped) return;
+  if (transpose.integers("perm") != swapped()) return;
   if (graph.readers(transpose.outputs[0].name) == 0) return;
   Node* attention = graph.only_producer(transpose.inputs[0].name, "Attention", "");
   if (attention == nullptr || attention->outputs.size() > 1) return;
@@ -87,7 +87,7 @@ void join(Graph& graph, Node& transpose) {
     const Shape* shape = heads_of(attention->inputs[i]);
     if (shape == nullptr) return;
     heads[i] = *shape;
-    tokens[i] = by_token(graph, *attention, attention->inputs[i], kSwapped);
+    tokens[i] = by_token(graph, *attention, attention->inputs[i], swapped());
     if (tokens[i].name.empty()) return;
   }
   for (std::size_t i = 0; i < kFactors; ++i) {

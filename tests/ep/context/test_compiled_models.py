@@ -208,7 +208,7 @@ def two_constants_of_a_name(file: context_files.ContextFile) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda file: setattr(output(file), "type", 10), "expected an element type of 0 to 9, got 10"),
+        (lambda file: setattr(output(file), "type", 11), "expected an element type of 0 to 10, got 11"),
         (lambda file: setattr(output(file), "dims", [1] * 9), "expected a rank of 0 to 8, got 9"),
         (lambda file: setattr(output(file), "dims", [-2, 4]), "value 'n' has a dimension of -2"),
         (lambda file: setattr(output(file), "dims", [2**31, 2**30]), "value 'n' has a dimension of 1073741824"),

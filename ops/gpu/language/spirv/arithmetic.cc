@@ -110,7 +110,7 @@ std::vector<Id> Arithmetic::words(const Value& value) {
     for (std::size_t i = 0; i < 4 && at + i < value.components.size(); ++i) {
       const Id bits = module_.emit(Op::kBitcast, module_.of_uint(), {component(value, at + i)});
       word = module_.emit(Op::kBitFieldInsert, module_.of_uint(),
-                          {word, bits, integer(static_cast<int>(i) * 8).components[0].id,
+                          {word, bits, integer(static_cast<std::int64_t>(i) * 8).components[0].id,
                            integer(8).components[0].id});
     }
     made.push_back(word);
@@ -126,7 +126,7 @@ Value Arithmetic::converted(const Value& value, const Type& type) {
     if (type.is_byte()) {
       if (!value.constant) fail("expected a constant as all bytes of a vector");
       const auto byte = static_cast<std::uint32_t>(*value.constant & 0xff);
-      const Id word = integer(byte * 0x01010101U, Scalar::kUint).components[0].id;
+      const Id word = integer(std::int64_t{byte} * 0x01010101, Scalar::kUint).components[0].id;
       for (int i = 0; i < type.width; ++i) made.components.push_back({word, i % 4});
       made.constant = byte;
       return made;
@@ -221,7 +221,7 @@ Value Arithmetic::of_bytes(std::string_view sign, const Value& left, const Value
   const auto by = static_cast<std::uint32_t>(*right.constant);
   const bool shifts = sign == ">>";
   const Id mask =
-      integer((shifts ? 0xffU >> by : by) * 0x01010101U, Scalar::kUint).components[0].id;
+      integer(std::int64_t{shifts ? 0xffU >> by : by} * 0x01010101, Scalar::kUint).components[0].id;
   Value made{left.type};
   for (Id word : words(left)) {
     if (shifts)

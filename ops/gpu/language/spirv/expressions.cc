@@ -13,9 +13,12 @@ namespace flownpu::gpu::spirv {
 namespace {
 
 // Binary signs, those that bind least first.
-const std::vector<std::vector<std::string_view>> kLevels{
-    {"||"},       {"&&"},     {"|"},          {"^"}, {"&"}, {"==", "!="}, {"<", ">", "<=", ">="},
-    {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"}};
+const std::vector<std::vector<std::string_view>>& sign_levels() {
+  static const std::vector<std::vector<std::string_view>> kLevels{
+      {"||"},       {"&&"},     {"|"},          {"^"}, {"&"}, {"==", "!="}, {"<", ">", "<=", ">="},
+      {"<<", ">>"}, {"+", "-"}, {"*", "/", "%"}};
+  return kLevels;
+}
 
 constexpr std::pair<std::string_view, Scalar> kTypes[] = {
     {"float", Scalar::kFloat}, {"int", Scalar::kInt},   {"uint", Scalar::kUint},
@@ -131,9 +134,9 @@ Value Compiler::choice(const Value& condition) {
 }
 
 Value Compiler::binary(std::size_t level) {
-  if (level == kLevels.size()) return unary();
+  if (level == sign_levels().size()) return unary();
   Value left = binary(level + 1);
-  while (std::ranges::find(kLevels[level], token().text) != kLevels[level].end() &&
+  while (std::ranges::find(sign_levels()[level], token().text) != sign_levels()[level].end() &&
          token().kind == Token::Kind::kSign) {
     const std::string sign = tokens_[at_++].text;
     const bool is_logical = sign == "&&" || sign == "||";

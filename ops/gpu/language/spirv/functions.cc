@@ -137,9 +137,10 @@ Value Compiler::call_builtin(const std::string& called, const std::vector<Value>
   if (called == "lane") return {{Scalar::kInt}, {{lane_}}};
   if (given.empty()) fail("expected arguments of ", called);
   if (called == "group") {
-    if (!given[0].constant) fail("expected a number in group(...)");
+    const std::optional<std::int64_t> axis = given[0].constant;
+    if (!axis) fail("expected a number in group(...)");
     const Id part = module_.emit(Op::kCompositeExtract, module_.of_uint(),
-                                 {group_, static_cast<std::uint32_t>(*given[0].constant)});
+                                 {group_, static_cast<std::uint32_t>(*axis)});
     return {{Scalar::kInt}, {{module_.emit(Op::kBitcast, module_.of_int(), {part})}}};
   }
   if (called == "dot4" && given.size() == 3) return dot4(given[0], given[1], given[2]);

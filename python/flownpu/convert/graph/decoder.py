@@ -351,7 +351,7 @@ class _Writer(DecoderWriter):
         windowed = layer.window is not None and self.sliding_window_cache
         positions = self.positions.get(self.decoder.rotaries.index(layer.rotary)) if layer.rotary.rotated else None
         inputs = [*attended.qkv, *attended.past, *self.lengths, *attended.rotary, positions, None, *attended.norms]
-        inputs += [self.image_blocks, attended.sinks]
+        inputs += [self.image_blocks, *([attended.sinks] if attended.sinks else [])]
         return "FlowQKVAttention", inputs, {"sliding_window_cache": int(windowed)}
 
     def _last_token(self, hidden: ir.Value, name: str) -> ir.Value:

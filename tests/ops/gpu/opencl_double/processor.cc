@@ -27,9 +27,10 @@ char* older_processor() {
 void redirect(void* function, void* other) {
   unsigned char jump[] = {0x48, 0xb8, 0, 0, 0,    0,
                           0,    0,    0, 0, 0xff, 0xe0};  // mov rax, other; jmp rax
-  std::memcpy(jump + 2, &other, sizeof other);
+  std::memcpy(jump + 2, static_cast<const void*>(&other), sizeof other);
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto at = reinterpret_cast<std::uintptr_t>(function), first = at & ~(page - 1);
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): mprotect takes the page of the function
   void* const begin = reinterpret_cast<void*>(first);
   const std::size_t bytes = at + sizeof jump - first;
   if (mprotect(begin, bytes, PROT_READ | PROT_WRITE | PROT_EXEC) != 0) return;

@@ -273,6 +273,17 @@ struct ConvolvedToken {
   std::int64_t channels = 0;
 };
 
+// The transforms of convolutions by tiles (images/winograd.h).
+struct WinogradTransforms {
+  // The pixels of a tile, each a pointer to its channels, become as many rows of `padded` elements,
+  // f32 or rounded to bf16, `stride` elements apart; those past the last channel are zero.
+  void (*input)(const float* const* pixels, std::int64_t channels, std::int64_t padded, bool rounds,
+                void* to, std::int64_t stride);
+  // As many products f32 [tiles][32], `stride` floats apart, become two lines [2 tiles][32] of
+  // pixels.
+  void (*output)(const float* products, std::int64_t stride, std::int64_t tiles, float* lines);
+};
+
 struct Kernels {
   // On x86 "amx", "avx512", "avx2", "generic"; on Arm "i8mm", "dotprod", "generic". The first two
   // of each give the same bits.
@@ -323,14 +334,12 @@ struct Kernels {
   // unless the weight is transposed. The bits do not depend on `begin`, `end` and `count`.
   void (*dense_rows)(const DenseWeight& weight, const float* x, std::int64_t count,
                      std::int64_t begin, std::int64_t end, float* out);
-  // Winograd's F(2 x 2, 3 x 3). A tile of 4 x 4 pixels, each a pointer to its channels, becomes 16
-  // rows of `padded` elements, f32 or rounded to bf16, `stride` elements apart; those past the last
-  // channel are zero. And 16 products f32 [tiles][32], `stride` floats apart, become two lines
-  // [2 tiles][32] of pixels.
-  void (*winograd_input)(const float* const* pixels, std::int64_t channels, std::int64_t padded,
-                         bool rounds, void* to, std::int64_t stride);
-  void (*winograd_output)(const float* products, std::int64_t stride, std::int64_t tiles,
-                          float* lines);
+  // Pixels of planes f32 [channels][plane] as rows [pixels][channels], f32 or rounded to bf16.
+  void (*channels_last)(const float* planes, std::int64_t plane, std::int64_t channels,
+                        std::int64_t pixels, bool rounds, void* to);
+  // Winograd's F(2 x 2, 3 x 3), tiles of 4 x 4 pixels; and tiles of 3 x 3.
+  WinogradTransforms winograd;
+  WinogradTransforms winograd_of_upsampled;
   // One row `row` < 32 of a row of blocks, dequantised: out[k].
   void (*dequantize_row)(const Q4NXRows& weight, std::int64_t row, std::int64_t k, float* out);
 

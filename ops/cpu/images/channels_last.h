@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/cpu/plane.h"
 #include "ops/cpu/products/q4nx_matmul_plan.h"
 #include "ops/cpu/step.h"
 
@@ -25,8 +24,6 @@ struct ImagePlanes {
 // to[images][pixels][channels], f32 or rounded to bf16.
 inline void turn_channels_last(const Context& context, const ImagePlanes& from, DataType type,
                                std::byte* to) {
-  // Pixels and channels that are turned together: 16 KB.
-  constexpr std::int64_t kTurned = 64;
   if (from.channels == 1 && type == DataType::kFloat32) {  // as it lies
     for (std::int64_t image = 0; image < from.images; ++image) {
       std::copy_n(from.x + image * from.image_stride + from.first, from.pixels,
@@ -35,22 +32,19 @@ inline void turn_channels_last(const Context& context, const ImagePlanes& from, 
     return;
   }
   const auto element = static_cast<std::int64_t>(size_of(type));
-  const std::int64_t blocks = q4nx::ceil_div(from.pixels, kTurned);
+  // Of each plane 1 KB is read together, or, to keep all threads busy, 256 bytes.
+  constexpr std::int64_t kMost = 256;
+  constexpr std::int64_t kLeast = 64;
+  const bool is_large = from.images * from.pixels >= kMost * 4 * context.pool->threads();
+  const std::int64_t each = is_large ? kMost : kLeast;
+  const std::int64_t blocks = q4nx::ceil_div(from.pixels, each);
   context.pool->run(from.images * blocks, [&](std::int64_t task) {
-    alignas(64) float tile[kTurned * kTurned];
     const std::int64_t image = task / blocks;
-    const std::int64_t first = task % blocks * kTurned;
-    const std::int64_t rows = std::min(kTurned, from.pixels - first);
-    const float* x = from.x + image * from.image_stride + from.first + first;
-    std::byte* out = to + (image * from.pixels + first) * from.channels * element;
-    for (std::int64_t c = 0; c < from.channels; c += kTurned) {
-      const std::int64_t columns = std::min(kTurned, from.channels - c);
-      transpose(x + c * from.plane, from.plane, tile, kTurned, rows, columns);
-      for (std::int64_t row = 0; row < rows; ++row) {
-        context.kernels.store_cache(tile + row * kTurned, out + (row * from.channels + c) * element,
-                                    type, columns);
-      }
-    }
+    const std::int64_t first = task % blocks * each;
+    context.kernels.channels_last(from.x + image * from.image_stride + from.first + first,
+                                  from.plane, from.channels, std::min(each, from.pixels - first),
+                                  type == DataType::kBFloat16,
+                                  to + (image * from.pixels + first) * from.channels * element);
   });
 }
 

@@ -6,7 +6,8 @@
 // pixels are copied from it, a row [taps][C] each, which the packed weight [taps C][M] multiplies;
 // the epilogue writes [M][pixels]. Copying a row costs a hundredth of multiplying it by some
 // hundred columns. Windows of 3 x 3 neighbouring pixels of many channels are Winograd's
-// (winograd.h).
+// (winograd.h), and so are those of images that are read twice as large (attribute `upsample`,
+// which only the rule `convolution` sets: each pixel is repeated along both axes).
 //
 // Few channels of the result (the picture's own, or one of each group) would fill few of a block's
 // 32 columns: these are sums of shifted lines, in f32.
@@ -49,6 +50,7 @@ class Convolution final : public Step {
         name_(to_string(node)),
         windows_(node, kernel_of(node)),
         groups_(node.integer("group", 1)),
+        upsample_(node.integer("upsample", 1)),
         activation_(node.text("activation", "") == "Relu" ? Function::kRelu : Function::kNone) {
     const Value& weight = *node.input(kW);
     const Shape shape = weight.shape.value_or(Shape());  // kernel_of() checked it
@@ -62,8 +64,10 @@ class Convolution final : public Step {
       const Value* value = node.input(input);
       if (value != nullptr && value->shape) check(input, *value->shape);
     }
-    const bool is_winograd = Winograd::takes(windows_, channels_, group_m());
-    if (group_m() <= kFewChannels) keep_lines(weight);
+    if (is_upsampled() && !Winograd::takes_upsampled(windows_))
+      fail("[", name_, "] expected 3 x 3 taps and pads of 1 with upsample = 2");
+    const bool is_winograd = is_upsampled() || Winograd::takes(windows_, channels_, group_m());
+    if (group_m() <= kFewChannels && !is_upsampled()) keep_lines(weight);
     for (std::int64_t group = 0; lines_.empty() && group < groups_; ++group) {
       if (is_winograd) {
         keep_winograd(weight, group);
@@ -76,7 +80,7 @@ class Convolution final : public Step {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     check(kX, inputs[kX].shape);
     if (is_given(inputs, kB)) check(kB, inputs[kB].shape);
-    outputs[0] = windows_.result(inputs[kX].shape, m_);
+    outputs[0] = windows_.result(as_read(inputs[kX].shape), m_);
     if (is_given(inputs, kZ) && !(inputs[kZ].shape == outputs[0]))
       fail("[", name_, "] expected Z of shape ", to_string(outputs[0]), ", got ",
            to_string(inputs[kZ].shape));
@@ -189,6 +193,13 @@ class Convolution final : public Step {
     return kernel;
   }
 
+  bool is_upsampled() const { return upsample_ == 2; }
+  // The shape in which images are read.
+  Shape as_read(Shape images) const {
+    for (int axis = 2; is_upsampled() && axis < images.rank(); ++axis) images[axis] *= upsample_;
+    return images;
+  }
+
   std::int64_t group_m() const { return m_ / groups_; }
   std::int64_t k() const { return channels_ * taps_; }
 
@@ -206,7 +217,9 @@ class Convolution final : public Step {
 
   Winograd::Images winograd_images(std::span<const Tensor> inputs) const {
     const Shape& shape = inputs[kX].shape;
-    const auto& [deep, down, across] = windows_.fitted(shape);
+    auto [deep, down, across] = windows_.fitted(as_read(shape));
+    down.size = shape[2];
+    across.size = shape[3];
     return {inputs[kX].as<const float>(), shape[0], elements_of(shape, 1, shape.rank()), down,
             across};
   }
@@ -214,7 +227,8 @@ class Convolution final : public Step {
   void keep_winograd(const Value& weight, std::int64_t group) {
     const std::int64_t bytes =
         group * group_m() * k() * static_cast<std::int64_t>(size_of(weight.type));
-    winograd_.emplace_back(context_, channels_, group_m())
+    const auto form = is_upsampled() ? Winograd::Form::kUpsampled : Winograd::Form::kAsTheyAre;
+    winograd_.emplace_back(context_, form, channels_, group_m())
         .keep(static_cast<const std::byte*>(weight.constant) + bytes, weight.type);
   }
 
@@ -343,6 +357,7 @@ class Convolution final : public Step {
   std::string name_;
   SlidingWindows windows_;
   std::int64_t groups_;
+  std::int64_t upsample_;
   Function activation_;
   std::int64_t m_ = 0;
   // Channels of a group of the images.
@@ -367,10 +382,10 @@ constexpr Port kFusedConv[] = {
 constexpr Port kY[] = {{.name = "Y", .types = kFloats, .type_letter = 'T'}};
 constexpr Port kFusedY[] = {{.name = "Y", .types = kFusedTypes, .type_letter = 'T'}};
 constexpr AttributeRule kFusedAttributes[] = {
-    kAutoPad, kDilations, count("group", 1),         kKernelShape,
-    kPads,    kStrides,   text("activation", "Relu")};
+    kAutoPad, kDilations, count("group", 1),          kKernelShape,
+    kPads,    kStrides,   text("activation", "Relu"), integer("upsample", 1, 2)};
 constexpr std::span kAttributes =
-    std::span(kFusedAttributes).first(std::size(kFusedAttributes) - 1);
+    std::span(kFusedAttributes).first(std::size(kFusedAttributes) - 2);
 constexpr Operator kOperators[] = {
     {{"", "Conv", 1, 22, kConv, kY, kAttributes}, widened<make<Convolution>, kW>},
     {{"com.microsoft", "FusedConv", 1, 1, kFusedConv, kFusedY, kFusedAttributes},

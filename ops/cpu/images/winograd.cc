@@ -2,6 +2,7 @@
 #include "ops/cpu/images/winograd.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "ops/cpu/images/channels_last.h"
@@ -11,10 +12,10 @@
 namespace flownpu::cpu {
 namespace {
 
-// Products of a tile and of a weight, and a tile's pixels each way.
-constexpr std::int64_t kProducts = 16;
 constexpr std::int64_t kTaps = 9;
-constexpr std::int64_t kSide = 4;
+// A tile's pixels each way, at most, its products, and the pixels that it gives each way.
+constexpr std::int64_t kMostSide = 4;
+constexpr std::int64_t kMostProducts = kMostSide * kMostSide;
 constexpr std::int64_t kStep = 2;
 // Tiles that a task multiplies together: whole tiles of a kernel's 12 rows. Their rows (0.5 MB for
 // 320 channels in bf16) and a block of the weight fill a second-level cache of 1 MB. A weight that
@@ -28,30 +29,64 @@ constexpr std::int64_t kTasksPerThread = 8;
 // weight. Up to twice as many are made together, so that their weight is read once.
 constexpr std::int64_t kRowsBytes = 4 << 20;
 
-// G g G^T of the taps of some channels [channels][9]: to[16 * stride], a channel each.
-void transform_weight(const float* taps, std::int64_t channels, float* to, std::int64_t stride) {
-  const auto spread = [](float a, float b, float c, float (&out)[kSide]) {
-    const float ends = 0.5F * (a + c);
-    const float middle = 0.5F * b;
-    out[0] = a;
-    out[1] = ends + middle;
-    out[2] = ends - middle;
-    out[3] = c;
-  };
+// G g of three taps.
+using Spread = std::array<float, kMostSide> (*)(float a, float b, float c);
+std::array<float, kMostSide> spread(float a, float b, float c) {
+  const float ends = 0.5F * (a + c);
+  const float middle = 0.5F * b;
+  return {a, ends + middle, ends - middle, c};
+}
+std::array<float, kMostSide> spread_upsampled(float a, float b, float c) {
+  return {a, a + b + c, c};
+}
+
+// G g G^T of the taps of some channels [channels][9]: to[side^2 * stride], a channel each.
+void transform_weight(Spread spread, std::int64_t side, const float* taps, std::int64_t channels,
+                      float* to, std::int64_t stride) {
   for (std::int64_t channel = 0; channel < channels; ++channel, taps += kTaps) {
-    float columns[3][kSide];
-    for (int j = 0; j < 3; ++j) spread(taps[j], taps[3 + j], taps[6 + j], columns[j]);
-    for (int i = 0; i < kSide; ++i) {
-      float row[kSide];
-      spread(columns[0][i], columns[1][i], columns[2][i], row);
-      for (int j = 0; j < kSide; ++j) to[(i * kSide + j) * stride + channel] = row[j];
+    std::array<float, kMostSide> columns[3];
+    for (int j = 0; j < 3; ++j) columns[j] = spread(taps[j], taps[3 + j], taps[6 + j]);
+    for (std::int64_t i = 0; i < side; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const auto row = spread(columns[0][at], columns[1][at], columns[2][at]);
+      for (std::int64_t j = 0; j < side; ++j)
+        to[(i * side + j) * stride + channel] = row[static_cast<std::size_t>(j)];
     }
   }
+}
+
+bool has_neighbours(const SlidingWindows& windows) {
+  const auto& [deep, down, across] = windows.windows();
+  const auto fits = [](const Windows& axis) {
+    return axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
+  };
+  return windows.rank() == 4 && fits(down) && fits(across);
 }
 
 std::int64_t tiles_of(const Windows& axis) { return q4nx::ceil_div(axis.count, kStep); }
 
 }  // namespace
+
+struct Winograd::Tiles {
+  std::int64_t products() const { return side * side; }
+  // The pixels that the lines of tiles [begin, end) read of an axis, without pads.
+  Range pixels(const Windows& axis, const Interval& lines) const {
+    return {std::max<std::int64_t>(0, axis.begin(step * lines.begin)),
+            std::min(axis.size, axis.begin(step * (lines.end - 1)) + side)};
+  }
+
+  // Pixels each way, and from one tile to the next.
+  std::int64_t side;
+  std::int64_t step;
+  Spread spread;
+  const WinogradTransforms& transforms;
+};
+
+Winograd::Tiles Winograd::tiles() const {
+  if (form_ == Form::kUpsampled)
+    return {3, 1, spread_upsampled, context_.kernels.winograd_of_upsampled};
+  return {4, kStep, spread, context_.kernels.winograd};
+}
 
 // Lines of tiles [first, last), counted over all images, and the lines of pixels that they read:
 // those of whole images, or, if they are of one image, a strip of it.
@@ -74,38 +109,35 @@ struct Winograd::Work {
   std::byte* turned = nullptr;
   float* zeros = nullptr;
   std::byte* values = nullptr;
-
-  // Lines of tiles [begin, end) of an image read these of its lines of pixels.
-  static Range lines(const Windows& down, const Interval& tiles) {
-    return {std::max<std::int64_t>(0, down.begin(kStep * tiles.begin)),
-            std::min(down.size, down.begin(kStep * (tiles.end - 1)) + kSide)};
-  }
 };
 
-Winograd::Winograd(const Context& context, std::int64_t channels, std::int64_t m)
+Winograd::Winograd(const Context& context, Form form, std::int64_t channels, std::int64_t m)
     : context_(context),
+      form_(form),
       rounding_(context.kernels.dense_rounding(false, DataType::kFloat32)),
       channels_(channels),
       m_(m) {}
 
 bool Winograd::takes(const SlidingWindows& windows, std::int64_t channels, std::int64_t m) {
+  return has_neighbours(windows) && std::min(channels, m) >= kLeastChannels;
+}
+
+bool Winograd::takes_upsampled(const SlidingWindows& windows) {
   const auto& [deep, down, across] = windows.windows();
-  const auto fits = [](const Windows& axis) {
-    return axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
-  };
-  return windows.rank() == 4 && fits(down) && fits(across) &&
-         std::min(channels, m) >= kLeastChannels;
+  const auto fits = [](const Windows& axis) { return axis.head == 1 && axis.tail == 1; };
+  return has_neighbours(windows) && windows.has_explicit_pads() && fits(down) && fits(across);
 }
 
 void Winograd::keep(const void* weight, DataType type) {
+  const Tiles form = tiles();
   const std::int64_t block_bytes = context_.kernels.dense_block_bytes(channels_, rounding_);
   const std::int64_t blocks = q4nx::ceil_div(m_, kDenseColumns);
-  kept_ = allocate_weight(static_cast<std::size_t>(blocks * kProducts * block_bytes));
+  kept_ = allocate_weight(static_cast<std::size_t>(blocks * form.products() * block_bytes));
   const std::int64_t row = channels_ * kTaps;
   context_.pool->run(blocks, [&](std::int64_t block) {
     const std::int64_t columns = std::min(kDenseColumns, m_ - block * kDenseColumns);
     std::vector<float> taps(static_cast<std::size_t>(row));
-    std::vector<float> transformed(static_cast<std::size_t>(kProducts * columns * channels_));
+    std::vector<float> transformed(static_cast<std::size_t>(form.products() * columns * channels_));
     for (std::int64_t c = 0; c < columns; ++c) {
       const std::int64_t at = (block * kDenseColumns + c) * row;
       const float* from = static_cast<const float*>(weight) + at;
@@ -114,9 +146,10 @@ void Winograd::keep(const void* weight, DataType type) {
                                row);
         from = taps.data();
       }
-      transform_weight(from, channels_, transformed.data() + c * channels_, columns * channels_);
+      transform_weight(form.spread, form.side, from, channels_, transformed.data() + c * channels_,
+                       columns * channels_);
     }
-    for (std::int64_t i = 0; i < kProducts; ++i) {
+    for (std::int64_t i = 0; i < form.products(); ++i) {
       const DenseWeight one{transformed.data() + i * columns * channels_,
                             DataType::kFloat32,
                             channels_,
@@ -124,18 +157,19 @@ void Winograd::keep(const void* weight, DataType type) {
                             true,
                             nullptr};
       context_.kernels.pack_dense(one, 0, rounding_,
-                                  kept_.get() + (block * kProducts + i) * block_bytes);
+                                  kept_.get() + (block * form.products() + i) * block_bytes);
     }
   });
 }
 
 Winograd::Work Winograd::take(Scratch& scratch, const Images& images) const {
+  const Tiles form = tiles();
   Work work;
   work.rows = rounded_rows(rounding_, channels_);
   work.element = rounding_.type == DenseType::kBFloat16 ? 2 : 4;
   work.across = tiles_of(images.across);
   work.down = tiles_of(images.down);
-  const std::int64_t tile_bytes = kProducts * work.rows.padded_k * work.element;
+  const std::int64_t tile_bytes = form.products() * work.rows.padded_k * work.element;
   std::int64_t lines = images.count * images.down.size;
   work.most_tiles = images.count * work.down * work.across;
   if (work.most_tiles * tile_bytes > 2 * kRowsBytes) {
@@ -143,7 +177,7 @@ Winograd::Work Winograd::take(Scratch& scratch, const Images& images) const {
         std::min(work.down, q4nx::ceil_div(work.down * work.across * tile_bytes, kRowsBytes));
     const std::int64_t most = q4nx::ceil_div(work.down, work.parts);
     work.most_tiles = most * work.across;
-    lines = std::min(images.down.size, kStep * most + 2);
+    lines = std::min(images.down.size, form.step * (most - 1) + form.side);
   }
   work.turned = scratch.take<std::byte>(lines * images.across.size * channels_ * 4);
   work.zeros = scratch.take<float>(channels_);
@@ -161,6 +195,7 @@ std::size_t Winograd::scratch_bytes(const Images& images) const {
 void Winograd::run(const Images& images, const ProductEpilogue& epilogue, std::byte* memory) const {
   Scratch scratch(memory);
   const Work work = take(scratch, images);
+  const Tiles form = tiles();
   std::fill_n(work.zeros, channels_, 0.0F);
   const auto run_part = [&](const Part& part) {
     transform(images, work, part);
@@ -172,13 +207,14 @@ void Winograd::run(const Images& images, const ProductEpilogue& epilogue, std::b
     for (std::int64_t i = 0; i < work.parts; ++i) {
       const Interval tiles = cpu::part(work.down, work.parts, i);
       run_part({image * work.down + tiles.begin, image * work.down + tiles.end, image, 1,
-                Work::lines(images.down, tiles)});
+                form.pixels(images.down, tiles)});
     }
   }
 }
 
-// The rows [16][tiles][C] of a part's tiles.
+// The rows [side^2][tiles][C] of a part's tiles.
 void Winograd::transform(const Images& images, const Work& work, const Part& part) const {
+  const Tiles form = tiles();
   const std::int64_t width = images.across.size;
   const std::int64_t strip = part.lines.size() * width;
   turn_channels_last(context_,
@@ -190,21 +226,21 @@ void Winograd::transform(const Images& images, const Work& work, const Part& par
   context_.pool->run_rows(tiles, [&](std::int64_t tile) {
     const std::int64_t line = part.first + tile / work.across;
     const float* image = turned + (line / work.down - part.image) * strip * channels_;
-    const std::int64_t top = images.down.begin(line % work.down * kStep);
-    const std::int64_t left = images.across.begin(tile % work.across * kStep);
-    const float* pixels[kSide * kSide];
-    for (std::int64_t i = 0; i < kSide; ++i) {
-      for (std::int64_t j = 0; j < kSide; ++j) {
+    const std::int64_t top = images.down.begin(line % work.down * form.step);
+    const std::int64_t left = images.across.begin(tile % work.across * form.step);
+    const float* pixels[kMostProducts];
+    for (std::int64_t i = 0; i < form.side; ++i) {
+      for (std::int64_t j = 0; j < form.side; ++j) {
         const std::int64_t y = top + i;
         const std::int64_t x = left + j;
         const bool is_inside = y >= 0 && y < images.down.size && x >= 0 && x < width;
-        pixels[i * kSide + j] =
+        pixels[i * form.side + j] =
             is_inside ? image + ((y - part.lines.first) * width + x) * channels_ : work.zeros;
       }
     }
-    context_.kernels.winograd_input(pixels, channels_, work.rows.padded_k, work.element == 2,
-                                    work.values + tile * work.rows.padded_k * work.element,
-                                    tiles * work.rows.padded_k);
+    form.transforms.input(pixels, channels_, work.rows.padded_k, work.element == 2,
+                          work.values + tile * work.rows.padded_k * work.element,
+                          tiles * work.rows.padded_k);
   });
 }
 
@@ -212,11 +248,12 @@ void Winograd::transform(const Images& images, const Work& work, const Part& par
 // once.
 void Winograd::multiply(const Images& images, const Work& work, const Part& part,
                         const ProductEpilogue& epilogue) const {
+  const Tiles form = tiles();
   const std::int64_t tiles = (part.last - part.first) * work.across;
   const std::int64_t blocks = q4nx::ceil_div(m_, kDenseColumns);
   const std::int64_t block_bytes = context_.kernels.dense_block_bytes(channels_, rounding_);
   const std::int64_t each =
-      blocks * kProducts * block_bytes > kLargeWeight ? kMostTaskTiles : kTaskTiles;
+      blocks * form.products() * block_bytes > kLargeWeight ? kMostTaskTiles : kTaskTiles;
   const std::int64_t row_parts = q4nx::ceil_div(tiles, each);
   const std::int64_t block_parts =
       std::min(blocks, q4nx::ceil_div(kTasksPerThread * context_.pool->threads(), row_parts));
@@ -224,14 +261,14 @@ void Winograd::multiply(const Images& images, const Work& work, const Part& part
   context_.pool->run(row_parts * block_parts, [&](std::int64_t task) {
     const auto [first, last] = cpu::part(tiles, row_parts, task % row_parts);
     const auto [begin, end] = cpu::part(blocks, block_parts, task / row_parts);
-    alignas(64) float products[kProducts * kMostTaskTiles * kDenseColumns];
+    alignas(64) float products[kMostProducts * kMostTaskTiles * kDenseColumns];
     alignas(64) float lines[2 * kStep * kMostTaskTiles * kDenseColumns];
     const std::int64_t stride = (last - first) * kDenseColumns;
     for (std::int64_t block = begin; block < end; ++block) {
       RoundedActivations rows = work.rows;
-      for (std::int64_t i = 0; i < kProducts; ++i) {
+      for (std::int64_t i = 0; i < form.products(); ++i) {
         rows.values = work.values + i * values_bytes;
-        context_.kernels.matmul_dense(kept_.get() + (block * kProducts + i) * block_bytes,
+        context_.kernels.matmul_dense(kept_.get() + (block * form.products() + i) * block_bytes,
                                       rounding_.type, rows, first, last - first, kDenseColumns,
                                       products + i * stride);
       }
@@ -241,8 +278,7 @@ void Winograd::multiply(const Images& images, const Work& work, const Part& part
         const std::int64_t count = std::min(last - tile, work.across - at % work.across);
         const std::int64_t x = at % work.across * kStep;
         const std::int64_t y = at / work.across % work.down * kStep;
-        context_.kernels.winograd_output(products + (tile - first) * kDenseColumns, stride, count,
-                                         lines);
+        form.transforms.output(products + (tile - first) * kDenseColumns, stride, count, lines);
         const std::int64_t width = std::min(kStep * count, images.across.count - x);
         ProductEpilogue of_line = epilogue;
         for (std::int64_t i = 0; i < kStep && y + i < images.down.count; ++i) {

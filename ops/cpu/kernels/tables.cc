@@ -16,6 +16,7 @@ const Kernels& kernels() {
     fill_elementwise(filled);
     fill_attention(filled);
     fill_recurrence(filled);
+    fill_channels_last(filled);
     fill_winograd(filled);
     return filled;
   }();

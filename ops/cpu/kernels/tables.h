@@ -12,6 +12,7 @@ void fill_product_epilogue(Kernels& kernels);
 void fill_elementwise(Kernels& kernels);
 void fill_attention(Kernels& kernels);
 void fill_recurrence(Kernels& kernels);
+void fill_channels_last(Kernels& kernels);
 void fill_winograd(Kernels& kernels);
 
 // The whole table.

@@ -22,7 +22,8 @@ constexpr const char* kWindow = R"(
   const int y = first_y + tap / args.kernel_x * args.dilation_y;
   const int x = first_x + tap % args.kernel_x * args.dilation_x;
   if (y >= 0 && y < args.height && x >= 0 && x < args.width)
-    element = args.x.Read(image, group(2) * args.channels + k / args.taps, y, x);
+    element = args.x.Read(image, group(2) * args.channels + k / args.taps, y / args.upsample,
+                          x / args.upsample);
 )";
 
 }  // namespace
@@ -42,7 +43,8 @@ KernelDescription convolution(const ConvolutionShape& shape) {
                     {"stride_y", shape.axes[0].stride},
                     {"stride_x", shape.axes[1].stride},
                     {"dilation_y", shape.axes[0].dilation},
-                    {"dilation_x", shape.axes[1].dilation}},
+                    {"dilation_x", shape.axes[1].dilation},
+                    {"upsample", shape.upsample}},
       .parameters = {"rows", "m", "channels", "all_channels", "depth", "columns", "plane",
                      "result_width", "height", "width", "head_y", "head_x"}};
   fill_tiled_product({.rows = "args.rows",

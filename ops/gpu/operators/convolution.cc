@@ -34,13 +34,16 @@ class Convolution final : public HostCheckedStep {
     shape_.weight = element_of(node.input(kW)->type);
     shape_.has_bias = node.input(kB) != nullptr;
     shape_.has_residual = node.input(kZ) != nullptr;
+    shape_.upsample = node.integer("upsample", 1);
     shape_.is_relu = node.text("activation", "") == "Relu";
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
     if (outputs[0].shape.elements() == 0) return;
-    const cpu::SlidingWindows::Axes axes = windows_.fitted(inputs[kX].shape);
+    Shape images = inputs[kX].shape;
+    for (int axis = 2; axis < images.rank(); ++axis) images[axis] *= shape_.upsample;
+    const cpu::SlidingWindows::Axes axes = windows_.fitted(images);
     const cpu::Windows& down = axes[kY];
     const cpu::Windows& over = axes[kY + 1];
     const std::int64_t plane = down.count * over.count;

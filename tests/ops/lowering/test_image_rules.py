@@ -22,6 +22,8 @@ CONSTANTS = {
     "grouped": np.array([0, 4, -1]),
     "alpha": np.float32(1.702),
     "w": RNG.standard_normal((12, 8, 3, 3), dtype=np.float32),
+    "wide": RNG.standard_normal((32, 32, 3, 3), dtype=np.float32),
+    "twice": np.array([1, 1, 2, 2], np.float32),
     "heads": np.array([0, -1, 2, 40]),
     "by_head": np.array([0, 2, -1, 40]),
     "joined": np.array([0, -1, 80]),
@@ -126,6 +128,27 @@ def test_convolution_takes_what_follows(
     assert found == expected
     # Sums of 72 products of up to 4 * 4, in two orders of summation.
     assert difference < 2 * 72 * 72 * 16 * 2.0**-24
+
+
+@pytest.mark.parametrize(
+    ("places", "rounding", "pads", "expected"),
+    [
+        ("asymmetric", "floor", "1, 1, 1, 1", {"FusedConv": 1}),
+        ("half_pixel", "round_prefer_ceil", "1, 1, 1, 1", {"FusedConv": 1}),
+        ("half_pixel", "floor", "1, 1, 1, 1", {"Resize": 1, "Conv": 1}),
+        ("asymmetric", "ceil", "1, 1, 1, 1", {"Resize": 1, "Conv": 1}),
+        ("asymmetric", "floor", "1, 1, 0, 2", {"Resize": 1, "Conv": 1}),
+    ],
+)
+def test_convolution_reads_repeated_pixels_itself(
+    ep_devices: list[Any], tmp_path: Path, places: str, rounding: str, pads: str, expected: dict[str, int]
+) -> None:
+    resize = f'Resize<coordinate_transformation_mode = "{places}", nearest_mode = "{rounding}">(v, , twice)'
+    text = f"(float[2,32,5,4] v) => (float[2,32,A,B] y) {{r = {resize}  y = Conv<pads = [{pads}]>(r, wide)}}"
+    found, difference = steps(ep_devices, tmp_path, text, {"v": (2, 32, 5, 4)})
+    assert found == expected
+    # Sums of 288 products of up to 4.5 * 4.5, in two orders of summation, the sums of taps and of pixels up to 9 and 4.
+    assert difference < 2 * 288 * 2.0**-24 * 4.5 * 4.5 * 36
 
 
 ATTENTION = """

@@ -28,6 +28,8 @@ def graphs() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "convolution, pixels", partial(_convolution, (2, 33, 4, 4), (35, 33, 1, 1))
     yield "convolution, one axis", partial(_convolution, (2, 3, 17), (5, 3, 4), pads=[3, 0])
     yield "convolution, sum and relu", partial(_convolution, (1, 4, 6, 6), (8, 4, 3, 3), sums=True)
+    upsampled = partial(_convolution, (2, 3, 4, 5), (4, 3, 3, 3), sums=True, upsample=2, pads=[1, 1, 1, 1])
+    yield "convolution, read twice as large", upsampled
     yield "layer_norm", partial(_norm, (2, 3, 77), 0)
     yield "layer_norm, groups", partial(_norm, (2, 12, 5, 7), 3)
     yield "layer_norm, groups and silu", partial(_norm, (2, 12, 5, 7), 4, silu=True)
@@ -92,12 +94,14 @@ _MOVES: list[tuple[str, tuple[int, ...], dict[str, Any], list[np.ndarray | None]
 
 
 def _convolution(
-    image: tuple[int, ...], kernel: tuple[int, ...], rng: Rng, *, sums: bool = False, group: int = 1, **windows: Any
+    image: tuple[int, ...], kernel: tuple[int, ...], rng: Rng, *, sums: bool = False, group: int = 1,
+    upsample: int = 1, **windows: Any,
 ) -> Case:
     x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in (image, kernel))
     bias = rng.standard_normal(kernel[0], dtype=np.float32)
-    exact = _convolved(x.astype(np.float64), w.astype(np.float64), group, **windows)
-    magnitude = _convolved(np.abs(x).astype(np.float64), np.abs(w).astype(np.float64), group, **windows)
+    read = x.repeat(upsample, 2).repeat(upsample, 3) if upsample > 1 else x
+    exact = _convolved(read.astype(np.float64), w.astype(np.float64), group, **windows)
+    magnitude = _convolved(np.abs(read).astype(np.float64), np.abs(w).astype(np.float64), group, **windows)
     by_channel = bias.reshape(-1, *[1] * (len(image) - 2))
     y = exact + by_channel
     # The sum is in order: each term takes part in at most as many additions as there are terms.
@@ -109,7 +113,7 @@ def _convolution(
         tolerance = tolerance + F32 * np.abs(y)
         y = np.maximum(y, 0)
         inputs, name = [*inputs, residual], "FusedConv"
-        attributes["activation"] = "Relu"
+        attributes |= {"activation": "Relu", "upsample": upsample}
     return Case(
         name="", op_type=name, domain=_MICROSOFT if sums else "", inputs=inputs, constants=[1, 2],
         attributes=attributes, expected={0: Expected(y, tolerance)}, operations=2 * y.size * math.prod(kernel[1:]),

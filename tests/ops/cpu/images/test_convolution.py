@@ -67,19 +67,28 @@ def test_convolution_equals_reference(case: str, isa: str) -> None:
     assert np.all(np.abs(found - expected) <= bound(wide[0], wide[1], isa, attributes))
 
 
-def winograd_bound(x: np.ndarray, weight: np.ndarray, isa: str, pads: list[int], groups: int) -> np.ndarray:
-    """The same for tiles of 4 x 4 pixels: sizes go through the transforms without signs.
+# The absolute numbers of the transforms of ops/cpu/kernels/winograd.cc: of pixels, of taps and of products.
+TILES = [
+    ([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], [[1, 0, 0], [0.5] * 3, [0.5] * 3, [0, 0, 1]],
+     [[1, 1, 1, 0], [0, 1, 1, 1]]),
+    ([[1, 1, 0], [0, 1, 0], [0, 1, 1]], [[1, 0, 0], [1, 1, 1], [0, 0, 1]], [[1, 1, 0], [0, 1, 1]]),
+]  # fmt: skip
 
-    A sum of four pixels and one of nine taps are rounded a few times in f32 and, in bf16, once more; nine of 16
+
+def winograd_bound(
+    x: np.ndarray, weight: np.ndarray, isa: str, pads: list[int], groups: int = 1, *, upsampled: bool = False
+) -> np.ndarray:
+    """The same for tiles of 4 x 4 (3 x 3 if `upsampled`) pixels: sizes go through the transforms without signs.
+
+    A sum of four pixels and one of nine taps are rounded a few times in f32 and, in bf16, once more; up to nine
     products, of C terms each, make a pixel.
     """
-    height, width = (size + pads[axis] + pads[axis + 2] - 2 for axis, size in enumerate(x.shape[2:]))
-    into = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]], np.float64)
-    of_weight = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
-    out = np.array([[1, 1, 1, 0], [0, 1, 1, 1]], np.float64)
+    into, of_weight, out = (np.array(matrix, np.float64) for matrix in TILES[upsampled])
+    step = 1 if upsampled else 2
+    height, width = ((size + pads[axis] + pads[axis + 2] - 2) * 2 // step for axis, size in enumerate(x.shape[2:]))
     rest = [(pads[axis], pads[axis + 2] + size % 2) for axis, size in enumerate((height, width))]
     padded = np.pad(np.abs(x), [(0, 0), (0, 0), *rest])
-    tiles = np.lib.stride_tricks.sliding_window_view(padded, (4, 4), (2, 3))[:, :, ::2, ::2]
+    tiles = np.lib.stride_tricks.sliding_window_view(padded, into.shape, (2, 3))[:, :, ::step, ::step]
     tiles = into @ tiles @ into.T
     taps = of_weight @ np.abs(weight) @ of_weight.T
     parts = zip(np.split(tiles, groups, 1), np.split(taps, groups), strict=True)
@@ -90,6 +99,23 @@ def winograd_bound(x: np.ndarray, weight: np.ndarray, isa: str, pads: list[int],
     terms = weight.shape[1] + 20
     largest: np.ndarray = size * (terms * 2.0**-24 + (2.01 * 2.0**-8 if isa == "avx512" else 0)) + 1e-6
     return largest
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("sizes", [(3, 7, 5, 40, 33), (1, 130, 70, 64, 32)], ids=["odd sizes", "strips"])
+def test_convolution_of_images_read_twice_as_large_equals_reference(sizes: tuple[int, ...], isa: str) -> None:
+    count, height, width, channels, m = sizes
+    x, weight, bias = normal((count, channels, height, width)), normal((m, channels, 3, 3)), normal((m,))
+    wide = [array.astype(np.float64) for array in (x.repeat(2, 2).repeat(2, 3), weight, bias)]
+    pads = [1, 1, 1, 1]
+    (expected,) = by_reference("Conv", wide, 1, opset=22, pads=pads)
+    z = normal(expected.shape)
+    found = one(
+        "FusedConv", [x, weight, bias, z], domain="com.microsoft", constants=(1, 2), options={"cpu_isa": isa},
+        pads=pads, upsample=2, activation="Relu",
+    )  # fmt: skip
+    largest = winograd_bound(x.astype(np.float64), wide[1], isa, pads, upsampled=True)
+    assert np.all(np.abs(found - np.maximum(expected + z, 0)) <= largest)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 import transformers
 from numpy.typing import NDArray
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS
 from flownpu.errors import FlowNPUError
@@ -123,7 +123,7 @@ def run_on(
         decoder = DecoderSession(model, devices[:1], options)
     except FlowNPUError as error:
         return Cell(refused=array_refusal(error))
-    except Fail as error:  # ONNX Runtime's, with the provider's reasons
+    except (Fail, InvalidArgument) as error:  # ONNX Runtime's, possibly with the provider's reasons
         lacking = dict.fromkeys(re.findall(r"device has no ai\.onnx::(\w+)", str(error)))
         return Cell(refused=f"the CPU device has no {', '.join(lacking)}" if lacking else told(str(error)))
     logits = logits_of(decoder, calls)

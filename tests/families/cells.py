@@ -123,7 +123,9 @@ def run_on(
         decoder = DecoderSession(model, devices[:1], options)
     except FlowNPUError as error:
         return Cell(refused=array_refusal(error))
-    except (Fail, InvalidArgument) as error:  # ONNX Runtime's, possibly with the provider's reasons
+    except InvalidArgument:
+        return Cell(refused="ONNX Runtime does not load the model")
+    except Fail as error:  # ONNX Runtime's, with the provider's reasons
         lacking = dict.fromkeys(re.findall(r"device has no ai\.onnx::(\w+)", str(error)))
         return Cell(refused=f"the CPU device has no {', '.join(lacking)}" if lacking else told(str(error)))
     logits = logits_of(decoder, calls)

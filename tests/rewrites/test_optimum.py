@@ -249,8 +249,8 @@ def _to_custom(model: onnx.ModelProto) -> None:
     [
         (_to_custom, "somebody.else.FastErf: operators that ONNX Runtime does not have"),
         (_to_opset_99, r"ONNX opset 99, expected \d+ or older; export with an older opset"),
-        (_to_float16, "expected products with float32 weights, and none of them can be used"),
-        (_to_int8, "expected products with float32 weights, and none of them can be used"),
+        (_to_float16, "expected products with weights in float32, or of 4 or 8 bits, and none of them can be used"),
+        (_to_int8, "expected products with weights in float32, or of 4 or 8 bits, and none of them can be used"),
     ],
 )
 def test_unfit_export_is_refused(change: Any, reason: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:

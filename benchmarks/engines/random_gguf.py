@@ -78,6 +78,8 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
     generator = np.random.Generator(np.random.SFC64(seed))
     architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     write_settings(writer, config)
     _write_tokenizer(writer, config.vocab_size)
     number = {name: value for value, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
@@ -99,13 +101,14 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
 
 def _write_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
     """BPE over bytes, whose other tokens no text has."""
-    tokens = [*_SPECIAL, *sorted(ByteLevel.alphabet())]
+    shown = sorted(ByteLevel.alphabet())
+    tokens = [*_SPECIAL, *shown, shown[0] + shown[1]]  # readers want a merge
     tokens += [f"[{i}]" for i in range(len(tokens), size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(_SPECIAL) + [1] * (size - len(_SPECIAL)))
-    writer.add_token_merges([f"{tokens[4]} {tokens[5]}"])
+    writer.add_token_merges([f"{shown[0]} {shown[1]}"])
     writer.add_pad_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_bos_token_id(2)

@@ -63,7 +63,9 @@ def type_of(kind: str, name: str, layers: int) -> GGMLQuantizationType:
     return GGMLQuantizationType.Q6_K if is_large else GGMLQuantizationType.Q4_K
 
 
-def random_blocks(kind: GGMLQuantizationType, rows: int, columns: int, generator: np.random.Generator) -> NDArray[np.uint8]:
+def random_blocks(
+    kind: GGMLQuantizationType, rows: int, columns: int, generator: np.random.Generator
+) -> NDArray[np.uint8]:
     """Rows of a weight, uint8 [rows, bytes of a row]."""
     size, in_bytes = GGML_QUANT_SIZES[kind]
     blocks = np.frombuffer(generator.bytes(rows * columns // size * in_bytes), np.uint8).reshape(-1, in_bytes).copy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks.engines.decoders` prints a column for each engine, which processes of their own run; and files for them."""
+"""`benchmarks.engines.decoders` prints a column for each engine, which processes of their own run; files for these."""
 
 import subprocess
 import sys

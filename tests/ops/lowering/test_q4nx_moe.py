@@ -42,9 +42,7 @@ ZEROS = {
 }
 # Those of gpt-oss, with a limit that about a third of the gates reach.
 GPT_OSS: dict[str, Any] = dict(zip(ACTIVATION, (1.702, 1.0, 1.5), strict=True))
-BIASES = {
-    name: np.random.default_rng(6).standard_normal(zeros.shape, np.float32) for name, zeros in ZEROS.items()
-}
+BIASES = {name: np.random.default_rng(6).standard_normal(zeros.shape, np.float32) for name, zeros in ZEROS.items()}
 
 
 class Case:

@@ -103,7 +103,7 @@ def check_operators(model: ir.Model, path: Path) -> None:
 
 
 def _lost_input(node: ir.Node, fewest: int) -> str:
-    """What is wrong if a node has fewer inputs than its operator needs, or reads what nothing makes; "" if it is not."""
+    """The reason if a node has fewer inputs than its operator needs, or reads what nothing makes; else ""."""
     count = max((place for place, value in enumerate(node.inputs, 1) if value is not None), default=0)
     if count < fewest:
         return f"expected {fewest} inputs, got {count}"

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def convert_optimum_folder(request: Request) -> None:
-    """Folds a plain graph into FlowNPU's operators and quantises its projections; those of 4 or 8 bits keep their codes.
+    """Folds a plain graph into FlowNPU's operators and quantises its projections; those of 4 or 8 bits keep codes.
 
     The source is a folder with model.onnx and config.json. All its other files are copied, including those of the
     modules that follow a model of sentence-transformers; the tables of RoPE are made for the context's length. Inputs

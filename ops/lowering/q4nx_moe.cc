@@ -221,6 +221,49 @@ Value logits_of(Graph& graph, const Node& node, std::int64_t experts) {
   return rows && rows->rank() == 2 ? given : Value{};
 }
 
+// Makes the node, which fits, a Q4NXMoE.
+void put_mixture(Graph& graph, RepackedWeights& weights, Node& node, const Value& logits) {
+  const QuantizedWeight gate_up = gate_up_of(node);
+  const QuantizedWeight down = down_of(node);
+  const std::int64_t experts = experts_of(gate_up);
+  std::vector<QuantizedWeight> inner;
+  std::vector<QuantizedWeight> outer;
+  const bool in_turns = node.required_integer("swiglu_fusion") == kInTurns;
+  for (std::int64_t expert = 0; expert < experts; ++expert) {
+    const std::int64_t first = expert * 2 * down.columns;
+    for (const std::int64_t half : {0, 1}) {
+      inner.push_back(in_turns ? gate_up.some_rows(first + half, 2, down.columns)
+                               : gate_up.some_rows(first + half * down.columns, 1, down.columns));
+    }
+    outer.push_back(down.some_rows(expert * gate_up.columns, 1, gate_up.columns));
+  }
+  const std::int64_t taken = node.required_integer("k");
+  const float limit = node.number("swiglu_limit", std::numeric_limits<float>::infinity());
+  const float alpha = node.number("activation_alpha", 1);
+  const float beta = node.number("activation_beta", 0);
+  const Value gate_up_bias = sorted_bias(graph, node.input(kGateUpBias), experts, in_turns);
+  const Value down_bias = sorted_bias(graph, node.input(kDownBias), experts, false);
+  node.inputs = {node.inputs[kX],
+                 Value{},
+                 weights.stack(inner, gate_up.codes.name),
+                 weights.stack(outer, down.codes.name),
+                 logits,
+                 Value{},
+                 gate_up_bias,
+                 down_bias};
+  while (node.inputs.back().name.empty()) node.inputs.pop_back();
+  node.op_type = "Q4NXMoE";
+  node.domain = kDomain;
+  node.since_version = 1;
+  node.attributes = {{"num_experts", experts},
+                     {"experts_per_token", taken},
+                     {"hidden_size", gate_up.columns},
+                     {"expert_size", down.columns},
+                     {"swiglu_alpha", alpha},
+                     {"swiglu_beta", beta},
+                     {"swiglu_limit", std::isfinite(limit) ? limit : 0.0F}};
+}
+
 }  // namespace
 
 std::string q4nx_moe_obstacle(const Node& node) {
@@ -249,41 +292,7 @@ void q4nx_moe(Graph& graph, RepackedWeights& weights) {
                           "router_probs are not made by a Reshape to [-1, " +
                               std::to_string(experts) + "] of logits with the axes of its input");
     }
-    std::vector<QuantizedWeight> inner;
-    std::vector<QuantizedWeight> outer;
-    const bool in_turns = node.required_integer("swiglu_fusion") == kInTurns;
-    for (std::int64_t expert = 0; expert < experts; ++expert) {
-      const std::int64_t first = expert * 2 * down.columns;
-      for (const std::int64_t half : {0, 1}) {
-        inner.push_back(in_turns ? gate_up.some_rows(first + half, 2, down.columns)
-                                 : gate_up.some_rows(first + half * down.columns, 1, down.columns));
-      }
-      outer.push_back(down.some_rows(expert * gate_up.columns, 1, gate_up.columns));
-    }
-    const std::int64_t taken = node.required_integer("k");
-    const float limit = node.number("swiglu_limit", std::numeric_limits<float>::infinity());
-    const float alpha = node.number("activation_alpha", 1);
-    const float beta = node.number("activation_beta", 0);
-    const Value gate_up_bias = sorted_bias(graph, node.input(kGateUpBias), experts, in_turns);
-    const Value down_bias = sorted_bias(graph, node.input(kDownBias), experts, false);
-    node.inputs = {node.inputs[kX],
-                   Value{},
-                   weights.stack(inner, gate_up.codes.name),
-                   weights.stack(outer, down.codes.name),
-                   logits,
-                   Value{},
-                   gate_up_bias,
-                   down_bias};
-    node.op_type = "Q4NXMoE";
-    node.domain = kDomain;
-    node.since_version = 1;
-    node.attributes = {{"num_experts", experts},
-                       {"experts_per_token", taken},
-                       {"hidden_size", gate_up.columns},
-                       {"expert_size", down.columns},
-                       {"swiglu_alpha", alpha},
-                       {"swiglu_beta", beta},
-                       {"swiglu_limit", std::isfinite(limit) ? limit : 0.0F}};
+    put_mixture(graph, weights, node, logits);
     graph.applied("q4nx_moe");
   });
   graph.changed();

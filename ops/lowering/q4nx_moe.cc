@@ -162,7 +162,7 @@ std::string bias_obstacle(const Value* bias, std::int64_t experts, std::int64_t 
 Value sorted_bias(Graph& graph, const Value* bias, std::int64_t experts, bool in_turns) {
   if (bias == nullptr) return {};
   const auto* values = static_cast<const float*>(bias->constant);
-  const std::int64_t elements = bias->shape->elements();
+  const auto elements = static_cast<std::int64_t>(bias->bytes() / sizeof(float));
   if (std::all_of(values, values + elements, [](float b) { return b == 0; })) return {};
   if (!in_turns) return *bias;
   const std::int64_t half = elements / experts / 2;

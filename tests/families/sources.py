@@ -70,7 +70,7 @@ def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path, options: tuple[str, ...] = ()) -> Made:
     """The folder that ORT GenAI's builder writes: activations in float32, and int4 in blocks of 32 by default."""
-    made = folder.parent / "-".join(["genai", *options])
+    made = folder.parent / re.sub(r"\W+", "-", "-".join(["genai", *options]))
     if made.is_dir():
         return made, made
     try:

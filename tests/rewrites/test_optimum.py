@@ -237,6 +237,8 @@ def _to_int8(model: onnx.ModelProto) -> None:
             codes = np.ones(tensors[node.input[1]].dims, np.uint8)
             tensors[node.input[1]].CopyFrom(numpy_helper.from_array(codes, node.input[1]))
             node.op_type, node.domain = "MatMulIntegerToFloat", "com.microsoft"
+            node.input.extend(["scale_of_both"] * 2)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "scale_of_both"))
 
 
 def _to_custom(model: onnx.ModelProto) -> None:

@@ -40,7 +40,7 @@ def test_random_file_has_deviating_weights_and_is_converted(kind: str, tmp_path:
     for tensor in GGUFReader(tmp_path / "model.gguf").tensors:
         if len(tensor.shape) == 2:
             weight = dequantize(tensor.data, tensor.tensor_type)
-            # Of at least 2^15 weights, whose blocks share scales and their signs: within a few percent.
+            # At least 2^15 weights, whose blocks share scales and their signs: within a few percent.
             assert np.sqrt(np.square(weight).mean() * weight.shape[1]) == pytest.approx(1, abs=0.1)
             types.add(tensor.tensor_type.name)
     assert types == ({"Q4_K", "Q6_K"} if kind == "Q4_K_M" else {kind})

@@ -19,6 +19,7 @@ from flownpu.graph_rewrites.plain.weights.embedding import quantise_embeddings
 from flownpu.graph_rewrites.plain.weights.mixture import fold_mixture
 from flownpu.graph_rewrites.plain.weights.parts import part_products
 from flownpu.graph_rewrites.plain.weights.projection import quantise_projections
+from flownpu.graph_rewrites.plain.weights.quantised import shown_with_floats
 from flownpu.graph_rewrites.report import Report, operators
 from flownpu.graph_rewrites.signature import unknown_parts
 from flownpu.graph_rewrites.upgrades.opset import raise_opset
@@ -40,11 +41,12 @@ def prepare(model: ir.Model) -> None:
     """
     raise_opset(model)
     _keep_small_integers_in_nodes(model)
-    for _ in range(_ROUNDS):
+    with shown_with_floats(model):
+        for _ in range(_ROUNDS):
+            _infer_shapes(model)
+            fold_known_sizes(model)
+            optimizer.fold_constants(model, onnx_shape_inference=False)
         _infer_shapes(model)
-        fold_known_sizes(model)
-        optimizer.fold_constants(model, onnx_shape_inference=False)
-    _infer_shapes(model)
     take_sizes_from_inputs(model)
     passes.CommonSubexpressionEliminationPass()(model)
     passes.RemoveUnusedNodesPass()(model)
@@ -75,7 +77,8 @@ def _keep_small_integers_in_nodes(model: ir.Model) -> None:
 def rewrite_plain(model: ir.Model, *, positions: int = 0, tile: Tiler | None = None) -> Report:
     """Turns a plain graph, a decoder with its KV cache or an encoder, into FlowNPU's operators.
 
-    Weights are quantised when the model is saved, one at a time; until then its external data must stay where it is.
+    Weights of floats are quantised when the model is saved, one at a time; until then its external data must stay where
+    it is. Those of 4 or 8 bits (MatMulNBits, GatherBlockQuantized, DequantizeLinear) keep their codes.
     Inputs and outputs stay what they are.
 
     Args:

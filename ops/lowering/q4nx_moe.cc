@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// QMoE(X, router_probs, gate_up, scales, , down, scales; k) -> Q4NXMoE(X, , gate_up, down,
-// router_logits)
+// QMoE(X, router_probs, gate_up, scales, bias, down, scales, bias; k, activation_alpha,
+//      activation_beta, swiglu_limit)
+//   -> Q4NXMoE(X, , gate_up, down, router_logits, , bias, bias; swiglu_alpha, swiglu_beta,
+//              swiglu_limit)
 //
 // The input that QMoE calls router_probs has logits: ONNX Runtime's CPU kernel takes the softmax of
 // the k largest, whatever `normalize_routing_weights` says. They have two axes, while Q4NXMoE's
 // router_logits have the axes of X: these are the input of the Reshape to [-1, experts] that
 // exporters write.
 //
-// Rows of gate and up alternate (`swiglu_fusion` 1), or all rows of the gate come first (2). Biases
-// must be 0, which exporters write for models that have none.
+// Rows of gate and up alternate (`swiglu_fusion` 1), or all rows of the gate come first (2), those
+// of the weight and of its bias. Biases of 0, which exporters write for models that have none, are
+// left out.
 //
 // With `quant_type` fp4 (MXFP4) the codes are [experts, columns, rows] of e2m1, in blocks of 32
 // columns with scales of float8e8m0, and each expert has one more scale. Q4NX holds the products
 // exactly where the latter are powers of two (exporters write 1); else their scales round to bf16.
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,15 +79,14 @@ constexpr Port kInputs[] = {
 constexpr Port kOutputs[] = {{.name = "output", .types = kFloat, .shape = "[..,D]"}};
 
 constexpr std::string_view kBits = "Q4NX stores codes of 4 or 8 bits; export experts with these";
-constexpr std::string_view kPlainGate = "experts are down(silu(gate) * up)";
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::string_view kLimit = "gates have a positive limit, or none";
 constexpr AttributeRule kAttributes[] = {
     required(count("k", 1)),
-    advised(required(text("activation_type", "swiglu")), kPlainGate),
+    advised(required(text("activation_type", "swiglu")), "gates are those of SwiGLU"),
     advised(required(integer("swiglu_fusion", kInTurns, kAbove)), kOneInput),
-    advised(number("activation_alpha", 1, 1), kPlainGate),
-    advised(number("activation_beta", 0, 0), kPlainGate),
-    advised(number("swiglu_limit", kInfinity, kInfinity), kPlainGate),
+    number("activation_alpha"),
+    number("activation_beta"),
+    advised(number("swiglu_limit", std::numeric_limits<float>::min()), kLimit),
     advised(either("expert_weight_bits", 4, 8), kBits),
     advised(either("fc1_expert_weight_bits", 4, 8), kBits),
     advised(either("fc2_expert_weight_bits", 4, 8), kBits),
@@ -147,11 +151,33 @@ std::int64_t experts_of(const QuantizedWeight& weight) {
   return weight.codes.shape ? (*weight.codes.shape)[0] : 0;
 }
 
-bool is_zero(const Value* bias) {
-  if (bias == nullptr) return true;
-  if (bias->constant == nullptr || bias->type != DataType::kFloat32 || !bias->shape) return false;
+// Why a bias does not have a number for each row of all experts; empty if it does, or is absent.
+std::string bias_obstacle(const Value* bias, std::int64_t experts, std::int64_t rows) {
+  if (bias == nullptr || bias->shape == Shape{experts, rows / experts}) return "";
+  return bias->name + " is not of " + std::to_string(experts) + " x " +
+         std::to_string(rows / experts);
+}
+
+// The bias [experts, rows], of which those of the gate come first; without a name if it is 0.
+Value sorted_bias(Graph& graph, const Value* bias, std::int64_t experts, bool in_turns) {
+  if (bias == nullptr) return {};
   const auto* values = static_cast<const float*>(bias->constant);
-  return std::all_of(values, values + bias->shape->elements(), [](float b) { return b == 0; });
+  const auto elements = static_cast<std::int64_t>(bias->bytes() / sizeof(float));
+  if (std::all_of(values, values + elements, [](float b) { return b == 0; })) return {};
+  if (!in_turns) return *bias;
+  const std::int64_t half = elements / experts / 2;
+  auto sorted = std::make_shared<std::vector<float>>(static_cast<std::size_t>(elements));
+  for (std::int64_t i = 0; i < elements; ++i) {
+    // Row i of an expert has rows 2 i (gate) or 2 (i - half) + 1 (up).
+    const std::int64_t row = i % (2 * half);
+    const std::int64_t from = row < half ? 2 * row : 2 * (row - half) + 1;
+    (*sorted)[static_cast<std::size_t>(i)] = values[i - row + from];
+  }
+  Value value = *bias;
+  value.name = graph.unique_name(bias->name + "_sorted");
+  value.constant = sorted->data();
+  value.owner = std::move(sorted);
+  return value;
 }
 
 // Why a weight's inputs are not those of its `quant_type`; empty if they are.
@@ -167,10 +193,6 @@ std::string type_obstacle(const QuantizedWeight& weight, bool fp4) {
 
 // Why the node's weights and biases do not fit Q4NXMoE; empty if they do.
 std::string weight_obstacle(const Node& node) {
-  for (const Input bias : {kGateUpBias, kDownBias}) {
-    if (!is_zero(node.input(bias)))
-      return node.inputs[bias].name + " is not 0: experts have no biases here";
-  }
   const QuantizedWeight gate_up = gate_up_of(node);
   const QuantizedWeight down = down_of(node);
   for (const QuantizedWeight* weight : {&gate_up, &down}) {
@@ -184,7 +206,8 @@ std::string weight_obstacle(const Node& node) {
            std::to_string(gate_up.columns) + " and " + std::to_string(down.rows / experts) + " x " +
            std::to_string(down.columns) + ", expected 2 I x D and D x I";
   }
-  return "";
+  std::string reason = bias_obstacle(node.input(kGateUpBias), experts, gate_up.rows);
+  return reason.empty() ? bias_obstacle(node.input(kDownBias), experts, down.rows) : reason;
 }
 
 // The logits with the axes of X: the input of a Reshape to [-1, experts], or those given if X has
@@ -196,6 +219,49 @@ Value logits_of(Graph& graph, const Node& node, std::int64_t experts) {
   if (reshape != nullptr && constant_integers(reshape->input(1)) == flat) return reshape->inputs[0];
   const auto& rows = node.inputs[kX].shape;
   return rows && rows->rank() == 2 ? given : Value{};
+}
+
+// Makes the node, which fits, a Q4NXMoE.
+void put_mixture(Graph& graph, RepackedWeights& weights, Node& node, const Value& logits) {
+  const QuantizedWeight gate_up = gate_up_of(node);
+  const QuantizedWeight down = down_of(node);
+  const std::int64_t experts = experts_of(gate_up);
+  std::vector<QuantizedWeight> inner;
+  std::vector<QuantizedWeight> outer;
+  const bool in_turns = node.required_integer("swiglu_fusion") == kInTurns;
+  for (std::int64_t expert = 0; expert < experts; ++expert) {
+    const std::int64_t first = expert * 2 * down.columns;
+    for (const std::int64_t half : {0, 1}) {
+      inner.push_back(in_turns ? gate_up.some_rows(first + half, 2, down.columns)
+                               : gate_up.some_rows(first + half * down.columns, 1, down.columns));
+    }
+    outer.push_back(down.some_rows(expert * gate_up.columns, 1, gate_up.columns));
+  }
+  const std::int64_t taken = node.required_integer("k");
+  const float limit = node.number("swiglu_limit", std::numeric_limits<float>::infinity());
+  const float alpha = node.number("activation_alpha", 1);
+  const float beta = node.number("activation_beta", 0);
+  const Value gate_up_bias = sorted_bias(graph, node.input(kGateUpBias), experts, in_turns);
+  const Value down_bias = sorted_bias(graph, node.input(kDownBias), experts, false);
+  node.inputs = {node.inputs[kX],
+                 Value{},
+                 weights.stack(inner, gate_up.codes.name),
+                 weights.stack(outer, down.codes.name),
+                 logits,
+                 Value{},
+                 gate_up_bias,
+                 down_bias};
+  while (node.inputs.back().name.empty()) node.inputs.pop_back();
+  node.op_type = "Q4NXMoE";
+  node.domain = kDomain;
+  node.since_version = 1;
+  node.attributes = {{"num_experts", experts},
+                     {"experts_per_token", taken},
+                     {"hidden_size", gate_up.columns},
+                     {"expert_size", down.columns},
+                     {"swiglu_alpha", alpha},
+                     {"swiglu_beta", beta},
+                     {"swiglu_limit", std::isfinite(limit) ? limit : 0.0F}};
 }
 
 }  // namespace
@@ -226,27 +292,7 @@ void q4nx_moe(Graph& graph, RepackedWeights& weights) {
                           "router_probs are not made by a Reshape to [-1, " +
                               std::to_string(experts) + "] of logits with the axes of its input");
     }
-    std::vector<QuantizedWeight> inner;
-    std::vector<QuantizedWeight> outer;
-    const bool in_turns = node.required_integer("swiglu_fusion") == kInTurns;
-    for (std::int64_t expert = 0; expert < experts; ++expert) {
-      const std::int64_t first = expert * 2 * down.columns;
-      for (const std::int64_t half : {0, 1}) {
-        inner.push_back(in_turns ? gate_up.some_rows(first + half, 2, down.columns)
-                                 : gate_up.some_rows(first + half * down.columns, 1, down.columns));
-      }
-      outer.push_back(down.some_rows(expert * gate_up.columns, 1, gate_up.columns));
-    }
-    const std::int64_t taken = node.required_integer("k");
-    node.inputs = {node.inputs[kX], Value{}, weights.stack(inner, gate_up.codes.name),
-                   weights.stack(outer, down.codes.name), logits};
-    node.op_type = "Q4NXMoE";
-    node.domain = kDomain;
-    node.since_version = 1;
-    node.attributes = {{"num_experts", experts},
-                       {"experts_per_token", taken},
-                       {"hidden_size", gate_up.columns},
-                       {"expert_size", down.columns}};
+    put_mixture(graph, weights, node, logits);
     graph.applied("q4nx_moe");
   });
   graph.changed();

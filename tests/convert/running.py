@@ -27,7 +27,7 @@ def logits_of(folder: Path, devices: Sequence[onnxruntime.OrtEpDevice] = ()) -> 
     """Logits of the last token of each call, [calls, V]: by stock ONNX Runtime, or by FlowNPU if devices are given."""
     chosen = [device for device in devices if device.device.type.name == "CPU"]
     decoder = DecoderSession(folder, chosen[:1], {"activations": "bf16", "on_unsupported": "error"})
-    return np.array([decoder(IDS[:, start:stop])[0, 0] for start, stop in CALLS])
+    return np.array([decoder(IDS[:, start:stop])[0, -1] for start, stop in CALLS])
 
 
 def check_logits(folder: Path, tiny: TinyModel, devices: Sequence[onnxruntime.OrtEpDevice]) -> None:

@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`benchmarks.engines.decoders` prints a column for each engine; processes of their own run them."""
+"""`benchmarks.engines.decoders` prints a column for each engine, which processes of their own run; files for these."""
 
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from benchmarks.engines import random_gguf
+from flownpu.convert import convert
+from tests.decoding import DecoderSession
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +29,21 @@ def test_decoders_prints_a_ratio_for_each_other_engine(converted: Callable[..., 
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("| decode at 13 |"))
     _, _, _, _, ort, ort_ratio, build, build_ratio, _ = row.split("|")
     assert all(cell.strip() for cell in (ort, ort_ratio, build, build_ratio)), done.stdout
+
+
+@pytest.mark.parametrize("kind", random_gguf.KINDS)
+def test_random_file_has_deviating_weights_and_is_converted(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 512}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    random_gguf.write(tmp_path / "model.gguf", config, kind)
+    types = set()
+    for tensor in GGUFReader(tmp_path / "model.gguf").tensors:
+        if len(tensor.shape) == 2:
+            weight = dequantize(tensor.data, tensor.tensor_type)
+            # At least 2^15 weights, whose blocks share scales and their signs: within a few percent.
+            assert np.sqrt(np.square(weight).mean() * weight.shape[1]) == pytest.approx(1, abs=0.1)
+            types.add(tensor.tensor_type.name)
+    assert types == ({"Q4_K", "Q6_K"} if kind == "Q4_K_M" else {kind})
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    logits = DecoderSession(tmp_path / "model")(np.arange(4, 12)[None])
+    assert 0.5 < logits.std() < 2

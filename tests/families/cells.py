@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 import transformers
 from numpy.typing import NDArray
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS
 from flownpu.errors import FlowNPUError
@@ -123,6 +123,8 @@ def run_on(
         decoder = DecoderSession(model, devices[:1], options)
     except FlowNPUError as error:
         return Cell(refused=array_refusal(error))
+    except InvalidArgument:
+        return Cell(refused="ONNX Runtime does not load the model")
     except Fail as error:  # ONNX Runtime's, with the provider's reasons
         lacking = dict.fromkeys(re.findall(r"device has no ai\.onnx::(\w+)", str(error)))
         return Cell(refused=f"the CPU device has no {', '.join(lacking)}" if lacking else told(str(error)))

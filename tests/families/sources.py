@@ -70,7 +70,7 @@ def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path, options: tuple[str, ...] = ()) -> Made:
     """The folder that ORT GenAI's builder writes: activations in float32, and int4 in blocks of 32 by default."""
-    made = folder.parent / "-".join(["genai", *options])
+    made = folder.parent / re.sub(r"\W+", "-", "-".join(["genai", *options]))
     if made.is_dir():
         return made, made
     try:
@@ -109,15 +109,16 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
 # Recipes of GenAI's builder: names on the page, and its options.
 RECIPES: dict[str, tuple[str, ...]] = {
     "int4 (the default)": (),
-    "int4 with zero points": ("is_symmetric=false",),
+    "int4 with zero points": ("algo_config=rtn", "is_symmetric=false"),
+    "8-bit head": ("matmul_mixed_precision=last_matmul:int8",),
     "k_quant": ("algo_config=k_quant",),
     "k_quant_mixed": ("algo_config=k_quant_mixed",),
     "k_quant_last": ("algo_config=k_quant_last",),
     "rtn_last": ("algo_config=rtn_last",),
     "QDQ": ("use_qdq=true",),
 }
-# The form that represents the others; tests/rewrites/ has recipes of one whose embedding is the head.
-RECIPE_FORMS = ("llama",)
+# Forms that represent the others: one with a head of its own, one whose embedding is the head.
+RECIPE_FORMS = ("llama", "qwen3")
 # The builder's k_quant fails at rows of an odd number of blocks.
 RECIPE_SIZES = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 640}
 RECIPE_SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {

@@ -3,6 +3,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,11 @@ def _spoil_scales(folder: Path) -> None:
             lambda s: _drop_attribute(s, "MatMulNBits", "N"),
             "the graph is damaged, .*: MatMulNBits '.*': expected the attribute 'N', got none",
         ),
+        (
+            lambda s: _edit_inputs(s, lambda names: names[:2]),
+            "MatMulNBits .*: expected 3 inputs, got 2; ONNX",
+        ),
+        (lambda s: _edit_inputs(s, lambda names: [*names[:2], "x"]), "MatMulNBits .*: nothing makes its input x; ONNX"),
         (lambda s: _set_opset(s, 99), r"ONNX opset 99, expected \d+ or older"),
         (lambda s: _set_opset(s, 18), r"of ONNX opset 18, which does not have Gelu \(opset 20\)"),
         (
@@ -334,4 +340,13 @@ def _drop_attribute(folder: Path, operator: str, name: str) -> None:
     kept = [attribute for attribute in node.attribute if attribute.name != name]
     del node.attribute[:]
     node.attribute.extend(kept)
+    onnx.save(model, folder / "model.onnx")
+
+
+def _edit_inputs(folder: Path, edit: Callable[[list[str]], list[str]]) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
+    names = edit(list(node.input))
+    del node.input[:]
+    node.input.extend(names)
     onnx.save(model, folder / "model.onnx")

@@ -237,6 +237,8 @@ def _to_int8(model: onnx.ModelProto) -> None:
             codes = np.ones(tensors[node.input[1]].dims, np.uint8)
             tensors[node.input[1]].CopyFrom(numpy_helper.from_array(codes, node.input[1]))
             node.op_type, node.domain = "MatMulIntegerToFloat", "com.microsoft"
+            node.input.extend(["scale_of_both"] * 2)
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(1), "scale_of_both"))
 
 
 def _to_custom(model: onnx.ModelProto) -> None:
@@ -249,8 +251,8 @@ def _to_custom(model: onnx.ModelProto) -> None:
     [
         (_to_custom, "somebody.else.FastErf: operators that ONNX Runtime does not have"),
         (_to_opset_99, r"ONNX opset 99, expected \d+ or older; export with an older opset"),
-        (_to_float16, "expected products with float32 weights, and none of them can be used"),
-        (_to_int8, "expected products with float32 weights, and none of them can be used"),
+        (_to_float16, "expected products with weights in float32, or of 4 or 8 bits, and none of them can be used"),
+        (_to_int8, "expected products with weights in float32, or of 4 or 8 bits, and none of them can be used"),
     ],
 )
 def test_unfit_export_is_refused(change: Any, reason: str, optimum_exports: dict[str, Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -19,9 +20,9 @@ from tests.convert.conftest import TinyModel, is_projection, write_tiny
 from tests.convert.running import check_logits
 
 
-def write_mxfp4(folder: Path) -> TinyModel:
+def write_mxfp4(folder: Path, **changes: Any) -> TinyModel:
     """A tiny checkpoint with random codes, and transformers' model of it, whose experts it dequantises itself."""
-    config = write_tiny("gpt_oss", folder).reference.config
+    config = write_tiny("gpt_oss", folder, **changes).reference.config
     tensors, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts, columns, rows = tensors.pop(name).shape

@@ -34,6 +34,15 @@ ATTRIBUTES: dict[str, Any] = {
     "use_sparse_mixer": 0,
     "expert_weight_bits": 4,
 }
+ACTIVATION = ("activation_alpha", "activation_beta", "swiglu_limit")
+# As exporters write models without biases.
+ZEROS = {
+    "gate_up_bias": np.zeros((EXPERTS, 2 * INNER), np.float32),
+    "down_bias": np.zeros((EXPERTS, HIDDEN), np.float32),
+}
+# Those of gpt-oss, with a limit that about a third of the gates reach.
+GPT_OSS: dict[str, Any] = dict(zip(ACTIVATION, (1.702, 1.0, 1.5), strict=True))
+BIASES = {name: np.random.default_rng(6).standard_normal(zeros.shape, np.float32) for name, zeros in ZEROS.items()}
 
 
 class Case:
@@ -49,10 +58,7 @@ class Case:
         **attributes: Any,
     ) -> None:
         generator = np.random.default_rng(3)
-        given: dict[str, testing.Array] = {
-            "gate_up_bias": np.zeros((EXPERTS, 2 * INNER), np.float32),
-            "down_bias": np.zeros((EXPERTS, HIDDEN), np.float32),
-        }
+        given: dict[str, testing.Array] = {}
         self.weights = {}
         for name, rows, columns in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
             blocks = columns // (block_size or columns)
@@ -77,7 +83,10 @@ class Case:
         self._make(given, {"expert_weight_bits": bits} | sizes | attributes)
 
     def _make(self, given: dict[str, testing.Array], attributes: dict[str, Any]) -> None:
-        text = ", ".join(f"{name} = {value}" for name, value in (ATTRIBUTES | attributes).items())
+        self.given = given = ZEROS | given
+        attributes = ATTRIBUTES | attributes
+        self.activation = [float(attributes.get(name, np.inf)) for name in ACTIVATION]
+        text = ", ".join(f"{name} = {value}" for name, value in attributes.items())
         names = [f"{weight}_{what}" for weight in ("gate_up", "down") for what in ("bias", "zero_points", "factors")]
         named = {name: name if name in given else "" for name in names}
         self.model = testing.parse(MODEL.format(hidden=HIDDEN, experts=EXPERTS, attributes=text, **named), **given)
@@ -92,13 +101,16 @@ class Case:
     def exact(self) -> testing.Array:
         """The operator's equation in float64, with rows of gate and up that alternate."""
         feeds = {name: array.astype(np.float64) for name, array in self.feeds().items()}
+        alpha, beta, limit = self.activation
         result = np.zeros(feeds["x"].shape)
         for row in np.ndindex(result.shape[:-1]):
             taken = np.argsort(-feeds["logits"][row])[:TAKEN]
             share = np.exp(feeds["logits"][row][taken])
             for expert, weight in zip(taken, share / share.sum(), strict=True):
-                gate, up = (self.weights["gate_up"][expert, half::2] @ feeds["x"][row] for half in (0, 1))
-                result[row] += weight * (self.weights["down"][expert] @ (gate / (1 + np.exp(-gate)) * up))
+                both = self.weights["gate_up"][expert] @ feeds["x"][row] + self.given["gate_up_bias"][expert]
+                gate, up = np.minimum(both[::2], limit), np.clip(both[1::2], -limit, limit)
+                inner = gate / (1 + np.exp(-alpha * gate)) * (up + beta)
+                result[row] += weight * (self.weights["down"][expert] @ inner + self.given["down_bias"][expert])
         return result
 
 
@@ -108,7 +120,9 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 class Fp4Case(Case):
     """A random QMoE in MXFP4: codes [experts, columns, rows / 2], the even row's in the low half of a byte."""
 
-    def __init__(self, *, factor: float = 1.0, constants: dict[str, testing.Array] | None = None) -> None:
+    def __init__(
+        self, *, factor: float = 1.0, constants: dict[str, testing.Array] | None = None, **attributes: Any
+    ) -> None:
         """`factor`: of the experts' global scales."""
         generator = np.random.default_rng(4)
         given: dict[str, testing.Array] = {}
@@ -122,7 +136,7 @@ class Fp4Case(Case):
             values = (np.where(codes < 8, 1, -1) * E2M1[codes % 8]).transpose(0, 2, 1)
             scales = given[f"{name}_factors"].astype(np.float64)[:, None, None] * powers
             self.weights[name] = values * np.repeat(scales, 32, axis=2)
-        self._make(given | (constants or {}), {"quant_type": '"fp4"', "block_size": 32})
+        self._make(given | (constants or {}), {"quant_type": '"fp4"', "block_size": 32} | attributes)
 
 
 # A sum of HIDDEN terms, then one of INNER, in any order and on both sides; a factor of 4 for terms that cancel.
@@ -146,6 +160,18 @@ def test_experts_equal_onnxruntime(bits: int, block_size: int | None, normalize:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_biases_and_limited_gates_equal_onnxruntime(bits: int) -> None:
+    """As gpt-oss has them; ONNX Runtime's kernel does not round what it multiplies with one scale a row."""
+    case = Case(None, bits=bits, constants=BIASES, **GPT_OSS)
+    model, misses = testing.rewritten(case.model, "q4nx_moe")
+    assert misses == []
+    (expected,), (found,) = (testing.run(m, case.feeds()) for m in (case.model, model))
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+    assert np.abs(expected - case.exact()).max() <= TOLERANCE * np.abs(expected).max()
+    testing.check(model)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 def test_codes_stay_and_rows_are_sorted(bits: int) -> None:
     """In the model rows of gate and up alternate; in an expert's blocks all of gate's come before up's."""
     case = Case(bits=bits)
@@ -161,10 +187,10 @@ def test_codes_stay_and_rows_are_sorted(bits: int) -> None:
 
 def test_gate_above_up_equals_onnxruntime() -> None:
     """swiglu_fusion=2, which ONNX Runtime's CPU kernel does not have: the same experts as with alternating rows."""
-    turns = Case()
-    given = {name: turns.model.graph.initializers[name].const_value.numpy() for name in ("gate_up", "gate_up_scales")}
+    turns = Case(constants=BIASES)
+    given = {name: turns.given[name] for name in ("gate_up", "gate_up_scales", "gate_up_bias")}
     apart = {name: np.concatenate([array[:, 0::2], array[:, 1::2]], axis=1) for name, array in given.items()}
-    above = Case(swiglu_fusion=2, constants=apart)
+    above = Case(swiglu_fusion=2, constants=BIASES | apart)
     results = [testing.run(testing.rewritten(case.model, "q4nx_moe")[0], turns.feeds())[0] for case in (turns, above)]
     np.testing.assert_array_equal(*results)
 
@@ -206,8 +232,8 @@ def test_fp4_rounds_scales_of_experts_that_bf16_lacks() -> None:
 
 @pytest.mark.parametrize("activations", ["bf16", "int8"])
 def test_session_runs_fp4_experts(ep_devices: list[Any], tmp_path: Path, activations: str) -> None:
-    """ONNX Runtime's CPU provider has no kernel for it."""
-    case, path = Fp4Case(), tmp_path / "model.onnx"
+    """gpt-oss's, with biases and limits; ONNX Runtime's CPU provider has no kernel for it."""
+    case, path = Fp4Case(constants=BIASES, **GPT_OSS), tmp_path / "model.onnx"
     ir.save(case.model, path)
     options = ort.SessionOptions()
     options.add_provider_for_devices(ep_devices[:1], {"device": "cpu", "activations": activations})
@@ -230,21 +256,16 @@ def test_session_runs_lowered_mixture(ep_devices: list[Any], tmp_path: Path) -> 
     assert np.abs(found - expected).max() <= 4 * testing.BFLOAT16_ROUNDING * np.abs(expected).max()
 
 
-BIAS = np.zeros((EXPERTS, HIDDEN), np.float32)
-BIAS[2, 5] = 0.5
-
-
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
         (Case(expert_weight_bits=2), "expert_weight_bits=2: Q4NX stores codes of 4 or 8 bits; export experts with"),
         (Case(use_sparse_mixer=1), "use_sparse_mixer=1: experts are chosen by their logits, all at once"),
-        (Case(activation_alpha=1.702), "activation_alpha=1.702: experts are down(silu(gate) * up)"),
-        (Case(swiglu_limit=7.0), "swiglu_limit=7: experts are down(silu(gate) * up)"),
+        (Case(swiglu_limit=0.0), "swiglu_limit=0: gates have a positive limit, or none"),
         (Case(activation_type='"silu"'), "activation_type"),
         (Case(swiglu_fusion=0), "swiglu_fusion=0: gate and up must be one input; export with swiglu_fusion=1"),
         (Case(weights_prepacked=1), "weights_prepacked=1: the codes are in an order made for a GPU; export without it"),
-        (Case(constants={"down_bias": BIAS}), "down_bias is not 0: experts have no biases here"),
+        (Case(constants={"down_bias": BIASES["down_bias"][:, 1:]}), f"down_bias is not of {EXPERTS} x {HIDDEN}"),
         (Case(quant_type='"fp4"'), "gate_up: quant_type fp4 has 4 bits, a global scale and no zero points"),
         (
             Fp4Case(constants={"down_scales": np.ones((EXPERTS, HIDDEN, INNER // 32), np.float32)}),

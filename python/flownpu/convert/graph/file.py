@@ -62,7 +62,10 @@ def check_data(model: ir.Model, path: Path) -> list[Path]:
 
 
 def check_operators(model: ir.Model, path: Path) -> None:
-    """Raises ConversionError if ONNX Runtime lacks an operator, the model's opset does, or the opset is too new."""
+    """Raises ConversionError if ONNX Runtime lacks an operator, the model's opset does, or the opset is too new.
+
+    Also if a node lacks an input, as in some models of GenAI's builder, or nothing makes one.
+    """
     version, newest = model.opset_imports.get("", 0), onnx.defs.onnx_opset_version()
     if version > newest:
         raise ConversionError(f"{path}: ONNX opset {version}, expected {newest} or older; export with an older opset")
@@ -70,9 +73,11 @@ def check_operators(model: ir.Model, path: Path) -> None:
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # noqa: PLC0415
 
     oldest: dict[tuple[str, str], int] = {}
+    fewest: dict[tuple[str, str], int] = {}
     for schema in get_all_operator_schema():
         key = schema.domain, schema.name
         oldest[key] = min(schema.since_version, oldest.get(key, schema.since_version))
+        fewest[key] = min(schema.min_input, fewest.get(key, schema.min_input))
     unknown, newer = set[str](), set[str]()
     for node in model.graph.all_nodes():
         if node.op_identifier() in model.functions:
@@ -82,6 +87,9 @@ def check_operators(model: ir.Model, path: Path) -> None:
             unknown.add(f"{node.domain or 'ai.onnx'}.{node.op_type}")
         elif not node.domain and first > version:
             newer.add(f"{node.op_type} (opset {first})")
+        lost = _lost_input(node, fewest.get((node.domain, node.op_type), 0))
+        if lost:
+            raise ConversionError(f"{path}: {node.op_type} {node.name}: {lost}; ONNX Runtime does not load the model")
     if unknown:
         raise ConversionError(
             f"{path}: {', '.join(sorted(unknown))}: operators that ONNX Runtime does not have; export the model "
@@ -92,6 +100,17 @@ def check_operators(model: ir.Model, path: Path) -> None:
             f"{path}: of ONNX opset {version}, which does not have {', '.join(sorted(newer))}; export the model with a "
             "newer opset"
         )
+
+
+def _lost_input(node: ir.Node, fewest: int) -> str:
+    """The reason if a node has fewer inputs than its operator needs, or reads what nothing makes; else ""."""
+    count = max((place for place, value in enumerate(node.inputs, 1) if value is not None), default=0)
+    if count < fewest:
+        return f"expected {fewest} inputs, got {count}"
+    for value in node.inputs:
+        if value is not None and not (value.producer() or value.is_graph_input() or value.is_initializer()):
+            return f"nothing makes its input {value.name}"
+    return ""
 
 
 def save_graph(

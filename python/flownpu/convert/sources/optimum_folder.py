@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the folder of an optimum export (a plain ONNX graph, float32) by folding its graph."""
+"""Converts the folder of an optimum export, a plain ONNX graph, by folding its graph."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def convert_optimum_folder(request: Request) -> None:
-    """Folds a plain graph into FlowNPU's operators and quantises its projections.
+    """Folds a plain graph into FlowNPU's operators and quantises its projections; those of 4 or 8 bits keep codes.
 
     The source is a folder with model.onnx and config.json. All its other files are copied, including those of the
     modules that follow a model of sentence-transformers; the tables of RoPE are made for the context's length. Inputs
@@ -84,7 +84,7 @@ def convert_optimum_folder(request: Request) -> None:
         texts={},
         source={"kind": "optimum", "model_type": config.get("model_type")},
         settings={"kv_dtype": "fp32", "logits": "all", "context_length": positions or None},
-        relative_to="the source's float32 weights",
+        relative_to="the source's weights",
     )
 
 
@@ -105,10 +105,9 @@ def _positions(config: dict[str, Any], context_length: int | None, source: Path)
 def _check_rewritten(path: Path, report: Report, positions: int) -> None:
     """Raises ConversionError if no weight was quantised, or RoPE needs a context length; logs what was not folded."""
     left = report.left()
-    if not report.applied["projection"]:
-        raise ConversionError(
-            "\n".join([f"{path}: expected products with float32 weights, and none of them can be used", *left])
-        )
+    if not any(report.applied[rule] for rule in ("projection", "q4nx_matmul", "q4nx_dequantized")):
+        expected = "expected products with weights in float32, or of 4 or 8 bits"
+        raise ConversionError("\n".join([f"{path}: {expected}, and none of them can be used", *left]))
     if report.applied["rotary_embedding"] and positions < 1:
         raise ConversionError(
             f"{path.parent / 'config.json'}: max_position_embeddings is missing; say with --context-length how many "

@@ -21,7 +21,8 @@
 //   gelu                GELU in simple operators, by Erf or Tanh -> Gelu
 //   swish               Mul of x and its Sigmoid -> Swish, QuickGelu
 //   group_norm          InstanceNormalization between Reshapes -> GroupNorm; Swish -> inside it
-//   convolution         Relu behind a Conv, and a sum before it -> FusedConv
+//   convolution         Relu behind a Conv, a sum before it, a Resize that doubles its images ->
+//                       FusedConv
 //   standard_attention  MatMul, Softmax, MatMul of activations -> Attention
 //   attention_by_token  Transposes around an Attention -> Reshapes
 //   dynamic_product     DynamicQuantizeLinear, MatMulInteger and Mul -> DenseMatMul

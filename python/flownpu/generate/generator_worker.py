@@ -51,8 +51,8 @@ class _Answer:
     cached_tokens: int = 0
     new_tokens: int = 0
 
-    def finished(self, reason: FinishReason) -> Finished:
-        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
+    def finished(self, reason: FinishReason, stop_text: str = "") -> Finished:
+        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens, stop_text)
 
 
 class GeneratorWorker(Worker):
@@ -157,7 +157,7 @@ class GeneratorWorker(Worker):
         """A request's events, one for each step of the model."""
         request, sequence = answer.request, answer.slot.sequence
         assert sequence is not None
-        yield Started()
+        yield Started(len(request.tokens))
         generator, new, unseen = sequence.resume(request.tokens, request.images)
         answer.cached_tokens = len(request.tokens) - len(new)
         self.model.append(generator, new, unseen)
@@ -191,7 +191,7 @@ class GeneratorWorker(Worker):
                 most = request.alternatives or 0
                 likelihoods = (self._likelihoods(logarithms, token, most, begins=answer.new_tokens == 1),)
             yield Piece(text, 1, likelihoods)
-        yield answer.finished(reason)
+        yield answer.finished(reason, stops.found)
 
     def _likelihoods(
         self, logarithms: "NDArray[np.float64]", token: int, alternatives: int, *, begins: bool

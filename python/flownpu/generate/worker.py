@@ -61,6 +61,8 @@ class Likelihood:
 class Started:
     """The request has left the queue: its prompt is being computed."""
 
+    prompt_tokens: int
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -85,6 +87,8 @@ class Finished:
     """Tokens of the prompt that were not computed again."""
     new_tokens: int
     """Includes the token with which the model ended the answer, if it did."""
+    stop_text: str = ""
+    """The stop text that ended the answer; empty: none did."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Answers:
     metrics: Metrics
     times: list[Times] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    """Tokens of the first question that was begun."""
     _events: "asyncio.Queue[tuple[int, Event]]" = field(default_factory=asyncio.Queue)
     _numbers: list[int] = field(default_factory=list)
     _ahead: list[tuple[int, Event]] = field(default_factory=list)
@@ -113,6 +115,7 @@ class Answers:
         times, now = self.times[index], time.perf_counter()
         if isinstance(event, Started):
             times.started = now
+            self.prompt_tokens = self.prompt_tokens or event.prompt_tokens
         elif isinstance(event, Piece):
             times.first = times.first or now
             times.last = now

@@ -15,13 +15,14 @@ from flownpu import __version__
 from flownpu.serve.errors import ApiError, mistake
 from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
 from flownpu.serve.requests.validation import refusal
+from flownpu.serve.routes.anthropic import anthropic_routes
 from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
 from flownpu.serve.routes.page import page_routes
 from flownpu.serve.routes.pictures import pictures_routes
 from flownpu.serve.routes.responses import responses_routes
-from flownpu.serve.service import UNENFORCED, Service
+from flownpu.serve.service import LEFT_OUT, UNENFORCED, Service
 from flownpu.serve.streams import ClientGoneError
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ CLIENT_GONE = 499
 def application(service: Service) -> FastAPI:
     """The routes to a server's models, behind the guards that its settings ask for."""
     app = FastAPI(title="FlowNPU", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    routes = (openai_routes, embeddings_routes, pictures_routes, responses_routes, ollama_routes)
+    routes = (openai_routes, anthropic_routes, embeddings_routes, pictures_routes, responses_routes, ollama_routes)
     for router in (*(make(service) for make in routes), page_routes()):
         app.include_router(router)
     _add_state(app, service)
@@ -49,7 +50,7 @@ def application(service: Service) -> FastAPI:
             allow_origins=settings.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[UNENFORCED],
+            expose_headers=[UNENFORCED, LEFT_OUT],
             # Browsers ask this before a page of the internet may reach a server on this machine or its network.
             allow_private_network=True,
         )

@@ -3,13 +3,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flownpu.generate.answer_format import AnswerFormat, Schemas, State
 from flownpu.generate.worker import Finished, Likelihood, Piece
-from flownpu.model.folder import is_embedding_folder, is_pipeline_folder
+from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, read_genai_config
 from flownpu.serve.answers import Answers
 from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
@@ -33,8 +33,10 @@ Kind = TypeVar("Kind", Embedder, Painter)
 
 UNENFORCED = "FlowNPU-Unenforced"
 """The response's header that tells which keywords of schemas the answer may violate."""
+LEFT_OUT = "FlowNPU-Left-Out"
+"""The response's header that tells which parts of the request were left out."""
 LISTED = 20
-"""Most places of keywords in a response's header: servers and clients limit a header to some kilobytes."""
+"""Most names in a response's header: servers and clients limit a header to some kilobytes."""
 DECODING = 2
 """Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
 
@@ -86,10 +88,7 @@ class Chat:
     @property
     def headers(self) -> dict[str, str]:
         """The response's headers that name the unenforced parts of a schema."""
-        if not self.unenforced:
-            return {}
-        more = len(self.unenforced) - LISTED
-        return {UNENFORCED: ", ".join([*self.unenforced[:LISTED], *([f"and {more} more"] if more > 0 else [])])}
+        return _listing(UNENFORCED, self.unenforced)
 
     async def events(self) -> AsyncIterator[Delta | End]:
         """The answers' texts as they come, and their ends."""
@@ -117,6 +116,19 @@ class Chat:
         if self.format is None:
             return AnswerReader(self.calls)
         return MarkedReader(self.format, self.begins, self.functions)
+
+
+def left_out(names: Sequence[str]) -> dict[str, str]:
+    """The response's header that tells which tools and items of a request this server does not know, if any."""
+    if names:
+        log.info("left out: %s", ", ".join(map(ascii, names[:LISTED])))
+    return _listing(LEFT_OUT, [ascii(name[:64])[1:-1] for name in names])
+
+
+def _listing(header: str, names: Sequence[str]) -> dict[str, str]:
+    more = len(names) - LISTED
+    text = ", ".join([*names[:LISTED], *([f"and {more} more"] if more > 0 else [])])
+    return {header: text} if names else {}
 
 
 class Service:
@@ -151,6 +163,17 @@ class Service:
     def names(self) -> list[str]:
         """All models' names, in the order in which they were given."""
         return list(self.settings.models)
+
+    def context_length(self, name: str) -> int | None:
+        """Tokens that a prompt and its answer may have together; None for models that generate no texts.
+
+        Raises:
+            ApiError: there is no model of that name.
+        """
+        if name in self.in_process:
+            return None
+        folder = self.model(name).folder
+        return min(self.settings.models[name].context, int(read_genai_config(folder)["model"]["context_length"]))
 
     async def load_first(self) -> None:
         """Loads the model that was given first.
@@ -210,7 +233,7 @@ class Service:
             tuple(conversation.messages),
             tools=tuple(conversation.tools),
             variables=conversation.variables,
-            max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
+            max_new_tokens=self._output_tokens(request.most_tokens),
             sampling=request.sampling(),
             images=tuple(images),
             stop=request.stops(),

@@ -4,7 +4,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
@@ -25,20 +25,23 @@ class ClientGoneError(Exception):
 
 
 def event_stream(
-    documents: AsyncIterator[dict[str, Any]], headers: dict[str, str], end: str | None = "[DONE]"
+    documents: AsyncIterator[dict[str, Any]],
+    headers: dict[str, str],
+    end: str | None = "[DONE]",
+    error_document: Callable[[ApiError], dict[str, Any]] = ApiError.document,
 ) -> EventSourceResponse:
-    """Server-sent events: one for each document, then `end`. An error on the way is sent as OpenAI's error object.
+    """Server-sent events: one for each document, then `end`. An error on the way is sent as `error_document` writes it.
 
     The value of a document's key "type", if it has one, is the event's name, as in /v1/responses.
     """
 
     async def events() -> AsyncIterator[dict[str, str]]:
         async for item in _until_error(documents):
+            document = error_document(item) if isinstance(item, ApiError) else item
+            name = {"event": document["type"]} if "type" in document else {}
+            yield {**name, "data": _json(document)}
             if isinstance(item, ApiError):
-                yield {"data": _json(item.document())}
                 return
-            name = {"event": item["type"]} if "type" in item else {}
-            yield {**name, "data": _json(item)}
         if end is not None:
             yield {"data": end}
 

@@ -44,7 +44,7 @@ class Question:
     variables: dict[str, Any] = field(default_factory=dict)
     """Further variables for the chat template."""
     max_new_tokens: int | None = None
-    """None: as many as fit in the context."""
+    """None: as many as fit in the context; 0: the prompt, however long, is only counted."""
     sampling: Sampling = field(default_factory=Sampling)
     images: "tuple[PreparedImage, ...]" = ()
     stop: tuple[str, ...] = ()

@@ -18,7 +18,6 @@ class EmbeddingsRequest(Strict):
     input: str | Texts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
 
     def texts(self) -> list[str]:
         """The texts to embed."""

@@ -14,6 +14,7 @@ from flownpu.serve.requests.openai import (
     FunctionName,
     JsonObjectFormat,
     JsonSchema,
+    Most,
     Number,
     Portion,
     Strict,
@@ -27,7 +28,6 @@ class InputText(Strict):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
@@ -36,7 +36,6 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str
-    detail: str | None = None
 
 
 class Item(Strict):
@@ -126,7 +125,6 @@ class TextOptions(Strict):
     """The form of the answer's text."""
 
     format: Annotated[TextFormat | JsonObjectFormat | ResponsesJsonSchema, Field(discriminator="type")] | None = None
-    verbosity: str | None = None
 
 
 class Reasoning(Strict):
@@ -150,7 +148,7 @@ class ResponsesRequest(Strict):
     model: str
     input: str | Annotated[list[AnyItem], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Most = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Portion | None = None
     stream: bool | None = None
@@ -165,14 +163,9 @@ class ResponsesRequest(Strict):
     conversation: None = None
     background: Literal[False] | None = None
     # The following fields change no answer of this server.
-    store: bool | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
     stream_options: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
 
     def request(self) -> ChatRequest:
         """The request as one for a chat; consecutive calls become one turn."""

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -23,16 +24,23 @@ def openai_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": service.catalogue.created, "owned_by": "flownpu"}
+        """A model as OpenAI's clients and Anthropic's read it; `max_model_len` and `context_length` are other servers'."""
+        created = service.catalogue.created
+        context = service.context_length(name)
+        return {
+            **{"id": name, "object": "model", "created": created, "owned_by": "flownpu"},
+            **{"type": "model", "display_name": name, "lifecycle": "active"},
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+            **({key: context for key in ("context_length", "max_model_len", "max_input_tokens")} if context else {}),
+        }
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model(name) for name in service.names]}
+        ends = {"has_more": False, "first_id": service.names[0], "last_id": service.names[-1]} if service.names else {}
+        return {"object": "list", "data": [model(name) for name in service.names], **ends}
 
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if name not in service.in_process:
-            service.model(name)
         return model(name)
 
     @router.post("/chat/completions")

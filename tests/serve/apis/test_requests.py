@@ -17,6 +17,7 @@ from flownpu.serve.requests.ollama import OllamaChat
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.requests.validation import validated
+from flownpu.serve.routes.anthropic import anthropic_routes
 from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
@@ -28,6 +29,8 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES = {
     "/v1/chat/completions": {"model": "other", "messages": MESSAGES},
     "/v1/completions": {"model": "other", "prompt": "hi"},
+    "/v1/messages": {"model": "other", "messages": MESSAGES, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"model": "other", "messages": MESSAGES},
     "/v1/responses": {"model": "other", "input": "hi"},
     "/v1/embeddings": {"model": "other", "input": "hi"},
     "/api/chat": {"model": "other", "messages": MESSAGES},
@@ -55,7 +58,7 @@ def send(method, path, settings=None, **request):
 
 def test_valid_bodies_cover_every_path_with_body():
     service = Service(ServerSettings({}))
-    makers = (openai_routes, embeddings_routes, responses_routes, ollama_routes)
+    makers = (openai_routes, anthropic_routes, embeddings_routes, responses_routes, ollama_routes)
     paths = {route.path for make in makers for route in make(service).routes if "POST" in route.methods}
     assert paths == BODIES.keys()
 

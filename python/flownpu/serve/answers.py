@@ -21,8 +21,8 @@ from flownpu.serve.settings import ServerSettings
 class Answers:
     """Asks one model some questions; iterating yields pairs of a question's index and an event of its answer.
 
-    `begin` returns only when the first piece of an answer has come, so that an error in a request can still set
-    the response's status code.
+    `begin` returns when the first piece of an answer has come, so that an error in a request can still set the
+    response's status code; or when a client has waited so long that it should hear that the server is alive.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Answers:
     _ahead: list[tuple[int, Event]] = field(default_factory=list)
     _deadline: float = 0.0
 
-    async def begin(self) -> None:
-        """Sends the questions, and waits for the first piece of an answer.
+    async def begin(self, patience: float | None = None) -> None:
+        """Sends the questions, and waits for the first piece of an answer, but at most `patience` seconds.
 
         Raises:
             ApiError: the queue is full, a question cannot be answered, or the time limit is over.
@@ -53,9 +53,12 @@ class Answers:
             self.times.append(Times(time.perf_counter()))
             self._numbers.append(self.process.submit(question, partial(self._deliver, loop, index)))
         try:
-            while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
-                self._ahead.append(await self._next())
-        except BaseException:
+            async with asyncio.timeout(patience) as waiting:
+                while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
+                    self._ahead.append(await self._next())
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and waiting.expired():
+                return
             self.end()
             raise
 

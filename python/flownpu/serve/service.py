@@ -5,31 +5,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from flownpu.generate.answer_format import AnswerFormat, Schemas, State
 from flownpu.generate.worker import Finished, Likelihood, Piece
-from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, read_genai_config
 from flownpu.serve.answers import Answers
-from flownpu.serve.catalogue import Catalogue
-from flownpu.serve.chat_prompts import ChatModel
-from flownpu.serve.embeddings import Embedder
-from flownpu.serve.errors import ApiError, invalid, too_slow, unknown_model
+from flownpu.serve.errors import invalid, too_slow
 from flownpu.serve.grammars.form import AnswerForm, offered, unheld
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
-from flownpu.serve.pictures import Painter
+from flownpu.serve.models import Models
 from flownpu.serve.processes.protocol import Question
-from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, Shared
 from flownpu.serve.settings import ServerSettings
 from flownpu.serve.tools import AnswerReader, CallFormat, MarkedReader, ToolCall
 
-if TYPE_CHECKING:
-    from flownpu.serve.in_process import InProcess
-
 log = logging.getLogger(__name__)
-
-Kind = TypeVar("Kind", Embedder, Painter)
 
 UNENFORCED = "FlowNPU-Unenforced"
 """The response's header that tells which keywords of schemas the answer may violate."""
@@ -39,14 +30,6 @@ LISTED = 20
 """Most names in a response's header: servers and clients limit a header to some kilobytes."""
 DECODING = 2
 """Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
-
-
-_ABILITIES = {
-    ChatModel: ("generates texts", "/v1/chat/completions"),
-    Embedder: ("embeds texts", "/v1/embeddings or /api/embed"),
-    Painter: ("makes pictures", "/v1/images/generations"),
-}
-"""The ability of models of a kind, and the routes that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -131,87 +114,19 @@ def _listing(header: str, names: Sequence[str]) -> dict[str, str]:
     return {header: text} if names else {}
 
 
-class Service:
-    """The models of a server: those that generate texts are in `catalogue`, all others in `in_process`."""
+class Service(Models):
+    """Asks the models of a server."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
-        self.in_process: dict[str, InProcess[Any]] = {}
-        for name, model in settings.models.items():
-            if is_embedding_folder(model.folder):
-                self.in_process[name] = Embedder(name, model, settings.limits)
-            elif is_pipeline_folder(model.folder):
-                self.in_process[name] = Painter(name, model, settings.limits)
-        chats = {name: model for name, model in settings.models.items() if name not in self.in_process}
-        self.catalogue = Catalogue(replace(settings, models=chats))
+        super().__init__(settings)
         self.grammars = GrammarProcess()
         self.metrics = Metrics()
-        self._models = {name: ChatModel(model.folder) for name, model in chats.items()}
         self._decoding = asyncio.Semaphore(DECODING)
-
-    def model(self, name: str) -> ChatModel:
-        """A model that generates texts, as its folder describes it.
-
-        Raises:
-            ApiError: there is no model of that name, or it does something else.
-        """
-        if name not in self._models:
-            raise self._unfit(name, ChatModel)
-        return self._models[name]
-
-    @property
-    def names(self) -> list[str]:
-        """All models' names, in the order in which they were given."""
-        return list(self.settings.models)
-
-    def context_length(self, name: str) -> int | None:
-        """Tokens that a prompt and its answer may have together; None for models that generate no texts.
-
-        Raises:
-            ApiError: there is no model of that name.
-        """
-        if name in self.in_process:
-            return None
-        folder = self.model(name).folder
-        return min(self.settings.models[name].context, int(read_genai_config(folder)["model"]["context_length"]))
-
-    async def load_first(self) -> None:
-        """Loads the model that was given first.
-
-        Raises:
-            ApiError: it cannot be loaded.
-        """
-        name = self.names[0]
-        if name in self.in_process:
-            await self.in_process[name].load()
-        else:
-            await self.catalogue.get(name)
 
     async def close(self) -> None:
         """Closes all models."""
-        await self.catalogue.close()
+        await super().close()
         await self.grammars.close()
-
-    def of_kind(self, name: str, kind: type[Kind]) -> Kind:
-        """A model that is not a chat's, of this class.
-
-        Raises:
-            ApiError: there is no model of that name, or it does something else.
-        """
-        found = self.in_process.get(name)
-        if not isinstance(found, kind):
-            raise self._unfit(name, kind)
-        return found
-
-    def _unfit(self, name: str, wanted: type) -> ApiError:
-        """The error that a model does something else than wanted, or that there is none of that name."""
-        if name not in self.names:
-            return unknown_model(name, self.names)
-        kinds = {other: type({**self._models, **self.in_process}[other]) for other in self.names}
-        does, route = _ABILITIES[kinds[name]]
-        others = ", ".join(other for other, kind in kinds.items() if kind is wanted) or "none"
-        asked = _ABILITIES[wanted][0].replace("s ", " ", 1)
-        return invalid(f"the model {name} {does}: ask {route}. Of models that {asked} there is here: {others}", "model")
 
     async def chat(self, request: ChatRequest) -> Chat:
         """Begins the answers to a conversation.
@@ -242,7 +157,7 @@ class Service:
         )
         if request.top_logprobs is not None and not request.logprobs:
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
-        answers = await self.ask(request.model, [question], request.n or 1)
+        answers = await self.ask(request, [question])
         schemas = {function.name: function.parameters or {} for function in offered(request)}
         return Chat(answers, form.calls, model.format, model.begins(conversation), schemas, grammar.left_out)
 
@@ -268,21 +183,21 @@ class Service:
             )
             for prompt in prompts
         ]
-        return Chat(await self.ask(request.model, questions, request.n or 1))
+        return Chat(await self.ask(request, questions))
 
-    async def ask(self, name: str, questions: list[Question], choices: int) -> Answers:
-        """Begins `choices` answers to each question.
+    async def ask(self, request: Shared, questions: list[Question]) -> Answers:
+        """Begins the answers to a request's questions, as many to each as it asks for.
 
         Raises:
             ApiError: more answers are wanted than a request may have, the model cannot be loaded or gives no logprobs,
                 or the queue is full.
         """
-        most = self.settings.limits.choices
+        name, choices, most = request.model, request.n or 1, self.settings.limits.choices
         if choices * len(questions) > most:
             raise invalid(
                 f"expected n times the number of prompts to be {most} at most, got {choices * len(questions)}", "n"
             )
-        process = await self.catalogue.get(name)
+        process = await self.catalogue.get(self.resolve(name))
         if any(question.alternatives is not None for question in questions) and not process.facts.gives_likelihoods:
             raise invalid(
                 f"the model {name} is paged, and ORT GenAI's engine, which computes it, gives tokens and no logits: "
@@ -293,7 +208,7 @@ class Service:
         if self.settings.logs_texts:
             log.info("%s: asked %s", name, [question.prompt for question in questions])
         answers = Answers(name, process, asked, self.settings, self.metrics)
-        await answers.begin()
+        await answers.begin(self.settings.heartbeat_seconds if request.stream else None)
         return answers
 
     def _output_tokens(self, wanted: int | None) -> int | None:

@@ -36,7 +36,9 @@ BODIES = {
     "/api/chat": {"model": "other", "messages": MESSAGES},
     "/api/generate": {"model": "other", "prompt": "hi"},
     "/api/embed": {"model": "other", "input": "hi"},
+    "/api/embeddings": {"model": "other", "prompt": "hi"},
     "/api/show": {"model": "other"},
+    "/v1/rerank": {"model": "other", "query": "hi", "documents": ["a"]},
 }
 # Content types of `curl -d`, of a client without a header, and of a web page that need not ask.
 KINDS = ["application/x-www-form-urlencoded", None, "text/plain", "multipart/form-data; boundary=x", "nonsense"]
@@ -149,7 +151,7 @@ def test_preflight_of_private_network_grants_it():
 
 def test_allowed_origin_reads_unenforced_header():
     headers = send("GET", "/v1/models", headers={"Origin": ORIGIN}).headers
-    assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced"
+    assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced, FlowNPU-Left-Out"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def part(**fields):
         (ChatRequest, part(type="text", text="a", mood=1), "messages.0.content.0.mood", "unknown field"),
         (ChatRequest, part(type="image_url", image_url={}), "messages.0.content.0.image_url.url", "is missing"),
         (ChatRequest, part(type="image_url", image_url="u"), "messages.0.content.0.image_url", "an object"),
-        (ResponsesRequest, INPUT | {"input": [{"type": "reasoning"}]}, "input.0.type", "one of 'message'"),
+        (ResponsesRequest, INPUT | {"input": [{"type": "thought"}]}, "input.0.type", "one of 'message'"),
         (ResponsesRequest, INPUT | {"input": [INPUT_PART]}, "input.0.content.0.type", "one of 'input_text'"),
         (ResponsesRequest, INPUT | {"text": FORMAT}, "text.format.schema", "is missing"),
         (ResponsesRequest, INPUT | {"include": [LOGPROBS]}, "include", "log-probabilities are in"),

@@ -16,7 +16,7 @@ from flownpu.generate.penalties import Penalties
 HINTS = frozenset(
     {
         # for caches, bills and records of other servers
-        *("cache_control", "inference_geo", "metadata", "prompt_cache_key", "prompt_cache_options"),
+        *("cache_control", "client_metadata", "inference_geo", "max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "speed", "store", "user", "verbosity"),
         # of an answer that a client sends back with the conversation
         *("annotations", "caller", "citations", "parsed", "parsed_arguments", "phase", "provider_specific_fields"),

@@ -180,6 +180,7 @@ class Service(Models):
                 sampling=request.sampling(),
                 stop=request.stops(),
                 alternatives=request.logprobs,
+                echo=request.echo or False,
             )
             for prompt in prompts
         ]
@@ -198,10 +199,11 @@ class Service(Models):
                 f"expected n times the number of prompts to be {most} at most, got {choices * len(questions)}", "n"
             )
         process = await self.catalogue.get(self.resolve(name))
-        if any(question.alternatives is not None for question in questions) and not process.facts.gives_likelihoods:
+        wants = any(question.alternatives is not None or question.echo for question in questions)
+        if wants and not process.facts.gives_likelihoods:
             raise invalid(
                 f"the model {name} is paged, and ORT GenAI's engine, which computes it, gives tokens and no logits: "
-                "leave logprobs out, or serve the model converted without --paged",
+                "leave logprobs and echo out, or serve the model converted without --paged",
                 "logprobs",
             )
         asked = [_choice(question, index) for question in questions for index in range(choices)]

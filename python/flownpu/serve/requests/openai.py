@@ -264,7 +264,8 @@ class CompletionRequest(Shared):
         | Annotated[list[int], Field(fail_fast=True)]
         | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
     )
-    echo: Literal[False] | None = None
+    echo: bool | None = None
+    """Whether the prompt comes before the answer, with `logprobs` of its own."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     suffix: None = None

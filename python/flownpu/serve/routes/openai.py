@@ -179,7 +179,7 @@ def _completion_choice(
         logprobs = {
             "tokens": [_completion_token(one[0]) for one in likelihoods],
             "token_logprobs": [one[0].logarithm for one in likelihoods],
-            "top_logprobs": [_by_text(one[1:]) for one in likelihoods],
+            "top_logprobs": [None if one[0].logarithm is None else _by_text(one[1:]) for one in likelihoods],
             "text_offset": [offsets.next(one[0]) for one in likelihoods],
         }
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -190,9 +190,9 @@ def _completion_token(one: Likelihood) -> str:
     return f"bytes:{one.text}" if one.data and one.text.encode() != one.data else one.text
 
 
-def _by_text(likelihoods: tuple[Likelihood, ...]) -> dict[str, float]:
+def _by_text(likelihoods: tuple[Likelihood, ...]) -> dict[str, float | None]:
     """Logarithms by token. Of several tokens with one text the less likely have their numbers behind it."""
-    found: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for one in likelihoods:
         text = _completion_token(one)
         found[text if text not in found else f"{text} (token {one.token})"] = one.logarithm

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from opentelemetry.trace import Span
+
 from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
 from flownpu.serve.errors import ApiError, busy, invalid, too_long, too_slow
@@ -15,6 +17,7 @@ from flownpu.serve.metrics import Metrics, Times
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.settings import ServerSettings
+from flownpu.serve.tracing import begin_span, end_span, fail_span
 
 
 @dataclass(eq=False)
@@ -36,6 +39,7 @@ class Answers:
     prompt_tokens: int = 0
     """Tokens of the first question that was begun."""
     _events: "asyncio.Queue[tuple[int, Event]]" = field(default_factory=asyncio.Queue)
+    _spans: list[Span] = field(default_factory=list)
     _numbers: list[int] = field(default_factory=list)
     _ahead: list[tuple[int, Event]] = field(default_factory=list)
     _deadline: float = 0.0
@@ -51,6 +55,7 @@ class Answers:
         self._deadline = loop.time() + self.settings.limits.request_seconds
         for index, question in enumerate(self.questions):
             self.times.append(Times(time.perf_counter()))
+            self._spans.append(begin_span(self.name, question))
             self._numbers.append(self.process.submit(question, partial(self._deliver, loop, index)))
         try:
             async with asyncio.timeout(patience) as waiting:
@@ -69,6 +74,7 @@ class Answers:
                 self.process.cancel(number)
                 self.finished[index] = Finished("cancelled", 0, 0, 0)
                 self.metrics.ended(self.name, "cancelled")
+                end_span(self._spans[index], self.finished[index], self.times[index])
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Finished]]:
         """The pieces and ends of all answers, those that `begin` received first.
@@ -125,6 +131,8 @@ class Answers:
         elif isinstance(event, Finished):
             self.finished[index] = event
             self.metrics.answered(self.name, event, times)
+            end_span(self._spans[index], event, times)
         else:
             self.finished[index] = Finished("cancelled", 0, 0, 0)
             self.metrics.ended(self.name, "failed")
+            fail_span(self._spans[index], event.error)

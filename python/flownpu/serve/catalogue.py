@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a server: loaded at their first request; dropped on request, or if memory is short, the least recently
-used first."""
+"""The models that have processes: loaded at their first request, dropped on request or if memory is short."""
 
 import asyncio
 import logging

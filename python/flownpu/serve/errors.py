@@ -3,7 +3,6 @@
 
 from typing import Any
 
-
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",

@@ -77,7 +77,7 @@ def line_stream(
 async def _with_beats(items: AsyncIterator[Any], beat: Callable[[], Any], seconds: float) -> AsyncIterator[Any]:
     """The items, and a beat for whenever `seconds` have passed without one."""
     while True:
-        coming: asyncio.Future[Any] = asyncio.ensure_future(anext(items, None))  # type: ignore[arg-type]
+        coming: asyncio.Future[Any] = asyncio.ensure_future(anext(items, None))
         try:
             while not (await asyncio.wait({coming}, timeout=seconds))[0]:
                 yield beat()

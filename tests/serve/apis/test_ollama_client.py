@@ -11,7 +11,7 @@ QUESTION = [{"role": "user", "content": "Tell me about loops."}]
 
 
 @pytest.fixture
-def server(hub, topics):
+def server(hub, topics):  # noqa: ARG001 the hub's address is in the environment
     started = serve(f"given={topics}", "--allow-pull", "--alias", "*=given", "--alias", "short=given")
     yield started
     started.end()

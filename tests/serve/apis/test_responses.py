@@ -22,6 +22,7 @@ TOOLS = [
 CALL = {"type": "function_call", "call_id": "c1", "name": "find", "arguments": "{}", "status": "completed"}
 RESULT = [{"type": "input_text", "text": "Three."}, {"type": "input_text", "text": "Four."}]
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+SAID = {"type": "output_text", "text": "So.", "annotations": []}
 AGENTS = {
     "model": "topics",
     "client_metadata": {"session": "x"},
@@ -37,7 +38,11 @@ AGENTS = {
         CALL,
         {"type": "function_call_output", "call_id": "c1", "output": RESULT},
         THOUGHT,
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So.", "annotations": []}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "So.", "annotations": []}],
+        },
         {"role": "user", "content": "And?"},
     ],
 }

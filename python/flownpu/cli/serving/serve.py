@@ -46,9 +46,7 @@ def serve(
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Requests may name this host, such as that of a container; may be repeated."
-        ),
+        typer.Option(metavar="NAME", help="Requests may name this host, such as that of a container; may be repeated."),
     ] = None,
     alias: Annotated[
         list[str] | None,

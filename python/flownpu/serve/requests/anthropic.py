@@ -7,7 +7,7 @@ As in `requests.openai`, an unsupported field that could change an answer is ref
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from flownpu.serve.requests.openai import ChatRequest, Number, Portion, Stop, Strict
 from flownpu.serve.requests.validation import validated
@@ -124,7 +124,7 @@ class Tool(Strict):
 class BuiltInTool(Strict):
     """A tool that Anthropic's server runs, or that its models were trained with; it is left out."""
 
-    model_config = {"extra": "ignore"}
+    model_config = ConfigDict(extra="ignore")
 
     type: str
     name: str = ""
@@ -135,9 +135,7 @@ def _tool_kind(tool: Any) -> str:
     return "custom" if kind in {None, "custom"} else "built-in"
 
 
-AnyTool = Annotated[
-    Annotated[Tool, Tag("custom")] | Annotated[BuiltInTool, Tag("built-in")], Discriminator(_tool_kind)
-]
+AnyTool = Annotated[Annotated[Tool, Tag("custom")] | Annotated[BuiltInTool, Tag("built-in")], Discriminator(_tool_kind)]
 
 
 class ToolChoice(Strict):

@@ -119,8 +119,8 @@ class ReasoningItem(Item):
 def _of_a_tool(kind: str) -> str:
     if not re.fullmatch(r"item_reference|\w+_call|\w+_call_output|mcp_\w+", kind):
         raise ValueError(
-            f"Input should be one of {', '.join(map(repr, _KNOWN_ITEMS))}, 'item_reference', or a built-in tool's step, "
-            "such as 'web_search_call'"
+            f"Input should be one of {', '.join(map(repr, _KNOWN_ITEMS))}, 'item_reference', or a step of a built-in "
+            "tool, such as 'web_search_call'"
         )
     return kind
 

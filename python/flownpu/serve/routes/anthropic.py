@@ -72,7 +72,7 @@ def _extend(block: dict[str, Any], delta: dict[str, Any]) -> None:
 
 async def events(chat: Chat, model: str) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream: content comes in blocks, of which one is open at a time."""
-    start = {
+    start: dict[str, Any] = {
         "id": f"msg_{uuid.uuid4().hex}",
         "type": "message",
         "role": "assistant",

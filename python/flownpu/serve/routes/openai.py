@@ -24,14 +24,19 @@ def openai_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
-        """A model as OpenAI's clients and Anthropic's read it; `max_model_len` and `context_length` are other servers'."""
+        """A model for the clients of OpenAI, Anthropic and others, which have several names for the context's length."""
         created = service.catalogue.created
         context = service.context_length(name)
         return {
-            **{"id": name, "object": "model", "created": created, "owned_by": "flownpu"},
-            **{"type": "model", "display_name": name, "lifecycle": "active"},
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "flownpu",
+            "type": "model",
+            "display_name": name,
+            "lifecycle": "active",
             "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
-            **({key: context for key in ("context_length", "max_model_len", "max_input_tokens")} if context else {}),
+            **(dict.fromkeys(("context_length", "max_model_len", "max_input_tokens"), context) if context else {}),
         }
 
     @router.get("/models")

@@ -65,8 +65,8 @@ def _allowed(service: Service) -> ModelSettings:
     if settings is None:
         raise ApiError(
             403,
-            "clients may not pull or delete models here: start `flownpu serve` with --allow-pull, or use `flownpu pull` "
-            "and `flownpu remove`",
+            "clients may not pull or delete models here: start `flownpu serve` with --allow-pull, or use `flownpu "
+            "pull` and `flownpu remove`",
         )
     return settings
 

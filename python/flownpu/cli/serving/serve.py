@@ -134,7 +134,7 @@ def _stored(*, allow_pull: bool) -> list[str]:
 
 
 def _alias(text: str) -> tuple[str, str]:
-    name, _, model = text.partition("=")
+    name, _, model = text.rpartition("=")
     if not name or not model:
         raise typer.BadParameter(f"expected NAME=MODEL, got {text!r}", param_hint="--alias")
     return name, model

@@ -13,13 +13,13 @@ from flownpu.generate.language_model import Sampling
 from flownpu.generate.penalties import Penalties
 
 HINTS = frozenset(
-    # Of caches, bills and records.
+    # About caches, bills and records,
     "cache_control client_metadata inference_geo max_tool_calls metadata prompt_cache_key prompt_cache_options "
     "prompt_cache_retention safety_identifier service_tier speed store user verbosity "
-    # Of an answer that a client sends back with the conversation.
+    # from an answer that a client sends back with the conversation,
     "annotations caller citations parsed parsed_arguments phase provider_specific_fields refusal "
-    # Of tools and images.
-    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()
+    # about tools and images.
+    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()  # noqa: SIM905 a line each would hide the list
 )
 """Fields that change no answer of this server, whatever object of a request has them, and whatever their value is."""
 

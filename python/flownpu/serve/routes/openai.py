@@ -24,7 +24,7 @@ def openai_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
-        """A model for the clients of OpenAI, Anthropic and others, which have several names for the context's length."""
+        """A model for the clients of OpenAI, Anthropic and others, which name the context's length differently."""
         created = service.catalogue.created
         context = service.context_length(name)
         return {

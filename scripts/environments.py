@@ -31,7 +31,6 @@ ENVIRONMENTS = {
         "llm==0.36",
         "ollama==0.6.3",
         "openai==3.57.0",
-        "pydantic-ai-slim[openai]==2.38.0",
     ),
     # It wants an openai below 3.4.
     "instructor": ("instructor==1.17.0", "openai==3.3.0"),

@@ -242,7 +242,7 @@ def test_markdown_is_shown(page):
 
 
 def test_markup_in_any_text_is_text(page):
-    """In an answer, its thoughts and calls, a message, a conversation's title, a model's name, and all after a reload."""
+    """In an answer, its thoughts and calls, a message, a conversation's title, a model's name; after a reload, too."""
     page.get_by_label("Model").select_option(BAD)
     call = {"index": 0, "function": {"name": BAD, "arguments": json.dumps({"x": BAD})}}
     answer_with(page, {"reasoning_content": BAD}, {"content": MARKDOWN}, {"tool_calls": [call]})
@@ -332,7 +332,7 @@ def test_images_are_pasted_and_dropped(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(browser, server, scheme):
-    """Deque's rules, of WCAG and good practice, on a conversation with all that one can have, at a phone's width, too."""
+    """Deque's rules, for WCAG and good practice, on a conversation with all that one can have; on a phone, too."""
     context = browser.new_context(color_scheme=scheme)
     page = context.new_page()
     page.goto(server.address)

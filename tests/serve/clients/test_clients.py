@@ -105,6 +105,7 @@ CLIENTS = (
     Client("with_langchain", "clients", (*CALLED, "structured_response", *SHARED)),
     Client("with_litellm", "clients", ("tool", "offered", *SHARED)),
     Client("with_openai.mjs", "npm-clients", (*CALLED, "structured_response", *SHARED)),
+    Client("with_anthropic.mjs", "npm-clients", (*CALLED, *SHARED)),
     Client("with_ollama.mjs", "npm-clients", ("offered", *SHARED)),
     Client("with_ai_sdk.mjs", "npm-clients", (*CALLED, *SHARED)),
 )

@@ -19,7 +19,7 @@ HINTS = frozenset(
     # from an answer that a client sends back with the conversation,
     "annotations caller citations parsed parsed_arguments phase provider_specific_fields refusal "
     # about tools and images.
-    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()
+    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()  # noqa: SIM905 a line for each
 )
 """Fields that change no answer of this server, whatever object of a request has them, and whatever their value is."""
 

@@ -130,7 +130,8 @@ class Answers:
             times.last = now
         elif isinstance(event, Finished):
             self.finished[index] = event
-            self.metrics.answered(self.name, event, times)
+            if not self.questions[index].only_counts:
+                self.metrics.answered(self.name, event, times)
             end_span(self._spans[index], event, times)
         else:
             self.finished[index] = Finished("cancelled", 0, 0, 0)

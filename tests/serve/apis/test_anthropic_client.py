@@ -15,7 +15,7 @@ from flownpu.serve.requests.anthropic import MessagesRequest
 from flownpu.serve.requests.validation import validated
 from flownpu.serve.routes import anthropic as routes
 from tests.generate.test_answer_format import CASES
-from tests.generate.test_marked_answers import chat_of
+from tests.generate.test_marked_answers import all_of, chat_of
 
 QUESTION = [{"role": "user", "content": "Tell me about loops."}]
 # This release of the client has no argument for the temperature, which older ones and other clients send.
@@ -27,6 +27,8 @@ DIGIT = {
     "required": ["x"],
     "additionalProperties": False,
 }
+DOCUMENT = {"type": "text", "media_type": "text/plain", "data": "Loops."}
+CITED = {"type": "document", "source": DOCUMENT, "citations": {"enabled": True}}
 COUNT = {"name": "count", "description": "Counts.", "input_schema": DIGIT, "cache_control": {"type": "ephemeral"}}
 
 
@@ -125,13 +127,24 @@ def test_image_is_seen(client, server_of_three, tmp_path):
 def test_thoughts_and_calls_are_blocks(case):
     template, _, said, calls = CASES[case]
     assert format_of(template) is not None
-    whole = asyncio.run(routes.message(chat_of(case), "m"))
+    whole = asyncio.run(routes.message(routes.events(chat_of(case), "m")))
     answer = anthropic.types.Message.model_validate(whole)
     assert "".join(block.thinking for block in answer.content if block.type == "thinking") == said.thought
     assert "".join(block.text for block in answer.content if block.type == "text") == said.text
     made = [(block.name, block.input) for block in answer.content if block.type == "tool_use"]
     assert made == [(name, json.loads(arguments)) for name, arguments in calls]
     assert answer.stop_reason == ("tool_use" if calls else "end_turn")
+    without = asyncio.run(routes.message(routes.events(chat_of(case), "m", with_thoughts=False)))
+    assert [block["type"] for block in without["content"]] == [
+        block.type for block in answer.content if block.type != "thinking"
+    ]
+    events = asyncio.run(all_of(routes.events(chat_of(case), "m")))
+    blocks = [(event["type"], event["index"]) for event in events if event["type"].startswith("content_block")]
+    assert list(dict.fromkeys(blocks)) == [
+        (f"content_block_{part}", index)
+        for index in range(len(answer.content))
+        for part in ("start", "delta", "stop")  # each block is closed before the next begins
+    ]
 
 
 def test_thoughts_that_come_back_are_the_turns_own():
@@ -174,6 +187,7 @@ def test_choice_of_thinking_becomes_that_of_chat(thinking, effort, expected):
         ({"messages": [*QUESTION, {"role": "assistant", "content": "I"}]}, anthropic.BadRequestError, "last turn"),
         ({"extra_body": {"colour": 1}}, anthropic.BadRequestError, "unknown field colour"),
         ({"messages": [{"role": "user", "content": "loop " * 3000}]}, anthropic.BadRequestError, "shorten the prompt"),
+        ({"messages": [{"role": "user", "content": [CITED]}]}, anthropic.BadRequestError, "should be False"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, anthropic.BadRequestError, "knows no thinking"),
     ],
 )

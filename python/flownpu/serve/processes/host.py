@@ -85,7 +85,7 @@ class _Host:
     def _submit(self, number: int, question: Question) -> None:
         try:
             request = _request(question, self._worker)
-            if not request.max_new_tokens and not request.echo:  # the prompt is only counted
+            if question.only_counts:
                 self._send(number, Finished("length", len(request.tokens), 0, 0))
                 return
             with self._lock:
@@ -138,7 +138,7 @@ def _request(question: Question, worker: Worker) -> Request:
     if not len(tokens):
         raise FlowNPUError("the prompt is empty: expected some text")
     most = room if question.max_new_tokens is None else min(question.max_new_tokens, room)
-    if room < (question.max_new_tokens != 0) and (question.max_new_tokens != 0 or question.echo):
+    if room < (question.max_new_tokens != 0) and not question.only_counts:
         raise ContextLengthError(
             f"the prompt is {len(tokens)} tokens long and the context holds {worker.context_length}, the answer "
             "included: shorten the prompt"

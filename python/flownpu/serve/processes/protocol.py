@@ -53,6 +53,11 @@ class Question:
     echo: bool = False
 
     @property
+    def only_counts(self) -> bool:
+        """Whether only the prompt's tokens are counted."""
+        return self.max_new_tokens == 0 and not self.echo
+
+    @property
     def parameter(self) -> str:
         """The field of OpenAI's API that has the prompt."""
         return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"

@@ -53,6 +53,12 @@ class PlainText(Strict):
     data: str
 
 
+class NoCitations(Strict):
+    """Says that the answer need not cite; this server's models cannot."""
+
+    enabled: Literal[False]
+
+
 class Document(Strict):
     """A document; PDF is not read."""
 
@@ -60,6 +66,7 @@ class Document(Strict):
     source: PlainText
     title: str | None = None
     context: str | None = None
+    citations: NoCitations | None = None
 
 
 Parts = str | Annotated[list[Annotated[Text | Image | Document, Field(discriminator="type")]], Field(fail_fast=True)]
@@ -156,7 +163,8 @@ class ThinkingChoice(Strict):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """Whether thoughts are in the answer; they are never summarised."""
 
 
 class JsonFormat(Strict):
@@ -255,6 +263,11 @@ class MessagesRequest(CountRequest):
     top_p: Portion | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     stop_sequences: Stop = None
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether thoughts are in the answer."""
+        return self.thinking is None or self.thinking.display != "omitted"
 
     def request(self) -> ChatRequest:
         """The request as one for a chat."""

@@ -14,12 +14,13 @@ from flownpu.generate.penalties import Penalties
 
 HINTS = frozenset(
     # About caches, bills and records,
-    "cache_control client_metadata inference_geo max_tool_calls metadata prompt_cache_key prompt_cache_options "
+    "cache_control client_metadata inference_geo max_tool_calls metadata prompt_cache_key "  # noqa: SIM905
+    "prompt_cache_options "
     "prompt_cache_retention safety_identifier service_tier speed store user verbosity "
     # from an answer that a client sends back with the conversation,
     "annotations caller citations parsed parsed_arguments phase provider_specific_fields refusal "
     # about tools and images.
-    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()  # noqa: SIM905 a line for each
+    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()
 )
 """Fields that change no answer of this server, whatever object of a request has them, and whatever their value is."""
 

@@ -27,9 +27,10 @@ def anthropic_routes(service: Service) -> APIRouter:
     async def messages(request: MessagesRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.chat(request.request()))
         headers = chat.headers | left_out(request.left_out)
+        told = events(chat, request.model, with_thoughts=request.shows_thoughts)
         if request.stream:
-            return event_stream(events(chat, request.model), headers, None, ApiError.anthropic_document)
-        return JSONResponse(await unless_gone(connection, message(chat, request.model)), headers=headers)
+            return event_stream(told, headers, None, ApiError.anthropic_document)
+        return JSONResponse(await unless_gone(connection, message(told)), headers=headers)
 
     @router.post("/count_tokens")
     async def count_tokens(request: CountRequest, connection: Request) -> Response:
@@ -44,11 +45,11 @@ def anthropic_routes(service: Service) -> APIRouter:
     return router
 
 
-async def message(chat: Chat, model: str) -> dict[str, Any]:
-    """The document of the answer, once it has ended."""
+async def message(told: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+    """The document of the answer whose events these are, once it has ended."""
     whole: dict[str, Any] = {}
     content: list[dict[str, Any]] = []
-    async for event in events(chat, model):
+    async for event in told:
         match event["type"]:
             case "message_start":
                 whole = event["message"]
@@ -70,7 +71,7 @@ def _extend(block: dict[str, Any], delta: dict[str, Any]) -> None:
         block[key] += delta[key]
 
 
-async def events(chat: Chat, model: str) -> AsyncIterator[dict[str, Any]]:
+async def events(chat: Chat, model: str, *, with_thoughts: bool = True) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream: content comes in blocks, of which one is open at a time."""
     start: dict[str, Any] = {
         "id": f"msg_{uuid.uuid4().hex}",
@@ -86,7 +87,8 @@ async def events(chat: Chat, model: str) -> AsyncIterator[dict[str, Any]]:
     blocks = _Blocks()
     async for event in chat.events():
         if isinstance(event, Delta):
-            for one in (*blocks.text("thinking", event.thought), *blocks.text("text", event.text)):
+            thought = event.thought if with_thoughts else ""
+            for one in (*blocks.text("thinking", thought), *blocks.text("text", event.text)):
                 yield one
             continue
         for one in blocks.calls(event):

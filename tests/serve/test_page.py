@@ -35,6 +35,7 @@ def server(start_server, topics, shapes):
 
 @pytest.fixture(scope="module")
 def browser():
+    api.expect.set_options(timeout=30_000)  # of milliseconds: a busy machine loads a model in more than the usual 5 s
     with api.sync_playwright() as started:
         # As root Chromium has no sandbox; what it opens here is our own page.
         browser = started.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])

@@ -47,7 +47,8 @@ class Conversation:
         """Replaces the system message, and keeps what was said; empty: there is none any more."""
         self.system = system
         said = [message for message in self.messages if message["role"] != "system"]
-        self.messages = [*([{"role": "system", "content": system}] if system else []), *said]
+        first: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.messages = first + said
 
     def restore(self, messages: list[Message], images: "Sequence[PreparedImage]") -> None:
         """Continues from earlier turns, with their images, in the place of this conversation's."""

@@ -31,7 +31,6 @@ ENVIRONMENTS = {
         "llm==0.36",
         "ollama==0.6.3",
         "openai==3.57.0",
-        "pydantic-ai-slim[openai]==2.38.0",
     ),
     # It wants an openai below 3.4.
     "instructor": ("instructor==1.17.0", "openai==3.3.0"),
@@ -40,7 +39,14 @@ ENVIRONMENTS = {
 }
 PACKAGES = {
     "compatcanary": ("compatcanary@0.2.2",),
-    "npm-clients": ("@ai-sdk/openai-compatible@3.0.92", "ai@7.0.173", "ollama@0.6.4", "openai@7.59.0", "zod@4.6.7"),
+    "npm-clients": (
+        "@ai-sdk/openai-compatible@3.0.92",
+        "@anthropic-ai/sdk@1.10.0",
+        "ai@7.0.173",
+        "ollama@0.6.4",
+        "openai@7.59.0",
+        "zod@4.6.7",
+    ),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws chat-light.png and chat-dark.png in docs/figures/: the chat page of a running server, asked about a picture.
+"""Draws chat-light.png, chat-dark.png and chat-phone.png in docs/figures/: the chat page, asked about a picture.
 
     python -m scripts.figures.chat_page out/gemma3-shapes
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, expect, sync_playwright
@@ -20,7 +21,12 @@ from scripts import tools
 from tests.fixtures.shapes_pictures import draw, random_scene
 
 FIGURES = Path(__file__).resolve().parent.parent.parent / "docs" / "figures"
-SIZE = ViewportSize(width=1000, height=760)
+SIZE, PHONE = ViewportSize(width=1000, height=860), ViewportSize(width=390, height=844)
+PICTURES: tuple[tuple[str, Literal["light", "dark"], ViewportSize], ...] = (
+    ("light", "light", SIZE),
+    ("dark", "dark", SIZE),
+    ("phone", "light", PHONE),
+)
 COLOURS = 64
 SEED = 24  # gives a picture with three shapes
 QUESTIONS = ("What is this?", "What color is the square?")
@@ -37,11 +43,11 @@ def main(model: Path) -> None:
             picture = Path(folder) / "shapes.png"
             draw(random_scene(random.Random(SEED)), 448).save(picture)  # noqa: S311 a picture, not a secret
             browser = playwright.chromium.launch(executable_path=tools.find("chromium"), args=["--no-sandbox"])
-            for scheme in ("light", "dark"):
-                page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+            for name, scheme, size in PICTURES:
+                page = browser.new_page(viewport=size, color_scheme=scheme)
                 page.goto(address)
                 talk(page, picture)
-                save(page.screenshot(), FIGURES / f"chat-{scheme}.png")
+                save(page.screenshot(), FIGURES / f"chat-{name}.png")
             browser.close()
     finally:
         server.terminate()

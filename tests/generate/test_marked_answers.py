@@ -37,7 +37,7 @@ class Written:
     def __init__(self, text: str) -> None:
         self.questions, self.name = [None], "m"
         self.settings = SimpleNamespace(logs_texts=False)
-        self.times = [Times(0.0)]
+        self.times, self.prompt_tokens = [Times(0.0)], 3
         self.finished = {0: Finished("stop", 3, 5, 0)}
         self._text = text
 

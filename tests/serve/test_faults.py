@@ -120,7 +120,7 @@ def png(content):
         (chat(messages=[{"role": "assistant", "content": WORD}]), 400, "Turns must alternate"),
         (chat(temperature="hot"), 400, "temperature"),
         (chat(temperature=3), 400, "temperature: Input should be less than or equal to 2"),
-        (chat(max_tokens=0), 400, "max_tokens"),
+        (chat(max_tokens=-2), 400, "max_tokens"),
         (chat(n=50), 400, "n times the number of prompts"),
         (chat(logit_bias={"4096": -100}), 400, "logit_bias: expected tokens from 0 to 4095, got 4096"),
         (chat(top_logprobs=2), 400, "top_logprobs wants logprobs"),

@@ -11,9 +11,12 @@ from scripts import tools
 from tests.fixtures.shapes_pictures import draw, questions, random_scene
 
 api = pytest.importorskip("playwright.sync_api", reason="needs the extra test")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra test")
 PROGRAM = tools.find("chromium")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=tools.reason("chromium"))
 
+# Markup that runs a script wherever a page takes it as HTML.
+BAD = "<img src=x onerror=document.title='bad'>"
 QUESTION = "Tell me about loops."
 # JSON that does not end by itself: an answer that can be stopped.
 SCHEMA = {"type": "array", "items": {"const": "abc"}, "minItems": 5000}
@@ -27,11 +30,12 @@ ENDLESS = {
 
 @pytest.fixture(scope="module")
 def server(start_server, topics, shapes):
-    return start_server(topics, f"seeing={shapes}", "--context", 2048)
+    return start_server(topics, f"seeing={shapes}", "--context", 2048, "--alias", f"{BAD}=seeing")
 
 
 @pytest.fixture(scope="module")
 def browser():
+    api.expect.set_options(timeout=30_000)  # of milliseconds: a busy machine loads a model in more than the usual 5 s
     with api.sync_playwright() as started:
         # As root Chromium has no sandbox; what it opens here is our own page.
         browser = started.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
@@ -75,7 +79,8 @@ def test_answer_equals_api_and_survives_reload(page, server):
     assert wait_for_answer(page) == expected.strip()
     speed = page.locator("#log .speed").inner_text()
     tokens = answer.usage.completion_tokens
-    assert re.fullmatch(rf"{tokens} tokens, [\d.]+ tokens/s, first token after [\d.]+ s", speed)
+    used = f"{answer.usage.total_tokens} of the context's 2048 tokens"
+    assert re.fullmatch(rf"{tokens} tokens(, [\d.]+ tokens/s)?, first token after [\d.]+ s, {used}", speed)
     page.reload()
     assert page.locator("#log .user .text").inner_text() == QUESTION
     assert page.locator("#log .assistant .text").inner_text() == expected.strip()
@@ -181,13 +186,170 @@ def test_key_is_asked_for_and_sent(browser, start_server, topics):
     page.context.close()
 
 
-def test_markup_in_text_is_text(page):
-    text = "<img src=x onerror=alert(1)> and\n```python\nfor x in y:\n```\nmore"
-    say(page, text)
+def answer_with(page, *parts):
+    """Has the server's next answers be these parts of messages."""
+    chunks = [{"choices": [{"index": 0, "delta": part, "finish_reason": None}]} for part in parts]
+    end = {"choices": [], "usage": {"completion_tokens": 3, "total_tokens": 9}}
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, end]) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+MARKDOWN = f"""# Loops & *more*
+
+A [link](https://example.com/a) and [none](javascript:document.title='bad'), `a < b`, {BAD} &lt;b&gt;
+
+![picture](https://example.com/x.png)
+
+<script>document.title = "bad"</script>
+
+2. two
+3. three
+   - [x] done
+
+| a | b |
+|---|---|
+| 1 | **2** |
+
+> said
+
+```python
+for x in "abc":  # {BAD}
+    pass
+```
+"""
+
+
+def test_markdown_is_shown(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answer_with(page, {"content": MARKDOWN[:200]}, {"content": MARKDOWN[200:]})
+    say(page, QUESTION)
     wait_for_answer(page)
-    assert page.locator("#log .user img").count() == 0
-    assert "<img src=x onerror=alert(1)>" in page.locator("#log .user .text").inner_text()
-    assert page.locator("#log .user pre").inner_text() == "for x in y:\n"
+    said = page.locator("#log .assistant .text")
+    assert said.locator("h3").inner_text() == "Loops & more"
+    assert said.locator("a").evaluate_all("all => all.map(one => one.href)") == [
+        "https://example.com/a",
+        "https://example.com/x.png",
+    ]
+    assert said.locator("a").first.get_attribute("rel") == "noopener noreferrer nofollow"
+    assert said.locator("ol").get_attribute("start") == "2"
+    assert said.locator("li").last.inner_text() == "☑ done"
+    assert said.locator("td").all_inner_texts() == ["1", "2"]
+    assert said.locator("blockquote").inner_text() == "said"
+    assert said.locator(".code-keyword").all_inner_texts() == ["for", "in", "pass"]
+    assert "<b>" in said.inner_text()
+    said.get_by_role("button", name="Copy").click()
+    api.expect(said.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == f'for x in "abc":  # {BAD}\n    pass'
+
+
+def test_markup_in_any_text_is_text(page):
+    """In an answer, its thoughts and calls, a message, a conversation's title, a model's name; after a reload, too."""
+    page.get_by_label("Model").select_option(BAD)
+    call = {"index": 0, "function": {"name": BAD, "arguments": json.dumps({"x": BAD})}}
+    answer_with(page, {"reasoning_content": BAD}, {"content": MARKDOWN}, {"tool_calls": [call]})
+    say(page, BAD)
+    wait_for_answer(page)
+    for _ in range(2):
+        assert page.locator("img, script:not([src])").count() == 0
+        assert page.title() == "FlowNPU"
+        assert page.locator("#log .user .text").inner_text() == BAD
+        assert page.locator("#log .assistant h2").inner_text() == BAD
+        assert page.locator("#conversations button").first.inner_text() == BAD
+        assert page.locator("#log .call summary").inner_text() == f"Calls {BAD}"
+        assert BAD in page.locator("#log .call code").inner_text()
+        assert page.locator("#log .thought div").text_content() == BAD
+        page.reload()
+
+
+def test_thoughts_are_folded(page):
+    answer_with(page, {"reasoning_content": "Let me "}, {"reasoning_content": "see."}, {"content": "Seen."})
+    say(page, QUESTION)
+    assert wait_for_answer(page) == "Seen."
+    thought = page.locator("#log .thought div")
+    api.expect(thought).to_be_hidden()
+    page.get_by_text("Thoughts", exact=True).click()
+    api.expect(thought).to_have_text("Let me see.")
+
+
+def test_message_is_edited_and_answer_made_anew(page):
+    for text in ("first", "second"):
+        say(page, text)
+        wait_for_answer(page)
+    page.get_by_role("button", name="Edit").nth(1).click()
+    page.keyboard.press("Escape")
+    assert page.get_by_label("Message", exact=True).input_value() == ""
+    page.get_by_role("button", name="Edit").nth(1).click()
+    assert page.get_by_label("Message", exact=True).input_value() == "second"
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "other")
+    messages = sent.value.post_data_json["messages"]
+    assert [one["content"] for one in messages if one["role"] == "user"] == ["first", "other"]
+    wait_for_answer(page)
+    assert page.locator("#log .user .text").all_inner_texts() == ["first", "other"]
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Regenerate").click()
+    assert sent.value.post_data_json["messages"] == messages
+    wait_for_answer(page)
+    assert page.locator("#log > li").count() == 4
+
+
+def test_conversations_are_exported_and_imported(page, tmp_path):
+    say(page, QUESTION)
+    text = wait_for_answer(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    download.value.save_as(tmp_path / "kept.json")
+    page.get_by_role("button", name=f"Delete {QUESTION}").click()
+    page.locator("#exported").set_input_files(tmp_path / "kept.json")
+    api.expect(page.get_by_role("status")).to_have_text("1 conversation is imported.")
+    assert page.locator("#log .assistant .text").inner_text() == text
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    kept["conversations"][0]["messages"][0] |= {"images": [{"name": "x", "url": "https://example.com/x.png"}]}
+    (tmp_path / "remote.json").write_text(json.dumps(kept))
+    page.locator("#exported").set_input_files(tmp_path / "remote.json")  # the page asks no other server
+    api.expect(page.locator("#conversations li")).to_have_count(3)
+    assert page.locator("#log img").count() == 0
+    for wrong in ("{}", "no JSON", '{"conversations": [{"title": "x", "messages": [{"role": "system", "text": 1}]}]}'):
+        (tmp_path / "wrong.json").write_text(wrong)
+        page.locator("#exported").set_input_files(tmp_path / "wrong.json")
+        api.expect(page.get_by_role("status")).to_have_text("The file holds no conversations of this page.")
+
+
+def test_images_are_pasted_and_dropped(page):
+    for kind, target, field in (("paste", "#prompt", "clipboardData"), ("drop", "#log", "dataTransfer")):
+        page.evaluate(
+            """async ([kind, target, field]) => {
+                const canvas = new OffscreenCanvas(8, 8);
+                canvas.getContext("2d").fillRect(0, 0, 8, 8);
+                const data = new DataTransfer();
+                data.items.add(new File([await canvas.convertToBlob()], `${kind}.png`, { type: "image/png" }));
+                const made = kind === "paste" ? ClipboardEvent : DragEvent;
+                document.querySelector(target).dispatchEvent(new made(kind, { [field]: data, bubbles: true }));
+            }""",
+            [kind, target, field],
+        )
+        page.get_by_role("img", name=f"{kind}.png").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser, server, scheme):
+    """Deque's rules, for WCAG and good practice, on a conversation with all that one can have; on a phone, too."""
+    context = browser.new_context(color_scheme=scheme)
+    page = context.new_page()
+    page.goto(server.address)
+    page.wait_for_selector("#model option", state="attached")
+    call = {"index": 0, "function": {"name": "find", "arguments": "{}"}}
+    answer_with(page, {"reasoning_content": "Hm."}, {"content": MARKDOWN}, {"tool_calls": [call]})
+    say(page, QUESTION)
+    wait_for_answer(page)
+    page.get_by_text("Thoughts", exact=True).click()
+    for width in (1280, 360):
+        page.set_viewport_size({"width": width, "height": 700})
+        found = axe.Axe().run(page).response["violations"]
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.get_by_text("Settings", exact=True).click()
+    context.close()
 
 
 def test_page_works_with_keyboard_and_screen_reader(page):
@@ -206,10 +368,11 @@ def test_page_works_with_keyboard_and_screen_reader(page):
     assert nameless == []
     page.evaluate("document.body.tabIndex = -1; document.body.focus()")
     reached = []
-    for _ in range(9):
+    for _ in range(11):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-    assert reached == ["Skip to the message", "new", *reached[2:4], "model", "Settings", "log", "prompt", "attach"]
+    beside = ["Skip to the message", "new", *reached[2:4], "export", "import"]
+    assert reached == [*beside, "model", "Settings", "log", "prompt", "attach"]
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 

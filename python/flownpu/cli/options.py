@@ -13,7 +13,7 @@ from flownpu.errors import require
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.hub.store import find_model, find_source
-from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, read_genai_config
+from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, is_reranker_folder, read_genai_config
 from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
@@ -196,8 +196,6 @@ def served_models(
         typer.BadParameter: two have the same name, or a draft model is given for several.
         FlowNPUError: a folder holds no model.
     """
-    protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
-    settings = session.settings()
     if decoding.draft is not None and len(models) > 1:
         raise typer.BadParameter(
             f"a draft model is of one model's family, got {len(models)} models: serve each with its own",
@@ -212,14 +210,27 @@ def served_models(
         name = name or (folder.resolve().name if folder == Path(place) else place)
         if name in named:
             raise typer.BadParameter(f"two models have the name {name}: expected NAME=MODEL to tell them apart")
-        if not (is_embedding_folder(folder) or is_pipeline_folder(folder)):
+        if not (is_embedding_folder(folder) or is_pipeline_folder(folder) or is_reranker_folder(folder)):
             read_genai_config(folder)
-        named[name] = protocol.ModelSettings(
-            folder,
-            **settings,
-            context=context,
-            slots=slots,
-            speculation=decoding.speculation(),
-            allow_control_tokens=decoding.allow_control_tokens,
-        )
+        named[name] = model_settings(folder, context, slots, session, decoding)
     return named
+
+
+def model_settings(
+    folder: Path, context: int, slots: int, session: SessionOptions, decoding: DecodingOptions
+) -> "ModelSettings":
+    """How a server opens a model.
+
+    Raises:
+        typer.BadParameter: an `--option` is not of the form KEY=VALUE.
+    """
+    protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
+    made: ModelSettings = protocol.ModelSettings(
+        folder,
+        **session.settings(),
+        context=context,
+        slots=slots,
+        speculation=decoding.speculation(),
+        allow_control_tokens=decoding.allow_control_tokens,
+    )
+    return made

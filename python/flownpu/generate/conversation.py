@@ -43,6 +43,18 @@ class Conversation:
         self.images = []
         self._cached = CachedSequence(self.model, self.context, self.sampling)
 
+    def tell(self, system: str) -> None:
+        """Replaces the system message, and keeps what was said; empty: there is none any more."""
+        self.system = system
+        said = [message for message in self.messages if message["role"] != "system"]
+        first: list[Message] = [{"role": "system", "content": system}] if system else []
+        self.messages = first + said
+
+    def restore(self, messages: list[Message], images: "Sequence[PreparedImage]") -> None:
+        """Continues from earlier turns, with their images, in the place of this conversation's."""
+        self.system = next((str(message["content"]) for message in messages if message["role"] == "system"), "")
+        self.messages, self.images = list(messages), list(images)
+
     @property
     def has_begun(self) -> bool:
         """Whether the KV cache holds anything; a turn with images would have it computed anew."""

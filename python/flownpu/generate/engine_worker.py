@@ -68,7 +68,8 @@ class _Turn:
     new_tokens: int = 0
 
     def finished(self, reason: FinishReason) -> Finished:
-        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
+        tokens = len(self.request.tokens)
+        return Finished(reason, tokens, self.cached_tokens, self.new_tokens, self.stops.found)
 
     @property
     def can_be_interrupted(self) -> bool:
@@ -232,7 +233,7 @@ class EngineWorker(Worker):
             # The model would refuse such a token, and with it the run of all requests.
             raise FlowNPUError(f"expected tokens from 0 to {self.model.vocabulary_size - 1}, got {unknown[0]}")
         self._begin(turn)
-        turn.deliver(Started())
+        turn.deliver(Started(len(request.tokens)))
 
     def _begin(self, turn: _Turn) -> None:
         """Gives a request to the engine: its prompt, and the new tokens that it has so far if it was interrupted."""

@@ -4,7 +4,7 @@
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,8 +51,8 @@ class _Answer:
     cached_tokens: int = 0
     new_tokens: int = 0
 
-    def finished(self, reason: FinishReason) -> Finished:
-        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens)
+    def finished(self, reason: FinishReason, stop_text: str = "") -> Finished:
+        return Finished(reason, len(self.request.tokens), self.cached_tokens, self.new_tokens, stop_text)
 
 
 class GeneratorWorker(Worker):
@@ -126,7 +126,7 @@ class GeneratorWorker(Worker):
     def _cached_tokens(slot: _Slot, request: Request) -> int:
         """How many of the prompt's first tokens a slot holds; 0 if the request cannot use its generator."""
         sequence = slot.sequence
-        if sequence is None or _depends_on_seed(request):
+        if sequence is None or _depends_on_seed(request) or _echoes_likelihoods(request):
             return 0
         settings = request.sampling.search_options(), request.guidance
         if (sequence.sampling.search_options(), sequence.guidance) != settings:
@@ -157,12 +157,21 @@ class GeneratorWorker(Worker):
         """A request's events, one for each step of the model."""
         request, sequence = answer.request, answer.slot.sequence
         assert sequence is not None
-        yield Started()
+        yield Started(len(request.tokens))
         generator, new, unseen = sequence.resume(request.tokens, request.images)
         answer.cached_tokens = len(request.tokens) - len(new)
-        self.model.append(generator, new, unseen)
+        if _echoes_likelihoods(request):
+            yield from self._echo(request, generator)
+        else:
+            self.model.append(generator, new, unseen)
+            if request.echo:
+                text_of = self.model.text_stream()
+                yield Piece("".join(text_of(int(token)) for token in request.tokens), 0)
         stops = StopTexts(request.stop)
         limit = min(request.max_new_tokens, self.context_length - len(request.tokens))
+        if not limit:
+            yield answer.finished("length")
+            return
         steps = self.model.steps(generator)
         sampling = request.sampling
         changed: ChangedLogits | None = None
@@ -191,7 +200,21 @@ class GeneratorWorker(Worker):
                 most = request.alternatives or 0
                 likelihoods = (self._likelihoods(logarithms, token, most, begins=answer.new_tokens == 1),)
             yield Piece(text, 1, likelihoods)
-        yield answer.finished(reason)
+        yield answer.finished(reason, stops.found)
+
+    def _echo(self, request: Request, generator: Any) -> Generator[Event, None, None]:
+        """Computes a prompt token by token, and delivers each with its likelihood, given those before it."""
+        text_of = self.model.text_stream()
+        for place, token in enumerate(request.tokens.tolist()):
+            if place:
+                logarithms = _logarithms(generator.get_logits())
+                known = self._likelihoods(logarithms, token, request.alternatives or 0, begins=False)
+            else:
+                tokenizer = self.model.tokenizer
+                text, data = tokenizer.text_of(token, begins=True), tokenizer.bytes_of(token, begins=True)
+                known = (Likelihood(token, text, data, None),)
+            yield Piece(text_of(token), 0, (known,))
+            self.model.append(generator, request.tokens[place : place + 1])
 
     def _likelihoods(
         self, logarithms: "NDArray[np.float64]", token: int, alternatives: int, *, begins: bool
@@ -209,6 +232,10 @@ class GeneratorWorker(Worker):
 
 def _depends_on_seed(request: Request) -> bool:
     return request.sampling.seed is not None and not request.sampling.is_greedy
+
+
+def _echoes_likelihoods(request: Request) -> bool:
+    return request.echo and request.alternatives is not None
 
 
 def _logarithms(logits: "NDArray[np.float32]") -> "NDArray[np.float64]":

@@ -14,18 +14,18 @@ class StopTexts:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.found = False
-        """Whether a stop text has come; it and what follows it are dropped."""
+        self.found = ""
+        """The stop text that has come; it and what follows it are dropped. Empty: none has."""
 
     def add(self, text: str) -> str:
         """Takes the answer's next text; returns the text that may be passed on."""
         if self.found:
             return ""
         self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
-            self.found = True
-            passed, self._held = self._held[: min(places)], ""
+            place, self.found = min(places)
+            passed, self._held = self._held[:place], ""
             return passed
         end = len(self._held) - self._possible_beginning()
         passed, self._held = self._held[:end], self._held[end:]

@@ -32,7 +32,7 @@ class Request:
     tokens: Tokens
     """int32 [tokens]: the prompt, at least one token."""
     max_new_tokens: int
-    """At least 1; prompt and new tokens together must fit in the worker's context."""
+    """At least 1, or with `echo` 0; prompt and new tokens together must fit in the worker's context."""
     sampling: Sampling = field(default_factory=Sampling)
     images: "tuple[PreparedImage, ...]" = ()
     """One for each mark in the prompt."""
@@ -43,6 +43,9 @@ class Request:
     alternatives: int | None = None
     """How many of the likeliest tokens are delivered beside each token, with their log-probabilities; None: not even
     the token's own. Only for a worker that `gives_likelihoods`."""
+    echo: bool = False
+    """Whether the prompt is delivered before the answer. With `alternatives` its tokens are computed one by one, since
+    graphs yield the logits of a prompt's last token only. Only for a worker that `gives_likelihoods`."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,15 @@ class Likelihood:
     """See `Tokenizer.text_of`."""
     data: bytes
     """The bytes that the token adds to the answer, see `Tokenizer.bytes_of`."""
-    logarithm: float
+    logarithm: float | None
+    """None: it is the prompt's first token, which has no probability."""
 
 
 @dataclass(frozen=True)
 class Started:
     """The request has left the queue: its prompt is being computed."""
+
+    prompt_tokens: int
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Piece:
 
     text: str
     tokens: int
-    """How many new tokens the text is from."""
+    """How many new tokens the text is from; 0: it is the prompt's."""
     likelihoods: tuple[tuple[Likelihood, ...], ...] = ()
     """For each of these tokens its own likelihood, then those of the alternatives, the likeliest first; empty if they
     were not asked for."""
@@ -85,6 +91,8 @@ class Finished:
     """Tokens of the prompt that were not computed again."""
     new_tokens: int
     """Includes the token with which the model ended the answer, if it did."""
+    stop_text: str = ""
+    """The stop text that ended the answer; empty: none did."""
 
 
 @dataclass(frozen=True)

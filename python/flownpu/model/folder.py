@@ -70,6 +70,14 @@ def is_embedding_folder(folder: Path) -> bool:
     return (folder / MODULES).is_file() and (folder / "model.onnx").is_file()
 
 
+def is_reranker_folder(folder: Path) -> bool:
+    """Whether a folder holds a model that classifies pairs of texts: a graph, and transformers' word for its task."""
+    if not (folder / "model.onnx").is_file() or not (folder / "config.json").is_file():
+        return False
+    names = read_json(folder / "config.json").get("architectures") or []
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
 def is_pipeline_folder(folder: Path) -> bool:
     """Whether a folder holds a pipeline of diffusers, which makes pictures."""
     return (folder / PIPELINE).is_file()

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from opentelemetry.trace import Span
+
 from flownpu.errors import ContextLengthError, FlowNPUError
 from flownpu.generate.worker import Event, Failed, Finished, Piece, Started
 from flownpu.serve.errors import ApiError, busy, invalid, too_long, too_slow
@@ -15,14 +17,15 @@ from flownpu.serve.metrics import Metrics, Times
 from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.settings import ServerSettings
+from flownpu.serve.tracing import begin_span, end_span, fail_span
 
 
 @dataclass(eq=False)
 class Answers:
     """Asks one model some questions; iterating yields pairs of a question's index and an event of its answer.
 
-    `begin` returns only when the first piece of an answer has come, so that an error in a request can still set
-    the response's status code.
+    `begin` returns when the first piece of an answer has come, so that an error in a request can still set the
+    response's status code; or when a client has waited so long that it should hear that the server is alive.
     """
 
     name: str
@@ -33,13 +36,16 @@ class Answers:
     metrics: Metrics
     times: list[Times] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    """Tokens of the first question that was begun."""
     _events: "asyncio.Queue[tuple[int, Event]]" = field(default_factory=asyncio.Queue)
+    _spans: list[Span] = field(default_factory=list)
     _numbers: list[int] = field(default_factory=list)
     _ahead: list[tuple[int, Event]] = field(default_factory=list)
     _deadline: float = 0.0
 
-    async def begin(self) -> None:
-        """Sends the questions, and waits for the first piece of an answer.
+    async def begin(self, patience: float | None = None) -> None:
+        """Sends the questions, and waits for the first piece of an answer, but at most `patience` seconds.
 
         Raises:
             ApiError: the queue is full, a question cannot be answered, or the time limit is over.
@@ -49,11 +55,15 @@ class Answers:
         self._deadline = loop.time() + self.settings.limits.request_seconds
         for index, question in enumerate(self.questions):
             self.times.append(Times(time.perf_counter()))
+            self._spans.append(begin_span(self.name, question))
             self._numbers.append(self.process.submit(question, partial(self._deliver, loop, index)))
         try:
-            while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
-                self._ahead.append(await self._next())
-        except BaseException:
+            async with asyncio.timeout(patience) as waiting:
+                while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
+                    self._ahead.append(await self._next())
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and waiting.expired():
+                return
             self.end()
             raise
 
@@ -64,6 +74,7 @@ class Answers:
                 self.process.cancel(number)
                 self.finished[index] = Finished("cancelled", 0, 0, 0)
                 self.metrics.ended(self.name, "cancelled")
+                end_span(self._spans[index], self.finished[index], self.times[index])
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Finished]]:
         """The pieces and ends of all answers, those that `begin` received first.
@@ -113,12 +124,16 @@ class Answers:
         times, now = self.times[index], time.perf_counter()
         if isinstance(event, Started):
             times.started = now
+            self.prompt_tokens = self.prompt_tokens or event.prompt_tokens
         elif isinstance(event, Piece):
             times.first = times.first or now
             times.last = now
         elif isinstance(event, Finished):
             self.finished[index] = event
-            self.metrics.answered(self.name, event, times)
+            if not self.questions[index].only_counts:
+                self.metrics.answered(self.name, event, times)
+            end_span(self._spans[index], event, times)
         else:
             self.finished[index] = Finished("cancelled", 0, 0, 0)
             self.metrics.ended(self.name, "failed")
+            fail_span(self._spans[index], event.error)

@@ -15,13 +15,15 @@ from flownpu import __version__
 from flownpu.serve.errors import ApiError, mistake
 from flownpu.serve.guards import BodyGuard, KeyGuard, error_response
 from flownpu.serve.requests.validation import refusal
+from flownpu.serve.routes.anthropic import anthropic_routes
 from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
 from flownpu.serve.routes.page import page_routes
 from flownpu.serve.routes.pictures import pictures_routes
+from flownpu.serve.routes.pulling import pulling_routes
 from flownpu.serve.routes.responses import responses_routes
-from flownpu.serve.service import UNENFORCED, Service
+from flownpu.serve.service import LEFT_OUT, UNENFORCED, Service
 from flownpu.serve.streams import ClientGoneError
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,8 @@ CLIENT_GONE = 499
 def application(service: Service) -> FastAPI:
     """The routes to a server's models, behind the guards that its settings ask for."""
     app = FastAPI(title="FlowNPU", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
-    routes = (openai_routes, embeddings_routes, pictures_routes, responses_routes, ollama_routes)
+    openais = (openai_routes, embeddings_routes, pictures_routes, responses_routes)
+    routes = (*openais, anthropic_routes, ollama_routes, pulling_routes)
     for router in (*(make(service) for make in routes), page_routes()):
         app.include_router(router)
     _add_state(app, service)
@@ -47,9 +50,9 @@ def application(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["DELETE", "GET", "HEAD", "POST"],
             allow_headers=["*"],
-            expose_headers=[UNENFORCED],
+            expose_headers=[UNENFORCED, LEFT_OUT],
             # Browsers ask this before a page of the internet may reach a server on this machine or its network.
             allow_private_network=True,
         )
@@ -65,7 +68,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return {
             "status": "ok",
             "version": __version__,
-            "models": {name: name in loaded for name in service.names},
+            "models": {name: name in loaded for name in service.models},
         }
 
     @app.get("/metrics")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a server: loaded at their first request; the least recently used are dropped if memory is short."""
+"""The models that have processes: loaded at their first request, dropped on request or if memory is short."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flownpu.errors import FlowNPUError
 from flownpu.serve.errors import ApiError, not_loaded, unknown_model
 from flownpu.serve.processes.model_process import ModelProcess
-from flownpu.serve.settings import ServerSettings
+from flownpu.serve.processes.protocol import ModelSettings
 
 PROCESS_BYTES = 80 * 2**20
 """Resident bytes of a model's process without weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU; x86-64."""
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Entry:
+    settings: ModelSettings
     process: ModelProcess | None = None
     used: float = 0.0
     """time.monotonic() of the last request."""
@@ -30,13 +31,38 @@ class _Entry:
 
 
 class Catalogue:
-    """Opens and closes models; used from the event loop's thread only."""
+    """Opens and closes models; used from the event loop's thread only.
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
-        self._entries = {name: _Entry() for name in settings.models}
+    Args:
+        memory: resident bytes that all models' processes together may have; None: no limit.
+    """
+
+    def __init__(self, memory: int | None) -> None:
+        self._memory = memory
+        self._entries: dict[str, _Entry] = {}
         self._making_room = asyncio.Lock()
         self.created = int(time.time())
+
+    def add(self, name: str, settings: ModelSettings) -> None:
+        """Adds a model, which is not opened yet."""
+        self._entries[name] = _Entry(settings)
+
+    async def remove(self, name: str) -> None:
+        """Removes a model; requests that it answers are cut short."""
+        entry = self._entries.pop(name)
+        if entry.process is not None:
+            await asyncio.to_thread(entry.process.close)
+
+    async def drop(self, name: str) -> bool:
+        """Closes a model until its next request, unless it answers some now; returns whether it is closed."""
+        entry = self._entries[name]
+        process = entry.process
+        if entry.opening is not None or (process is not None and process.requests):
+            return False
+        if process is not None:
+            entry.process, entry.resident = None, process.memory()
+            await asyncio.to_thread(process.close)
+        return True
 
     @property
     def names(self) -> list[str]:
@@ -71,13 +97,12 @@ class Catalogue:
 
     async def _open(self, name: str, entry: _Entry) -> ModelProcess:
         try:
-            entry.process = await self._start(name)
+            entry.process = await self._start(name, entry.settings)
             return entry.process
         finally:
             entry.opening = None
 
-    async def _start(self, name: str) -> ModelProcess:
-        settings = self._settings.models[name]
+    async def _start(self, name: str, settings: ModelSettings) -> ModelProcess:
         async with self._making_room:
             await self._make_room(name)
             log.info("%s: loading", name)
@@ -96,11 +121,11 @@ class Catalogue:
 
     async def _make_room(self, name: str) -> None:
         """Closes models that answer nothing, the least recently used first, until model `name` fits."""
-        limit = self._settings.memory
+        limit = self._memory
         if limit is None:
             return
         # Its files are the weights. The size of its KV caches is known only if it has been loaded before.
-        folder = self._settings.models[name].folder
+        folder = self._entries[name].settings.folder
         files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
         needed = max(files + PROCESS_BYTES, self._entries[name].resident)
         while self.loaded() and needed + self.memory() > limit:
@@ -114,10 +139,7 @@ class Catalogue:
                     headers={"Retry-After": "10"},
                 )
             oldest = min(idle, key=lambda key: self._entries[key].used)
-            process = self.loaded()[oldest]
-            self._entries[oldest].process = None
-            self._entries[oldest].resident = process.memory()
-            await asyncio.to_thread(process.close)
+            await self.drop(oldest)
             log.info("%s: dropped, to make room for %s", oldest, name)
 
     def memory(self) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that embed texts."""
+"""Models that embed texts, and those that score documents."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ from flownpu.serve.errors import invalid, too_long
 from flownpu.serve.in_process import InProcess
 
 if TYPE_CHECKING:
-    from flownpu.embed import EmbeddingModel, Embeddings
+    from flownpu.embed import EmbeddingModel, Embeddings, Reranker, Scores
 
 MOST_TEXTS = 2048
 """Texts in one request; the limit of OpenAI's API."""
@@ -46,3 +46,25 @@ class Embedder(InProcess["EmbeddingModel"]):
                 f"input.{found.cut[0]} is longer than the {longest} tokens that the model takes: shorten it", "input"
             )
         return found
+
+
+class Ranker(InProcess["Reranker"]):
+    """One model that scores how well documents answer a query."""
+
+    def open(self, **settings: Any) -> "Reranker":
+        """Opens the model."""
+        model: Reranker = require("flownpu.embed", extra="embed", purpose="Scores").open_reranker(**settings)
+        return model
+
+    async def score(self, query: str, documents: list[str]) -> "Scores":
+        """Scores documents; those that are too long are cut, as every server of such models does.
+
+        Raises:
+            ApiError: there are too many documents, `Reranker.score` refuses one, or see `compute`.
+        """
+        if len(documents) > MOST_TEXTS:
+            raise invalid(f"expected {MOST_TEXTS} documents at most, got {len(documents)}", "documents")
+        try:
+            return await self.compute(lambda model, check: model.score(query, documents, advance=check))
+        except FlowNPUError as error:
+            raise invalid(str(error), "documents") from error

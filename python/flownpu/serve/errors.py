@@ -3,6 +3,14 @@
 
 from typing import Any
 
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+
 
 class ApiError(Exception):
     """An error that a client receives.
@@ -36,6 +44,12 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
+
+    def anthropic_document(self) -> dict[str, Any]:
+        """Anthropic's error object, which has no field for the parameter: the message names it."""
+        kind = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_KINDS.get(self.status, kind)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 def invalid(message: str, parameter: str | None = None, code: str | None = None) -> ApiError:

@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import hmac
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -26,8 +26,11 @@ that still sends then loses the answer that says why (RFC 9112, section 9.6). Am
 
 
 def error_response(path: str, error: ApiError) -> JSONResponse:
-    """An error in the form of the API that a path belongs to: Ollama's below /api/, OpenAI's elsewhere."""
-    document = {"error": error.message} if path.startswith("/api/") else error.document()
+    """An error in the form of the API that a path belongs to."""
+    if path.startswith("/api/"):
+        document: dict[str, Any] = {"error": error.message}
+    else:
+        document = error.anthropic_document() if path.startswith("/v1/messages") else error.document()
     return JSONResponse(document, error.status, error.headers)
 
 
@@ -36,7 +39,8 @@ class KeyGuard:
 
     Args:
         app: the application that gets the other requests.
-        key: what requests must have in the header `Authorization: Bearer KEY`.
+        key: what requests must have in the header `Authorization: Bearer KEY`, or as Anthropic's clients send it, in
+            `X-Api-Key: KEY`.
     """
 
     def __init__(self, app: "ASGIApp", key: str) -> None:
@@ -60,9 +64,11 @@ class KeyGuard:
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith("/page/") or scope["method"] == "OPTIONS":
             return True
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        headers = Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = key if kind.lower() == "bearer" else headers.get("x-api-key", "")
         # compare_digest's time does not depend on the number of right characters.
-        return hmac.compare_digest(key.strip().encode(), self._key) and kind.lower() == "bearer"
+        return hmac.compare_digest(given.strip().encode(), self._key)
 
 
 class BodyGuard:

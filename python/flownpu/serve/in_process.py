@@ -74,6 +74,13 @@ class InProcess(ABC, Generic[Model]):
         async with self._lock:
             return await self._opened()
 
+    async def drop(self) -> bool:
+        """Closes the model until its next request, unless it computes one now; returns whether it is closed."""
+        if self.requests or self._lock.locked():
+            return False
+        self._model = None
+        return True
+
     async def compute(self, work: Callable[[Model, Callable[..., None]], Result]) -> Result:
         """Calls `work` in a thread, once the requests before it are done.
 

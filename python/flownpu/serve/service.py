@@ -3,48 +3,33 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from flownpu.generate.answer_format import AnswerFormat, Schemas, State
 from flownpu.generate.worker import Finished, Likelihood, Piece
-from flownpu.model.folder import is_embedding_folder, is_pipeline_folder
 from flownpu.serve.answers import Answers
-from flownpu.serve.catalogue import Catalogue
-from flownpu.serve.chat_prompts import ChatModel
-from flownpu.serve.embeddings import Embedder
-from flownpu.serve.errors import ApiError, invalid, too_slow, unknown_model
+from flownpu.serve.errors import invalid, too_slow
 from flownpu.serve.grammars.form import AnswerForm, offered, unheld
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
-from flownpu.serve.pictures import Painter
+from flownpu.serve.models import Models
 from flownpu.serve.processes.protocol import Question
-from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
+from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, Shared
 from flownpu.serve.settings import ServerSettings
 from flownpu.serve.tools import AnswerReader, CallFormat, MarkedReader, ToolCall
 
-if TYPE_CHECKING:
-    from flownpu.serve.in_process import InProcess
-
 log = logging.getLogger(__name__)
-
-Kind = TypeVar("Kind", Embedder, Painter)
 
 UNENFORCED = "FlowNPU-Unenforced"
 """The response's header that tells which keywords of schemas the answer may violate."""
+LEFT_OUT = "FlowNPU-Left-Out"
+"""The response's header that tells which parts of the request were left out."""
 LISTED = 20
-"""Most places of keywords in a response's header: servers and clients limit a header to some kilobytes."""
+"""Most names in a response's header: servers and clients limit a header to some kilobytes."""
 DECODING = 2
 """Conversations whose images are decoded at the same time; each image may take 400 MiB meanwhile."""
-
-
-_ABILITIES = {
-    ChatModel: ("generates texts", "/v1/chat/completions"),
-    Embedder: ("embeds texts", "/v1/embeddings or /api/embed"),
-    Painter: ("makes pictures", "/v1/images/generations"),
-}
-"""The ability of models of a kind, and the routes that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +71,7 @@ class Chat:
     @property
     def headers(self) -> dict[str, str]:
         """The response's headers that name the unenforced parts of a schema."""
-        if not self.unenforced:
-            return {}
-        more = len(self.unenforced) - LISTED
-        return {UNENFORCED: ", ".join([*self.unenforced[:LISTED], *([f"and {more} more"] if more > 0 else [])])}
+        return _listing(UNENFORCED, self.unenforced)
 
     async def events(self) -> AsyncIterator[Delta | End]:
         """The answers' texts as they come, and their ends."""
@@ -119,76 +101,32 @@ class Chat:
         return MarkedReader(self.format, self.begins, self.functions)
 
 
-class Service:
-    """The models of a server: those that generate texts are in `catalogue`, all others in `in_process`."""
+def left_out(names: Sequence[str]) -> dict[str, str]:
+    """The response's header that tells which tools and items of a request this server does not know, if any."""
+    if names:
+        log.info("left out: %s", ", ".join(map(ascii, names[:LISTED])))
+    return _listing(LEFT_OUT, [ascii(name[:64])[1:-1] for name in names])
+
+
+def _listing(header: str, names: Sequence[str]) -> dict[str, str]:
+    more = len(names) - LISTED
+    text = ", ".join([*names[:LISTED], *([f"and {more} more"] if more > 0 else [])])
+    return {header: text} if names else {}
+
+
+class Service(Models):
+    """Asks the models of a server."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.settings = settings
-        self.in_process: dict[str, InProcess[Any]] = {}
-        for name, model in settings.models.items():
-            if is_embedding_folder(model.folder):
-                self.in_process[name] = Embedder(name, model, settings.limits)
-            elif is_pipeline_folder(model.folder):
-                self.in_process[name] = Painter(name, model, settings.limits)
-        chats = {name: model for name, model in settings.models.items() if name not in self.in_process}
-        self.catalogue = Catalogue(replace(settings, models=chats))
+        super().__init__(settings)
         self.grammars = GrammarProcess()
         self.metrics = Metrics()
-        self._models = {name: ChatModel(model.folder) for name, model in chats.items()}
         self._decoding = asyncio.Semaphore(DECODING)
-
-    def model(self, name: str) -> ChatModel:
-        """A model that generates texts, as its folder describes it.
-
-        Raises:
-            ApiError: there is no model of that name, or it does something else.
-        """
-        if name not in self._models:
-            raise self._unfit(name, ChatModel)
-        return self._models[name]
-
-    @property
-    def names(self) -> list[str]:
-        """All models' names, in the order in which they were given."""
-        return list(self.settings.models)
-
-    async def load_first(self) -> None:
-        """Loads the model that was given first.
-
-        Raises:
-            ApiError: it cannot be loaded.
-        """
-        name = self.names[0]
-        if name in self.in_process:
-            await self.in_process[name].load()
-        else:
-            await self.catalogue.get(name)
 
     async def close(self) -> None:
         """Closes all models."""
-        await self.catalogue.close()
+        await super().close()
         await self.grammars.close()
-
-    def of_kind(self, name: str, kind: type[Kind]) -> Kind:
-        """A model that is not a chat's, of this class.
-
-        Raises:
-            ApiError: there is no model of that name, or it does something else.
-        """
-        found = self.in_process.get(name)
-        if not isinstance(found, kind):
-            raise self._unfit(name, kind)
-        return found
-
-    def _unfit(self, name: str, wanted: type) -> ApiError:
-        """The error that a model does something else than wanted, or that there is none of that name."""
-        if name not in self.names:
-            return unknown_model(name, self.names)
-        kinds = {other: type({**self._models, **self.in_process}[other]) for other in self.names}
-        does, route = _ABILITIES[kinds[name]]
-        others = ", ".join(other for other, kind in kinds.items() if kind is wanted) or "none"
-        asked = _ABILITIES[wanted][0].replace("s ", " ", 1)
-        return invalid(f"the model {name} {does}: ask {route}. Of models that {asked} there is here: {others}", "model")
 
     async def chat(self, request: ChatRequest) -> Chat:
         """Begins the answers to a conversation.
@@ -210,7 +148,7 @@ class Service:
             tuple(conversation.messages),
             tools=tuple(conversation.tools),
             variables=conversation.variables,
-            max_new_tokens=self._output_tokens(request.max_completion_tokens or request.max_tokens),
+            max_new_tokens=self._output_tokens(request.most_tokens),
             sampling=request.sampling(),
             images=tuple(images),
             stop=request.stops(),
@@ -219,7 +157,7 @@ class Service:
         )
         if request.top_logprobs is not None and not request.logprobs:
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
-        answers = await self.ask(request.model, [question], request.n or 1)
+        answers = await self.ask(request, [question])
         schemas = {function.name: function.parameters or {} for function in offered(request)}
         return Chat(answers, form.calls, model.format, model.begins(conversation), schemas, grammar.left_out)
 
@@ -242,35 +180,37 @@ class Service:
                 sampling=request.sampling(),
                 stop=request.stops(),
                 alternatives=request.logprobs,
+                echo=request.echo or False,
             )
             for prompt in prompts
         ]
-        return Chat(await self.ask(request.model, questions, request.n or 1))
+        return Chat(await self.ask(request, questions))
 
-    async def ask(self, name: str, questions: list[Question], choices: int) -> Answers:
-        """Begins `choices` answers to each question.
+    async def ask(self, request: Shared, questions: list[Question]) -> Answers:
+        """Begins the answers to a request's questions, as many to each as it asks for.
 
         Raises:
             ApiError: more answers are wanted than a request may have, the model cannot be loaded or gives no logprobs,
                 or the queue is full.
         """
-        most = self.settings.limits.choices
+        name, choices, most = request.model, request.n or 1, self.settings.limits.choices
         if choices * len(questions) > most:
             raise invalid(
                 f"expected n times the number of prompts to be {most} at most, got {choices * len(questions)}", "n"
             )
-        process = await self.catalogue.get(name)
-        if any(question.alternatives is not None for question in questions) and not process.facts.gives_likelihoods:
+        process = await self.catalogue.get(self.resolve(name))
+        wants = any(question.alternatives is not None or question.echo for question in questions)
+        if wants and not process.facts.gives_likelihoods:
             raise invalid(
                 f"the model {name} is paged, and ORT GenAI's engine, which computes it, gives tokens and no logits: "
-                "leave logprobs out, or serve the model converted without --paged",
+                "leave logprobs and echo out, or serve the model converted without --paged",
                 "logprobs",
             )
         asked = [_choice(question, index) for question in questions for index in range(choices)]
         if self.settings.logs_texts:
             log.info("%s: asked %s", name, [question.prompt for question in questions])
         answers = Answers(name, process, asked, self.settings, self.metrics)
-        await answers.begin()
+        await answers.begin(self.settings.heartbeat_seconds if request.stream else None)
         return answers
 
     def _output_tokens(self, wanted: int | None) -> int | None:

@@ -40,7 +40,7 @@ class ServerSettings:
     """Models and who may use them.
 
     Raises:
-        FlowNPUError: the key is one that no header can carry, or an origin is none.
+        FlowNPUError: the key is one that no header can carry, an origin is none, or an alias is of no model.
     """
 
     models: Mapping[str, ModelSettings]
@@ -54,12 +54,23 @@ class ServerSettings:
     """Other origins whose web pages may use the server, such as "https://chat.example"; "*": all."""
     hosts: tuple[str, ...] = ("*",)
     """Host names that a request's `Host` header may have; "*": any."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of models; the name "*" stands for every other one."""
+    pulled: ModelSettings | None = None
+    """How models are opened that clients pull, but for the folder; None: clients may not pull or delete models."""
+    heartbeat_seconds: float = 10.0
+    """Seconds after which the client of a stream that has nothing to say yet hears that it is alive."""
     logs_texts: bool = False
     """Whether prompts and answers are logged."""
 
     def __post_init__(self) -> None:
         if self.api_key is not None:
             _check_key(self.api_key)
+        for alias, name in self.aliases.items():
+            if name not in self.models or alias in self.models:
+                raise FlowNPUError(
+                    f"the alias {alias}={name}: expected a new name, and one of the models {', '.join(self.models)}"
+                )
         # Browsers write an origin in only one way, so the header can be compared literally.
         object.__setattr__(self, "origins", tuple(map(_canonical_origin, self.origins)))
 

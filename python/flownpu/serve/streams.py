@@ -4,7 +4,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from fastapi import Request
@@ -16,6 +16,9 @@ from flownpu.serve.errors import ApiError, mistake
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT = 15.0
+"""Seconds without a line after which a client hears that the server is alive; server-sent events have the same."""
+
 # When the server receives the signal to end, streams continue to their end; uvicorn limits the time that this may take.
 AppStatus.enable_automatic_graceful_drain = False
 
@@ -25,34 +28,66 @@ class ClientGoneError(Exception):
 
 
 def event_stream(
-    documents: AsyncIterator[dict[str, Any]], headers: dict[str, str], end: str | None = "[DONE]"
+    documents: AsyncIterator[dict[str, Any]],
+    headers: dict[str, str],
+    end: str | None = "[DONE]",
+    error_document: Callable[[ApiError], dict[str, Any]] = ApiError.document,
 ) -> EventSourceResponse:
-    """Server-sent events: one for each document, then `end`. An error on the way is sent as OpenAI's error object.
+    """Server-sent events: one for each document, then `end`. An error on the way is sent as `error_document` writes it.
 
     The value of a document's key "type", if it has one, is the event's name, as in /v1/responses.
     """
 
     async def events() -> AsyncIterator[dict[str, str]]:
         async for item in _until_error(documents):
+            document = error_document(item) if isinstance(item, ApiError) else item
+            name = {"event": document["type"]} if "type" in document else {}
+            yield {**name, "data": _json(document)}
             if isinstance(item, ApiError):
-                yield {"data": _json(item.document())}
                 return
-            name = {"event": item["type"]} if "type" in item else {}
-            yield {**name, "data": _json(item)}
         if end is not None:
             yield {"data": end}
 
     return EventSourceResponse(events(), headers=headers, sep="\n")
 
 
-def line_stream(documents: AsyncIterator[dict[str, Any]], headers: dict[str, str]) -> StreamingResponse:
-    """One JSON document per line, as Ollama's clients read them."""
+def line_stream(
+    documents: AsyncIterator[dict[str, Any]],
+    headers: dict[str, str],
+    beat: Callable[[], dict[str, Any]] | None = None,
+    seconds: float = HEARTBEAT,
+) -> StreamingResponse:
+    """One JSON document per line, as Ollama's clients read them.
+
+    Args:
+        documents: the lines.
+        headers: further headers of the response.
+        beat: writes a line for whenever `seconds` have passed without another.
+        seconds: see `beat`.
+    """
 
     async def lines() -> AsyncIterator[str]:
-        async for item in _until_error(documents):
+        told = _until_error(documents)
+        async for item in told if beat is None else _with_beats(told, beat, seconds):
             yield f"{_json({'error': item.message} if isinstance(item, ApiError) else item)}\n"
 
     return StreamingResponse(lines(), headers=headers, media_type="application/x-ndjson")
+
+
+async def _with_beats(items: AsyncIterator[Any], beat: Callable[[], Any], seconds: float) -> AsyncIterator[Any]:
+    """The items, and a beat for whenever `seconds` have passed without one."""
+    while True:
+        coming: asyncio.Future[Any] = asyncio.ensure_future(anext(items, None))
+        try:
+            while not (await asyncio.wait({coming}, timeout=seconds))[0]:
+                yield beat()
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+        if (item := coming.result()) is None:
+            return
+        yield item
 
 
 async def _until_error(documents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any] | ApiError]:

@@ -5,7 +5,12 @@ import contextlib
 import io
 import itertools
 import json
+import os
+import pty
 import signal
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -142,6 +147,70 @@ def test_line_without_utf8_does_not_end_chat(start, model):
     assert process.returncode == 0
     assert "error: expected a text in UTF-8, got the byte 0xe9 after" in err
     assert err.count("new tokens at") == 1
+
+
+def test_message_of_several_lines_is_one_turn_and_no_command(chat, tmp_path):
+    done = chat(['"""/exit', "is a word.", '  And this?"""', f"/save {tmp_path / 'kept.json'}"])
+    assert done.err.count("new tokens at") == 1
+    said = json.loads((tmp_path / "kept.json").read_text())["messages"]
+    assert said[0] == {"role": "user", "content": "/exit\nis a word.\n  And this?"}
+
+
+def test_saved_conversation_goes_on_as_it_would_have(chat, tmp_path):
+    file = tmp_path / "kept.json"
+    whole = chat(["What is a tuple?", "Thank you."], "--system", "Be brief.").out.splitlines()
+    chat(["What is a tuple?", f"/save '{file}'"], "--system", "Be brief.")
+    done = chat(["/system Be long.", "What is a list?", f"/load {file}", "Thank you.", "/system", f"/save {file}"])
+    assert done.out.splitlines()[-1] == whole[-1]
+    roles = [message["role"] for message in json.loads(file.read_text())["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant"]  # the last /system took the system's turn away
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "error"),
+    [
+        ("/load", '{"messages": [], "images"', "expected a conversation that /save wrote"),
+        ("/load", '{"messages": [{"role": "tool", "content": "x"}], "images": []}', "expected turns of system, user"),
+        ("/load", '{"messages": [], "images": ["/nowhere/x.png"]}', "error:"),
+        ("/load", None, "cannot be read: No such file"),
+        ("/save", None, "expected /save and the path of a file"),
+        ("/save /nowhere/x.json", None, "cannot be written: No such file"),
+    ],
+)
+def test_failed_load_or_save_leaves_conversation(chat, tmp_path, command, text, error):
+    file = tmp_path / "given.json"
+    if text is not None:
+        file.write_text(text)
+    line = f"/load {file}" if command == "/load" else command
+    done = chat(["What is a tuple?", line, f"/save {tmp_path / 'kept.json'}"])
+    assert error in done.err
+    assert len(json.loads((tmp_path / "kept.json").read_text())["messages"]) == 2
+
+
+def test_typed_lines_are_there_in_next_conversation(model, tmp_path):
+    """On a terminal: the arrow up brings the line before /exit, of the conversation before."""
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "PYTHONUNBUFFERED": "1"}
+    script = "import sys; from flownpu.cli import main; sys.exit(main())"
+    for keys in ("What is a tuple?\n/exit\n", "\x1b[A\x1b[A\n/exit\n"):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-c", script, "chat", model, *CPU, "--temperature", "0", "--context", "120"]
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        os.close(theirs)
+        os.write(ours, keys.encode())
+        threading.Thread(target=drain, args=(ours,), daemon=True).start()
+        _, err = process.communicate(timeout=60)
+        assert err.count("new tokens at") == 1, err
+    file = tmp_path / "flownpu" / "chat_history"
+    assert file.read_text().splitlines() == ["What is a tuple?", "/exit", "What is a tuple?", "/exit"]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def drain(terminal):
+    with contextlib.suppress(OSError):  # the program has ended
+        while os.read(terminal, 4096):
+            pass
 
 
 def test_exit_ends_chat_and_unknown_command_is_named(chat):

@@ -69,6 +69,32 @@ def test_model_without_template_completes_prompt(flownpu, model, model_copy):
     assert flownpu("run", model_copy, *options).out == flownpu("run", model, "--no-chat-template", *options).out
 
 
+def test_files_and_stdin_come_behind_prompt(flownpu, model, monkeypatch, tmp_path):
+    (tmp_path / "a.txt").write_text("A tuple")
+    monkeypatch.setattr("sys.stdin", io.StringIO("is"))
+    asked = ("run", model, *CPU, "--no-chat-template", "--temperature", 0, "--max-new-tokens", 6)
+    given = flownpu(*asked, "-p", "What?", "--file", tmp_path / "a.txt", "-f", "-")
+    whole = flownpu(*asked, "-p", f"What?\n\n{tmp_path / 'a.txt'}:\nA tuple\n\nis")
+    assert (given.code, given.out) == (0, whole.out)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"x" * (4 * 2**20 + 1), "is larger than 4.0 MiB"),
+        (b"caf\xe9", "expected a text in UTF-8"),
+        (None, "cannot be read"),
+    ],
+)
+def test_unfit_file_is_refused(flownpu, model, tmp_path, content, error):
+    if content is not None:
+        (tmp_path / "a.txt").write_bytes(content)
+    done = flownpu("run", model, "--file", tmp_path / "a.txt")
+    assert done.code == 1
+    assert error in done.err
+    assert str(tmp_path / "a.txt") in done.err
+
+
 def test_prompt_from_stdin_equals_option(flownpu, model, monkeypatch):
     options = ("--no-chat-template", "--max-new-tokens", 8, "--temperature", 0, *CPU)
     monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT))
@@ -81,7 +107,8 @@ def test_prompt_without_utf8_is_refused(start, model, flownpu):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     assert err == (
-        "error: expected a text in UTF-8, got the byte 0xe9 after 'caf': convert it (`iconv -f latin1 -t utf-8`)\n"
+        "error: stdin: expected a text in UTF-8, got the byte 0xe9 after 'caf': convert it (`iconv -f latin1 -t "
+        "utf-8`)\n"
     )
     # Half of a surrogate pair, as a program may pass it.
     assert "expected a text in UTF-8" in flownpu("run", model, "-p", "a \ud800 b").err

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from tests.fuzz.server.exchange import Reply
 
-WHOLE_ENDS = {"stop", "tool_calls", "completed"}  # reasons of answers that max_tokens did not cut
+WHOLE_ENDS = {"stop", "tool_calls", "completed", "end_turn", "tool_use"}  # not cut by max_tokens
 
 
 class WrongFormError(Exception):
@@ -54,7 +54,7 @@ def documents_of(reply: Reply) -> tuple[list[Any], bool]:
     if not documents:
         raise WrongFormError("the stream is empty")
     last = documents[-1]
-    if not (ended or "error" in last or str(last.get("type", "")).startswith("response.")):
+    if not (ended or "error" in last or str(last.get("type", "")).startswith(("response.", "message_stop"))):
         raise WrongFormError(f"the stream ends without [DONE]: {lines[-1][:80]!r}")
     return documents, True
 
@@ -74,6 +74,8 @@ def answer_of(path: str, reply: Reply) -> Answer:
             return _ollama(documents)
         if path == "/v1/responses":
             return _response(last["response"] if streamed else last)
+        if path == "/v1/messages":
+            return _message(documents) if streamed else _message_of(last["content"], last["stop_reason"])
         return _openai(documents, streamed)
     except (KeyError, IndexError, TypeError) as error:
         raise WrongFormError(f"{type(error).__name__} {error} in {json.dumps(last)[:200]}") from error
@@ -98,6 +100,30 @@ def _response(document: Any) -> Answer:
     texts = [part["text"] for item in document["output"] for part in item.get("content", ())]
     calls = [(item["name"], item["arguments"]) for item in document["output"] if item["type"] == "function_call"]
     return Answer("".join(texts), document["status"], tuple(calls))
+
+
+def _message(events: list[Any]) -> Answer:
+    blocks: list[Any] = []
+    reason = ""
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                blocks.append(event["content_block"])
+            case "content_block_delta":
+                delta = event["delta"]
+                if delta["type"] == "input_json_delta":
+                    blocks[-1]["input"] = strict_json(delta["partial_json"])
+                else:
+                    blocks[-1]["text"] += delta["text"]
+            case "message_delta":
+                reason = event["delta"]["stop_reason"]
+    return _message_of(blocks, reason)
+
+
+def _message_of(blocks: list[Any], reason: str) -> Answer:
+    texts = [block["text"] for block in blocks if block["type"] == "text"]
+    calls = [(block["name"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"]
+    return Answer("".join(texts), reason, tuple(calls))
 
 
 def _ollama(documents: list[Any]) -> Answer:

@@ -17,11 +17,12 @@ from tests.fuzz.server import values
 SLOTS, PAGED, SEEING = MODELS = ("topics", "paged", "seeing")
 EMBEDDING = "embedding"
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 EMBEDDINGS = ("/v1/embeddings", "/api/embed")
-ROUTES = (CHAT, COMPLETIONS, RESPONSES, OLLAMA_CHAT, OLLAMA_GENERATE)
-WITH_SCHEMA = (CHAT, RESPONSES, OLLAMA_CHAT, OLLAMA_GENERATE)
-WITH_TOOLS = (CHAT, RESPONSES, OLLAMA_CHAT)
+ROUTES = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE)
+WITH_SCHEMA = (CHAT, RESPONSES, MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE)
+WITH_TOOLS = (CHAT, RESPONSES, MESSAGES, OLLAMA_CHAT)
 _QUESTIONS = ("Tell me about loops.", "What are strings?", "Describe exceptions.", "Tell me about classes.")
 
 
@@ -41,9 +42,12 @@ def plain(random: Random, path: str, text: str | None = None, tokens: int | None
     if path == RESPONSES:
         return document | {"input": content, "max_output_tokens": most, **({"instructions": text} if text else {})}
     document["max_tokens"] = most
+    if path == MESSAGES:
+        document["temperature"] = min(temperature, 1)  # Anthropic's bound
+        document |= {"stop_sequences": [text[:20]], "system": text} if text else {}
     if path == COMPLETIONS:
         return document | {"prompt": content}
-    if text and random.random() < 0.3:
+    if path != MESSAGES and text and random.random() < 0.3:
         document |= {"stop": [text[:20]], "user": text}
     return document | {"messages": _messages(random, content, text)}
 
@@ -66,6 +70,8 @@ def with_schema(random: Random, path: str, schema: Any) -> dict[str, Any]:
         return document | {"format": schema}
     if path == RESPONSES:
         return document | {"text": {"format": {"type": "json_schema", "name": "answer", "schema": schema}}}
+    if path == MESSAGES:
+        return document | {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
     return document | {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
@@ -79,6 +85,10 @@ def with_tools(random: Random, path: str, schema: Any) -> dict[str, Any]:
     if path == RESPONSES:
         tools: list[Any] = [{"type": "function", **function} for function in functions]
         return document | {"tools": tools, "tool_choice": random.choice(("auto", "required"))}
+    if path == MESSAGES:
+        tools = [{"name": "find", "input_schema": schema}, {"name": "stop", "input_schema": {"type": "object"}}]
+        chosen = random.choice(({"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "find"}, {"type": "none"}))
+        return document | {"tools": tools, "tool_choice": chosen}
     tools = [{"type": "function", "function": function} for function in functions]
     if path == OLLAMA_CHAT:
         return document | {"tools": tools}

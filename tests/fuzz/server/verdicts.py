@@ -63,7 +63,7 @@ def _fault_of_error(request: Request, reply: Reply) -> str:
 
 
 def _fault_of_answer(request: Request, reply: Reply) -> str:
-    if not request.path.endswith(("/completions", "/responses", "/chat", "/generate")):
+    if not request.path.endswith(("/completions", "/responses", "/messages", "/chat", "/generate")):
         strict_json(reply.body)
         return ""
     answer = answer_of(request.path, reply)

@@ -2,7 +2,7 @@
 """Installed clients by others: nested tools, JSON of nested schemas, streams, and leaving one.
 
 Each client's script runs once, with the packages of `python -m scripts.environments`, in the environment that
-`scripts/environments.py` describes; OpenAI's and Ollama's of Python are in the tests' own.
+`scripts/environments.py` describes; OpenAI's, Ollama's and pydantic-ai's of Python are in the tests' own.
 """
 
 import json
@@ -93,17 +93,19 @@ class Client:
         return ["node", "--import", folder / "loopback.mjs", folder / self.script]
 
 
+ALLOWED = {"add": range(10), "look": ("for", "while"), "stop": (None,)}
 CALLED = ("tool", "tool_in_a_stream")
 SHARED = ("structured", "stream", "leave")
 CLIENTS = (
     Client("with_openai", None, (*CALLED, "structured_response", *SHARED)),
     Client("with_ollama", None, ("offered", *SHARED)),
     Client("with_llm", "clients", ("offered", *SHARED)),
-    Client("with_pydantic_ai", "clients", (*CALLED, "offered", *SHARED)),
+    Client("with_pydantic_ai", None, (*CALLED, "offered", "agent_of_ten_turns", *SHARED)),
     Client("with_instructor", "instructor", (*CALLED, "structured")),
     Client("with_langchain", "clients", (*CALLED, "structured_response", *SHARED)),
     Client("with_litellm", "clients", ("tool", "offered", *SHARED)),
     Client("with_openai.mjs", "npm-clients", (*CALLED, "structured_response", *SHARED)),
+    Client("with_anthropic.mjs", "npm-clients", (*CALLED, *SHARED)),
     Client("with_ollama.mjs", "npm-clients", ("offered", *SHARED)),
     Client("with_ai_sdk.mjs", "npm-clients", (*CALLED, *SHARED)),
 )
@@ -111,7 +113,7 @@ CLIENTS = (
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Server], topics: Path) -> Server:
-    return start_server(topics, "--context", 1024)
+    return start_server(topics, "--context", 2048)
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +200,10 @@ def test_client_gets_expected_answers(
         case "offered":
             # The small model makes no calls by itself. It answers in words, which the tools' description changes.
             assert result
+        case "agent_of_ten_turns":
+            assert [name for name, _ in result["called"]] == (["add", "look", "stop"] * 4)[:10]
+            assert all(value in ALLOWED[name] for name, value in result["called"])
+            assert result["messages"] == 10 * 4  # the question, the call, its result, the words
         case "leave":
             assert result == 3
             assert results["cancelled"] >= 1

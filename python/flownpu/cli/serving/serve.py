@@ -3,6 +3,7 @@
 
 import ipaddress
 import logging
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,11 +18,13 @@ GIB = 2**30
 
 def serve(
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="MODEL...", help="Folders that `flownpu convert` wrote, or names such as gemma3:1b, or NAME=MODEL."
+            metavar="[MODEL]...",
+            help="Folders that `flownpu convert` wrote, or names such as gemma3:1b, or NAME=MODEL. Without any: all "
+            "that `flownpu list` shows.",
         ),
-    ],
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; only this machine can reach the default.")
     ] = "127.0.0.1",
@@ -41,6 +44,19 @@ def serve(
         list[str] | None,
         typer.Option(metavar="URL", help="Web pages of this origin may use the server; may be repeated."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Requests may name this host, such as that of a container; may be repeated."),
+    ] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MODEL", help="Another name of a served model; * stands for every other name. May be repeated."
+        ),
+    ] = None,
+    allow_pull: Annotated[
+        bool, typer.Option("--allow-pull", help="Clients may pull and delete models by Ollama's API.")
+    ] = False,
     context: options.Context = 4096,
     slots: options.Slots = 4,
     *,
@@ -63,7 +79,7 @@ def serve(
     log_texts: Annotated[bool, typer.Option("--log-texts", help="Log prompts and answers, too.")] = False,
     session: options.SessionOptions,
 ) -> None:
-    """Serve models to the clients of OpenAI's API and of Ollama's, and to browsers: / is a chat page.
+    """Serve models to the clients of OpenAI's API, Anthropic's and Ollama's, and to browsers: / is a chat page.
 
     The first model is loaded at once, others when they are first asked for. Ctrl-C lets running answers end.
     """
@@ -75,7 +91,8 @@ def serve(
             "without",
             param_hint="--host",
         )
-    served = options.served_models(models, context, slots, session, decoding)
+    served = options.served_models(models or _stored(allow_pull=allow_pull), context, slots, session, decoding)
+    pulled = options.model_settings(Path(), context, slots, session, decoding) if allow_pull else None
     logging.getLogger("flownpu.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     server.serve(
@@ -93,14 +110,44 @@ def serve(
             memory=None if memory is None else round(memory * GIB),
             api_key=api_key,
             origins=tuple(origin or ()),
-            # A web page can direct its own host name to this machine, and then calls the server by that name.
-            hosts=("localhost", "127.0.0.1", "::1", "[::1]") if _is_loopback(host) and api_key is None else ("*",),
+            hosts=_hosts(allowed_host or [], is_open=not _is_loopback(host) or api_key is not None),
+            aliases=dict(map(_alias, alias or [])),
+            pulled=pulled,
             logs_texts=log_texts,
         ),
         host,
         port,
         status,
     )
+
+
+def _stored(*, allow_pull: bool) -> list[str]:
+    """The names of the models that were pulled, short ones where there are."""
+    store = require("flownpu.hub.store", extra="convert", purpose="flownpu serve without MODEL")
+    found = [(model.short_names or [model.name])[0] for model in store.stored_models()]
+    if not found and not allow_pull:
+        raise typer.BadParameter(
+            "no model was pulled: expected folders or names, or --allow-pull, with which clients pull them",
+            param_hint="MODEL",
+        )
+    return found
+
+
+def _alias(text: str) -> tuple[str, str]:
+    name, _, model = text.rpartition("=")
+    if not name or not model:
+        raise typer.BadParameter(f"expected NAME=MODEL, got {text!r}", param_hint="--alias")
+    return name, model
+
+
+def _hosts(allowed: list[str], *, is_open: bool) -> tuple[str, ...]:
+    """The hosts that a request may name; all if others may reach the server and none is given.
+
+    A web page can direct its own host name to this machine, and then calls the server by that name.
+    """
+    if is_open and not allowed:
+        return ("*",)
+    return ("localhost", "127.0.0.1", "::1", "[::1]", *allowed)
 
 
 def _is_loopback(host: str) -> bool:

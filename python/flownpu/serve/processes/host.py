@@ -85,6 +85,9 @@ class _Host:
     def _submit(self, number: int, question: Question) -> None:
         try:
             request = _request(question, self._worker)
+            if question.only_counts:
+                self._send(number, Finished("length", len(request.tokens), 0, 0))
+                return
             with self._lock:
                 dropped = number in self._cancelled
                 if not dropped:
@@ -134,19 +137,21 @@ def _request(question: Question, worker: Worker) -> Request:
     room = worker.context_length - len(tokens)
     if not len(tokens):
         raise FlowNPUError("the prompt is empty: expected some text")
-    if room < 1:
+    most = room if question.max_new_tokens is None else min(question.max_new_tokens, room)
+    if room < (question.max_new_tokens != 0) and not question.only_counts:
         raise ContextLengthError(
             f"the prompt is {len(tokens)} tokens long and the context holds {worker.context_length}, the answer "
             "included: shorten the prompt"
         )
     return Request(
         tokens,
-        min(question.max_new_tokens or room, room),
+        max(most, 0),
         _sampling(question.sampling, worker.model.vocabulary_size),
         question.images,
         question.stop,
         question.guidance,
         question.alternatives,
+        question.echo,
     )
 
 

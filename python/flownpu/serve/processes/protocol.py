@@ -44,12 +44,18 @@ class Question:
     variables: dict[str, Any] = field(default_factory=dict)
     """Further variables for the chat template."""
     max_new_tokens: int | None = None
-    """None: as many as fit in the context."""
+    """None: as many as fit in the context; 0: the prompt, however long, is only counted, unless `echo` is set."""
     sampling: Sampling = field(default_factory=Sampling)
     images: "tuple[PreparedImage, ...]" = ()
     stop: tuple[str, ...] = ()
     guidance: "Guidance | None" = None
     alternatives: int | None = None
+    echo: bool = False
+
+    @property
+    def only_counts(self) -> bool:
+        """Whether only the prompt's tokens are counted."""
+        return self.max_new_tokens == 0 and not self.echo
 
     @property
     def parameter(self) -> str:

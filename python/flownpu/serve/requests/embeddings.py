@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests for embeddings, of OpenAI's API and of Ollama's."""
+"""Requests for embeddings, of OpenAI's API and of Ollama's, and for scores of documents."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,6 @@ class EmbeddingsRequest(Strict):
     input: str | Texts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = None
 
     def texts(self) -> list[str]:
         """The texts to embed."""
@@ -40,3 +39,34 @@ class OllamaEmbed(Strict):
     def texts(self) -> list[str]:
         """The texts to embed."""
         return [self.input] if isinstance(self.input, str) else self.input
+
+
+class OllamaEmbeddings(Strict):
+    """Ollama's /api/embeddings, which takes one text."""
+
+    model: str
+    prompt: str
+    # The following fields change no embedding.
+    keep_alive: str | int | None = None
+    options: dict[str, Any] | None = None
+
+
+class DocumentText(Strict):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(Strict):
+    """/v1/rerank, as Jina's, Cohere's and vLLM's servers have it."""
+
+    model: str
+    query: str
+    documents: Annotated[list[str | DocumentText], Field(min_length=1, fail_fast=True)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    """How many of the best are returned; None: all."""
+    return_documents: bool = False
+
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]

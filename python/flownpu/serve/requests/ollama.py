@@ -182,7 +182,13 @@ class OllamaShared(Strict):
         elif self.format == "json":
             form = {"type": "json_object"}
         options = self.options.fields() if self.options else {}
-        return {"model": self.model.removesuffix(":latest"), "response_format": form, **options}
+        same = {"model": self.model.removesuffix(":latest"), "stream": self.stream is not False}
+        return {**same, "response_format": form, **options}
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the model is to be closed after the answer."""
+        return str(self.keep_alive) in {"0", "0.0", "0s", "0m", "0h"}
 
     def thinking(self) -> dict[str, Any]:
         """Whether the model thinks, and how long, as fields of OpenAI and other servers."""

@@ -1,22 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of OpenAI's API: the fields that the server knows, their types and bounds.
 
-An unsupported field that could change an answer is refused, unless its value asks for the existing behaviour. Fields
-that change no answer are accepted. Unknown fields are an error.
+An unsupported field that could change an answer is refused, unless its value asks for the existing behaviour. `HINTS`
+change no answer. Other unknown fields are an error.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from flownpu.generate.language_model import Sampling
 from flownpu.generate.penalties import Penalties
 
+HINTS = frozenset(
+    # About caches, bills and records,
+    "cache_control client_metadata inference_geo max_tool_calls metadata prompt_cache_key "  # noqa: SIM905
+    "prompt_cache_options "
+    "prompt_cache_retention safety_identifier service_tier speed store user verbosity "
+    # from an answer that a client sends back with the conversation,
+    "annotations caller citations parsed parsed_arguments phase provider_specific_fields refusal "
+    # about tools and images.
+    "allowed_callers defer_loading detail eager_input_streaming input_examples".split()
+)
+"""Fields that change no answer of this server, whatever object of a request has them, and whatever their value is."""
+
 
 class Strict(BaseModel):
-    """Refuses unknown fields, and numbers in place of a text."""
+    """Refuses unknown fields, and numbers in place of a text; drops `HINTS` that it has no field for."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_hints(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or HINTS.isdisjoint(value):
+            return value
+        return {key: each for key, each in value.items() if key not in HINTS or key in cls.model_fields}
 
 
 class TextPart(Strict):
@@ -30,7 +49,6 @@ class ImageUrl(Strict):
     """The URL of an image; only "data:image/...;base64,..." is taken."""
 
     url: str
-    detail: str | None = None
 
 
 class ImagePart(Strict):
@@ -45,8 +63,6 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str
-    parsed_arguments: Any = None
-    """The arguments as a value, which OpenAI's own clients send back."""
 
 
 class ToolCall(Strict):
@@ -70,11 +86,8 @@ class Message(Strict):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    # Fields of the server's answers, which clients may send back with the conversation.
-    refusal: str | None = None
-    parsed: Any = None
-    annotations: list[Any] | None = None
     reasoning_content: str | None = None
+    """The thoughts of an answer, which clients may send back with the conversation."""
     audio: None = None
     function_call: None = None
 
@@ -143,6 +156,13 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
+def _unbounded(value: Any) -> Any:
+    """More than fit, for -1: so clients of llama.cpp ask for as many tokens as fit."""
+    return ALL if value == -1 else value
+
+
+Most = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_unbounded)]
+"""Most tokens of an answer; 0: the prompt is only checked and counted. None: as many as fit."""
 Number = Annotated[float, Field(strict=False, allow_inf_nan=False)]
 Stop = str | Annotated[list[str], Field(max_length=16, fail_fast=True)] | None
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
@@ -165,7 +185,7 @@ class Shared(Strict):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Most = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Portion | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -183,7 +203,6 @@ class Shared(Strict):
     min_p: Portion | None = None
     repetition_penalty: Repetition | None = None
     repeat_last_n: Window | None = None
-    user: str | None = None
 
     def sampling(self) -> Sampling:
         """How tokens are chosen; GenAI's seeds have 31 bits."""
@@ -210,7 +229,7 @@ class ChatRequest(Shared):
     """The fields of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Most = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
@@ -224,15 +243,12 @@ class ChatRequest(Shared):
     enable_thinking: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     """Variables for the chat template. 32 is three times what any public template reads."""
-    # The following fields change no answer of this server.
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    verbosity: str | None = None
     modalities: list[Literal["text"]] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of the answer; None: as many as fit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class CompletionRequest(Shared):
@@ -245,7 +261,8 @@ class CompletionRequest(Shared):
         | Annotated[list[int], Field(fail_fast=True)]
         | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
     )
-    echo: Literal[False] | None = None
+    echo: bool | None = None
+    """Whether the prompt comes before the answer, with `logprobs` of its own."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     suffix: None = None

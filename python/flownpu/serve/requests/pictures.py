@@ -35,9 +35,8 @@ class ImagesRequest(Strict):
     background: Literal["auto", "opaque"] | None = None
     quality: Literal["auto", "standard"] | None = None
     stream: Literal[False] | None = None
-    # Hints for other servers.
+    # A hint for other servers.
     moderation: str | None = None
-    user: str | None = None
 
     def request(self) -> PictureRequest:
         """The first picture of the request; a seed is drawn if none was given.

@@ -30,7 +30,7 @@ class JsonRoute(APIRoute):
 
         async def read_and_answer(request: Request) -> Response:
             headers = MutableHeaders(scope=request.scope)
-            if request.method == "POST" and not _says_json(headers):
+            if request.method in {"POST", "DELETE"} and not _says_json(headers):
                 if "origin" in headers:
                     raise invalid(f"expected a JSON object as body, with the header Content-Type: {KIND}")
                 headers["content-type"] = KIND

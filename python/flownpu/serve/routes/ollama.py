@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version."""
+"""Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version, and that the server is there."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from flownpu import __version__
 from flownpu.model.folder import PIPELINE, read_genai_config, read_json
-from flownpu.serve.embeddings import Embedder
+from flownpu.serve.embeddings import Embedder, Ranker
 from flownpu.serve.pictures import Painter
 from flownpu.serve.requests.ollama import OllamaChat, OllamaGenerate, OllamaShow
 from flownpu.serve.requests.openai import ChatRequest
@@ -22,32 +22,38 @@ from flownpu.serve.streams import line_stream, unless_gone
 from flownpu.serve.template_variables import has_switch
 
 NANOSECONDS = 1e9
+_ABILITIES = {Embedder: "embedding", Painter: "image", Ranker: "rerank"}
 
 
 def ollama_routes(service: Service) -> APIRouter:
     """The routes to a server's models."""
-    router = APIRouter(route_class=JsonRoute, prefix="/api")
+    router = APIRouter(route_class=JsonRoute)
 
-    @router.get("/version")
+    @router.head("/")
+    async def there() -> Response:
+        return Response()
+
+    @router.get("/api/version")
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @router.get("/tags")
+    @router.get("/api/tags")
     async def tags() -> dict[str, Any]:
         return {"models": [_description(service, name) for name in service.names]}
 
-    @router.get("/ps")
+    @router.get("/api/ps")
     async def running() -> dict[str, Any]:
         loaded = service.catalogue.loaded()
         return {"models": [{**_description(service, name), "size": loaded[name].memory()} for name in loaded]}
 
-    @router.post("/show")
+    @router.post("/api/show")
     async def show(request: OllamaShow) -> dict[str, Any]:
         name = request.model.removesuffix(":latest")
-        if (other := service.in_process.get(name)) is not None:
+        if (other := service.in_process.get(service.resolve(name))) is not None:
             described = _description(service, name)
+            ability = next(text for kind, text in _ABILITIES.items() if isinstance(other, kind))
             return {"details": described["details"], "modified_at": described["modified_at"], "template": ""} | {
-                "capabilities": ["embedding" if isinstance(other, Embedder) else "image"],
+                "capabilities": [ability],
                 "model_info": {"general.architecture": described["details"]["family"]},
             }
         model = service.model(name)
@@ -64,34 +70,50 @@ def ollama_routes(service: Service) -> APIRouter:
             },
         }
 
-    @router.post("/chat")
+    @router.post("/api/chat")
     async def chat(request: OllamaChat, connection: Request) -> Response:
         if not request.messages:
-            return await load(request.model, {"message": {"role": "assistant", "content": ""}})
+            return await load(request, _message("", None))
         return await answer(request, connection, _message)
 
-    @router.post("/generate")
+    @router.post("/api/generate")
     async def generate(request: OllamaGenerate, connection: Request) -> Response:
         if not request.prompt:
-            return await load(request.model, {"response": ""})
+            return await load(request, _response("", None))
         return await answer(request, connection, _response)
 
-    async def load(name: str, empty: dict[str, Any]) -> Response:
-        """Loads a model before it is needed, as Ollama does for a request without a prompt."""
-        service.model(name.removesuffix(":latest"))
-        await service.catalogue.get(name.removesuffix(":latest"))
-        return JSONResponse({"model": name, "created_at": _now(), **empty, "done": True, "done_reason": "load"})
+    async def load(request: OllamaChat | OllamaGenerate, empty: dict[str, Any]) -> Response:
+        """Loads a model before it is needed, or unloads it, as Ollama does for a request without a prompt."""
+        name, done = request.model.removesuffix(":latest"), "unload" if request.unloads else "load"
+        service.model(name)
+        await (service.drop(name) if request.unloads else service.load(name))
+        return JSONResponse({"model": request.model, "created_at": _now(), **empty, "done": True, "done_reason": done})
 
     async def answer(request: OllamaChat | OllamaGenerate, connection: Request, part: Any) -> Response:
         asked = request.request()
         begin = service.chat(asked) if isinstance(asked, ChatRequest) else service.complete(asked)
         chat = await unless_gone(connection, begin)
         documents = _documents(chat, request.model, part)
+        if request.unloads:
+            documents = _then(documents, lambda: service.drop(asked.model))
         if request.stream is not False:
-            return line_stream(documents, chat.headers)
+
+            def beat() -> dict[str, Any]:
+                return {"model": request.model, "created_at": _now(), **part("", None), "done": False}
+
+            return line_stream(documents, chat.headers, beat)
         return JSONResponse(await unless_gone(connection, _whole(documents)), headers=chat.headers)
 
     return router
+
+
+async def _then(documents: AsyncIterator[dict[str, Any]], last: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+    """The documents; then what comes last is done, before the stream ends."""
+    try:
+        async for document in documents:
+            yield document
+    finally:
+        await last()
 
 
 def _now() -> str:
@@ -99,20 +121,21 @@ def _now() -> str:
 
 
 def _description(service: Service, name: str) -> dict[str, Any]:
-    folder = service.settings.models[name].folder
+    name, asked = service.resolve(name), name
+    folder = service.models[name].folder
     is_pipeline = isinstance(service.in_process.get(name), Painter)  # whose files are in folders
     files = [file.stat() for file in folder.glob("**/*" if is_pipeline else "*") if file.is_file()]
     changed = datetime.fromtimestamp(max(file.st_mtime for file in files), UTC).isoformat()
     match service.in_process.get(name):
-        case Embedder():
+        case Embedder() | Ranker():
             kind = str(read_json(folder / "config.json").get("model_type", ""))
         case Painter():
             kind = str(read_json(folder / PIPELINE).get("_class_name", ""))
         case _:
             kind = str(read_genai_config(folder)["model"].get("type", ""))
     return {
-        "name": name,
-        "model": name,
+        "name": asked,
+        "model": asked,
         "modified_at": changed.replace("+00:00", "Z"),
         "size": sum(file.st_size for file in files),
         "digest": "",

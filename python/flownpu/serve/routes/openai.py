@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -23,16 +24,28 @@ def openai_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute, prefix="/v1")
 
     def model(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": service.catalogue.created, "owned_by": "flownpu"}
+        """A model for the clients of OpenAI, Anthropic and others, which name the context's length differently."""
+        created = service.catalogue.created
+        context = service.context_length(name)
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "flownpu",
+            "type": "model",
+            "display_name": name,
+            "lifecycle": "active",
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+            **(dict.fromkeys(("context_length", "max_model_len", "max_input_tokens"), context) if context else {}),
+        }
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model(name) for name in service.names]}
+        ends = {"has_more": False, "first_id": service.names[0], "last_id": service.names[-1]} if service.names else {}
+        return {"object": "list", "data": [model(name) for name in service.names], **ends}
 
     @router.get("/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if name not in service.in_process:
-            service.model(name)
         return model(name)
 
     @router.post("/chat/completions")
@@ -171,7 +184,7 @@ def _completion_choice(
         logprobs = {
             "tokens": [_completion_token(one[0]) for one in likelihoods],
             "token_logprobs": [one[0].logarithm for one in likelihoods],
-            "top_logprobs": [_by_text(one[1:]) for one in likelihoods],
+            "top_logprobs": [None if one[0].logarithm is None else _by_text(one[1:]) for one in likelihoods],
             "text_offset": [offsets.next(one[0]) for one in likelihoods],
         }
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -182,9 +195,9 @@ def _completion_token(one: Likelihood) -> str:
     return f"bytes:{one.text}" if one.data and one.text.encode() != one.data else one.text
 
 
-def _by_text(likelihoods: tuple[Likelihood, ...]) -> dict[str, float]:
+def _by_text(likelihoods: tuple[Likelihood, ...]) -> dict[str, float | None]:
     """Logarithms by token. Of several tokens with one text the less likely have their numbers behind it."""
-    found: dict[str, float] = {}
+    found: dict[str, float | None] = {}
     for one in likelihoods:
         text = _completion_token(one)
         found[text if text not in found else f"{text} (token {one.token})"] = one.logarithm

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: what is shown, and what buttons and keys do.
 
-import { answer, models } from "./api.js";
+import { answer, models, mustLoad } from "./api.js";
+import { make } from "./elements.js";
 import { readImage } from "./images.js";
+import { messageElement, showParts, speedText } from "./messages.js";
 import * as store from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -11,40 +13,41 @@ const NUMBERS = ["temperature", "top_p", "top_k", "seed", "max_tokens"];
 let current = store.conversations[0] ?? store.begin();
 let pictures = []; // of the next message
 let running = null; // AbortController of the answer that is written
-
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
-
-/** A text with its code blocks set apart. What a model writes is never read as HTML. */
-function showText(element, text) {
-  const parts = text.split(/^```.*$\n?/m);
-  element.replaceChildren(...parts.map(
-    (part, index) => (index % 2 ? make("pre", {}, make("code", { textContent: part })) : part)));
-}
-
-function speedText({ tokens, rate, first }) {
-  const count = `${tokens} token${tokens === 1 ? "" : "s"}`;
-  return rate ? `${count}, ${rate.toFixed(1)} tokens/s, first token after ${first.toFixed(2)} s` : count;
-}
-
-function messageElement(message) {
-  const text = make("div", { className: "text" });
-  showText(text, message.text);
-  const images = (message.images ?? []).map((image) => make("img", { src: image.url, alt: image.name }));
-  const name = message.role === "user" ? "You" : message.model;
-  const element = make("li", { className: message.role }, make("h2", { textContent: name }), ...images, text);
-  if (message.speed) element.append(make("p", { className: "speed", textContent: speedText(message.speed) }));
-  if (message.error) element.append(make("p", { className: "error", textContent: message.error }));
-  return element;
-}
+let edited = null; // the message that the next one replaces, with all that follows it
+let contexts = {}; // tokens that each model's context holds
 
 function showConversation() {
-  $("log").replaceChildren(...current.messages.map(messageElement));
+  $("log").replaceChildren(...current.messages.map((message) => messageElement(message, actionsOf(message))));
   $("log").scrollTop = $("log").scrollHeight;
   showList();
+}
+
+function actionsOf(message) {
+  if (running) return {};
+  if (message.role === "user") return { edit: () => edit(message) };
+  return message === current.messages.at(-1) ? { regenerate } : {};
+}
+
+function edit(message) {
+  edited = message;
+  pictures = [...(message.images ?? [])];
+  $("prompt").value = message.text;
+  showPictures();
+  say("Sending replaces your message and what follows it; Escape keeps them.");
+  $("prompt").focus();
+}
+
+function dropEdit() {
+  edited = null;
+  pictures = [];
+  $("prompt").value = "";
+  showPictures();
+  say("");
+}
+
+async function regenerate() {
+  current.messages.pop();
+  await ask(current);
 }
 
 function showList() {
@@ -60,6 +63,7 @@ function showList() {
 
 function change(conversation) {
   running?.abort();
+  if (edited) dropEdit();
   current = conversation;
   showConversation();
   $("prompt").focus();
@@ -119,14 +123,23 @@ async function send() {
   const text = $("prompt").value.trim();
   if (running || (!text && !pictures.length)) return;
   const conversation = current;
+  if (edited) conversation.messages.splice(conversation.messages.indexOf(edited));
+  edited = null;
   conversation.messages.push({ role: "user", text, images: pictures });
   conversation.title ||= text.slice(0, 60) || "Image";
   $("prompt").value = "";
   pictures = [];
   showPictures();
+  await ask(conversation);
+}
+
+/** Has the model answer a conversation's last message. */
+async function ask(conversation) {
   const asked = request(conversation);
-  const message = { role: "assistant", text: "", model: asked.model };
+  const message = { role: "assistant", text: "", thought: "", calls: [], model: asked.model };
   conversation.messages.push(message);
+  running = new AbortController();
+  setRunning(true);
   showConversation();
   keep();
   await write(conversation, message, asked);
@@ -135,25 +148,38 @@ async function send() {
 async function write(conversation, message, asked) {
   const element = $("log").lastElementChild;
   element.setAttribute("aria-busy", "true");
-  running = new AbortController();
-  setRunning(true);
+  let frame = 0;
+  const show = () => {
+    frame = 0;
+    keepPlace(() => showParts(element, message));
+  };
   try {
-    message.speed = await answer(asked, store.settings.key, running.signal, (text) => {
-      const log = $("log");
-      const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-      message.text += text;
-      showText(element.querySelector(".text"), message.text);
-      if (follows) log.scrollTop = log.scrollHeight;
+    if (await mustLoad(asked.model)) say(`Loading ${asked.model}…`);
+    message.speed = await answer(asked, store.settings.key, running.signal, (part) => {
+      message.text += part.content ?? "";
+      message.thought += part.reasoning_content ?? "";
+      message.calls.push(...(part.tool_calls ?? []).map((call) => call.function));
+      frame ||= requestAnimationFrame(show);
     });
+    message.speed.context = contexts[asked.model];
     say(running.signal.aborted ? "Stopped." : `Answered: ${speedText(message.speed)}.`);
   } catch (error) {
     message.error = error.message;
     say(`Error: ${error.message}`);
   }
+  cancelAnimationFrame(frame);
   running = null;
   setRunning(false);
-  if (element.isConnected) element.replaceWith(messageElement(message));
+  if (conversation === current) keepPlace(showConversation);
   keep();
+}
+
+/** Changes the log; its end stays in sight if it was, else what was. */
+function keepPlace(change) {
+  const log = $("log"), place = log.scrollTop;
+  const follows = log.scrollHeight - place - log.clientHeight < 40;
+  change();
+  log.scrollTop = follows ? log.scrollHeight : place;
 }
 
 function setRunning(is) {
@@ -164,7 +190,9 @@ function setRunning(is) {
 
 async function showModels() {
   try {
-    const names = await models(store.settings.key);
+    const found = await models(store.settings.key);
+    const names = found.map((model) => model.id);
+    contexts = Object.fromEntries(found.map((model) => [model.id, model.context_length]));
     $("model").replaceChildren(...names.map((name) => make("option", { value: name, textContent: name })));
     if (names.includes(store.settings.model)) $("model").value = store.settings.model;
   } catch (error) {
@@ -198,6 +226,23 @@ $("file").onchange = async () => {
   await addFiles($("file").files);
   $("file").value = "";
 };
+$("export").onclick = () => {
+  const href = URL.createObjectURL(new Blob([store.exported()], { type: "application/json" }));
+  make("a", { href, download: "flownpu-conversations.json" }).click();
+  URL.revokeObjectURL(href);
+};
+$("import").onclick = () => $("exported").click();
+$("exported").onchange = async () => {
+  try {
+    const count = store.imported(await $("exported").files[0].text());
+    keep();
+    change(store.conversations[0]);
+    say(`${count} conversation${count === 1 ? " is" : "s are"} imported.`);
+  } catch {
+    say("The file holds no conversations of this page.");
+  }
+  $("exported").value = "";
+};
 $("composer").onsubmit = (event) => {
   event.preventDefault();
   send();
@@ -211,9 +256,15 @@ $("prompt").onkeydown = (event) => {
 $("prompt").onpaste = (event) => {
   if (event.clipboardData.files.length) addFiles(event.clipboardData.files);
 };
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  addFiles(event.dataTransfer.files);
+});
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   if (running) running.abort();
+  else if (edited) dropEdit();
   else $("settings").open = false;
 });
 

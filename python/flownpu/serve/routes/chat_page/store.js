@@ -29,11 +29,34 @@ export function keepConversations() {
   }
 }
 
-/** A conversation is {id, title, messages}; a message {role, text, images, speed, error}. */
-export function begin() {
-  const conversation = { id: crypto.randomUUID?.() ?? String(Date.now()), title: "", messages: [] };
+/** A conversation is {id, title, messages}; a message {role, text, thought, calls, images, model, speed, error}. */
+export function begin(title = "", messages = []) {
+  const conversation = { id: crypto.randomUUID?.() ?? `${Date.now()} ${Math.random()}`, title, messages };
   conversations.unshift(conversation);
   return conversation;
+}
+
+/** All conversations as the text of a file. */
+export function exported() {
+  return JSON.stringify({ flownpu: 1, conversations }, null, 1);
+}
+
+/** Adds the conversations of a file's text; returns how many. Takes what messages have, and nothing else. */
+export function imported(text) {
+  const found = JSON.parse(text).conversations.map(({ title, messages }) => [String(title), messages.map(clean)]);
+  for (const [title, messages] of found.reverse()) begin(title, messages);
+  return found.length;
+}
+
+const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
+
+function clean({ role, text, thought, calls, images, model }) {
+  if (!["user", "assistant"].includes(role) || typeof text !== "string") throw new Error("a message is none");
+  return {
+    role, text, thought: String(thought ?? ""), model: String(model ?? ""),
+    calls: (calls ?? []).map((call) => ({ name: String(call.name), arguments: String(call.arguments) })),
+    images: (images ?? []).filter(({ url }) => PICTURE.test(url)).map(({ name, url }) => ({ name: String(name), url })),
+  };
 }
 
 export function forget(conversation) {

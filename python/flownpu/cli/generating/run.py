@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flownpu.cli import options
-from flownpu.cli.output import print_json, read_all_bytes, seconds_text, status, waiting
+from flownpu.cli.generating.prompt_texts import read_prompt
+from flownpu.cli.output import print_json, seconds_text, status, waiting
 from flownpu.generate.image_prompts import TOKENS_PER_IMAGE, place_images, read_images
 from flownpu.generate.language_model import LanguageModel, Timing
 from flownpu.generate.tokenizer import Tokens
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 def run(
     model: options.ModelFolder,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt. Without it, stdin is read.")
+        str | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt. Without it and --file, stdin is read."),
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="A text behind the prompt; - is stdin; 4 MiB at most; may be repeated."
+        ),
     ] = None,
     image: Annotated[
         list[Path] | None,
@@ -44,11 +52,7 @@ def run(
 
     The text goes to stdout; the speed, and what ran where, to stderr.
     """
-    if prompt is None:
-        if sys.stdin.isatty():
-            raise typer.BadParameter('expected -p "some text", or text on stdin', param_hint="--prompt")
-        read_all_bytes()
-        prompt = sys.stdin.read()
+    prompt = read_prompt(prompt, file or [])
     # Before the model is opened, so that an error in an image is reported at once, and its memory is freed.
     images = read_images(model, image) if image else []
     language_model = options.open_model(model, session, decoding)

@@ -17,6 +17,7 @@ from flownpu.serve.requests.ollama import OllamaChat
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.requests.validation import validated
+from flownpu.serve.routes.anthropic import anthropic_routes
 from flownpu.serve.routes.embeddings import embeddings_routes
 from flownpu.serve.routes.ollama import ollama_routes
 from flownpu.serve.routes.openai import openai_routes
@@ -28,12 +29,16 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES = {
     "/v1/chat/completions": {"model": "other", "messages": MESSAGES},
     "/v1/completions": {"model": "other", "prompt": "hi"},
+    "/v1/messages": {"model": "other", "messages": MESSAGES, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"model": "other", "messages": MESSAGES},
     "/v1/responses": {"model": "other", "input": "hi"},
     "/v1/embeddings": {"model": "other", "input": "hi"},
     "/api/chat": {"model": "other", "messages": MESSAGES},
     "/api/generate": {"model": "other", "prompt": "hi"},
     "/api/embed": {"model": "other", "input": "hi"},
+    "/api/embeddings": {"model": "other", "prompt": "hi"},
     "/api/show": {"model": "other"},
+    "/v1/rerank": {"model": "other", "query": "hi", "documents": ["a"]},
 }
 # Content types of `curl -d`, of a client without a header, and of a web page that need not ask.
 KINDS = ["application/x-www-form-urlencoded", None, "text/plain", "multipart/form-data; boundary=x", "nonsense"]
@@ -55,7 +60,7 @@ def send(method, path, settings=None, **request):
 
 def test_valid_bodies_cover_every_path_with_body():
     service = Service(ServerSettings({}))
-    makers = (openai_routes, embeddings_routes, responses_routes, ollama_routes)
+    makers = (openai_routes, anthropic_routes, embeddings_routes, responses_routes, ollama_routes)
     paths = {route.path for make in makers for route in make(service).routes if "POST" in route.methods}
     assert paths == BODIES.keys()
 
@@ -146,7 +151,7 @@ def test_preflight_of_private_network_grants_it():
 
 def test_allowed_origin_reads_unenforced_header():
     headers = send("GET", "/v1/models", headers={"Origin": ORIGIN}).headers
-    assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced"
+    assert headers["Access-Control-Expose-Headers"] == "FlowNPU-Unenforced, FlowNPU-Left-Out"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +257,7 @@ def part(**fields):
         (ChatRequest, part(type="text", text="a", mood=1), "messages.0.content.0.mood", "unknown field"),
         (ChatRequest, part(type="image_url", image_url={}), "messages.0.content.0.image_url.url", "is missing"),
         (ChatRequest, part(type="image_url", image_url="u"), "messages.0.content.0.image_url", "an object"),
-        (ResponsesRequest, INPUT | {"input": [{"type": "reasoning"}]}, "input.0.type", "one of 'message'"),
+        (ResponsesRequest, INPUT | {"input": [{"type": "thought"}]}, "input.0.type", "one of 'message'"),
         (ResponsesRequest, INPUT | {"input": [INPUT_PART]}, "input.0.content.0.type", "one of 'input_text'"),
         (ResponsesRequest, INPUT | {"text": FORMAT}, "text.format.schema", "is missing"),
         (ResponsesRequest, INPUT | {"include": [LOGPROBS]}, "include", "log-probabilities are in"),

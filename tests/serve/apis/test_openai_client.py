@@ -127,3 +127,37 @@ def test_concurrent_async_answers_equal_single_ones(server_of_three, expected):
 
     texts = asyncio.run(all_of_them())
     assert texts == ["".join(pieces[:tokens]) for tokens in range(4, 24, 4)]
+
+
+def test_echoed_logprobs_are_those_of_prompts_tokens(client, topics):
+    """As evaluation harnesses ask; the reference asks for the next token's behind every beginning of the prompt."""
+    tokens = LanguageModel(topics, options=EXACT).tokens_of_text('The "for" statement is').tolist()
+    scored = {"max_tokens": 0, "logprobs": 1, "echo": True, **GREEDY}
+    answer = client.completions.create(prompt=tokens, **scored).choices[0]
+    assert answer.text == 'The "for" statement is'
+    assert answer.finish_reason == "length"
+    assert (len(answer.logprobs.tokens), answer.logprobs.token_logprobs[0]) == (len(tokens), None)
+    for place in range(1, len(tokens)):
+        # Top 20 of the next token; the prompt's own is among them, or less likely than all of them.
+        asked = client.completions.create(prompt=tokens[:place], max_tokens=1, logprobs=20, **GREEDY)
+        likeliest = asked.choices[0].logprobs.top_logprobs[0]
+        own, token = answer.logprobs.token_logprobs[place], answer.logprobs.tokens[place]
+        # A prompt's products and a token's round the same bf16 values in another order; the logits are some 10 wide.
+        assert own == pytest.approx(likeliest.get(token, own), abs=0.1)
+        assert token in likeliest or own <= min(likeliest.values()) + 0.1
+        assert max(answer.logprobs.top_logprobs[place].values()) == pytest.approx(max(likeliest.values()), abs=0.1)
+    longer = client.completions.create(prompt=tokens, **{**scored, "max_tokens": 3}).choices[0]
+    assert longer.logprobs.token_logprobs[: len(tokens)] == answer.logprobs.token_logprobs
+    assert len(longer.logprobs.tokens) == len(tokens) + 3
+    assert longer.text.startswith(answer.text)
+    plain = client.completions.create(prompt='The "for" statement is', max_tokens=3, echo=True, **GREEDY).choices[0]
+    assert plain.text == longer.text
+    counted = client.completions.create(prompt=tokens, max_tokens=0, **GREEDY)
+    assert (counted.choices[0].text, counted.usage.prompt_tokens) == ("", len(tokens))
+    with pytest.raises(openai.BadRequestError, match="leave logprobs and echo out"):
+        client.completions.create(prompt=tokens, **{**scored, "model": "paged"})
+
+
+def test_as_many_tokens_as_fit_may_be_minus_one(client):
+    answer = client.chat.completions.create(messages=MESSAGES, max_tokens=-1, stop="\n", **GREEDY)
+    assert answer.usage.completion_tokens > 16

@@ -2,7 +2,6 @@
 """`flownpu chat`: a conversation in the terminal."""
 
 import contextlib
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flownpu.cli import options
+from flownpu.cli.generating.conversation_file import load_conversation, save_conversation
+from flownpu.cli.generating.run import placements, print_answer, summary
+from flownpu.cli.generating.typed import read_message, remember_lines
 from flownpu.cli.output import read_all_bytes, status
-from flownpu.cli.run import placements, print_answer, summary
 from flownpu.errors import FlowNPUError
 from flownpu.generate.conversation import Conversation
 from flownpu.generate.image_prompts import read_images
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
 
 HELP = (
-    "/image FILE shows the next message an image, /reset begins a new conversation, /help shows this, /exit or Ctrl-D "
-    "leaves, Ctrl-C stops a reply"
+    "/image FILE shows the next message an image, /reset begins a new conversation, /system TEXT tells the model "
+    'something else first, /save FILE and /load FILE keep a conversation, """ begins and ends a message of several '
+    "lines, /help shows this, /exit or Ctrl-D leaves, Ctrl-C stops a reply"
 )
 
 
@@ -37,9 +39,10 @@ def chat(
     decoding: options.DecodingOptions,
     session: options.SessionOptions,
 ) -> None:
-    """Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /image FILE shows an image, /exit leaves.
+    r"""Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /exit leaves; /help shows further commands.
 
-    Reads stdin line by line, also from a pipe. An image belongs to the next message, which may have several.
+    Reads stdin line by line, also from a pipe; a message of several lines is between two \"\"\". Images belong to the
+    next message. Typed lines are kept in ~/.local/state/flownpu/chat_history, for the arrow keys.
     """
     language_model = options.open_model(model, session, decoding)
     conversation = Conversation(
@@ -54,6 +57,7 @@ def chat(
     if not language_model.has_chat_template:
         status("This model has no chat template: it continues the text of your turns and of its own.")
     read_all_bytes()
+    remember_lines()
     talk = _Talk(conversation)
     going_on = True
     while going_on:
@@ -75,39 +79,53 @@ class _Talk:
     def take_turn(self) -> bool:
         """Reads a line and executes it; false if it asks to leave."""
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
+            line, is_message = read_message()
         except EOFError:
             return False
-        command, _, argument = line.partition(" ")
-        if line == "/exit":
+        if line == "/exit" and not is_message:
             return False
-        if line == "/reset":
-            self.conversation.reset()
-            self.images = []
-            status("A new conversation.")
-        elif line == "/help":
-            status(HELP)
-        elif command == "/image":
-            self._show(argument.strip())
-        elif line.startswith("/"):
-            status(f"unknown command {command}; {HELP}")
+        if line.startswith("/") and not is_message:
+            command, _, argument = line.partition(" ")
+            try:
+                self._obey(command, argument.strip())
+            except FlowNPUError as error:
+                status(f"error: {error}")
         elif line:
             self._reply(line)
         return True
 
-    def _show(self, name: str) -> None:
+    def _obey(self, command: str, argument: str) -> None:
+        """Executes a command.
+
+        Raises:
+            FlowNPUError: it cannot be executed.
+        """
+        match command:
+            case "/reset":
+                self.conversation.reset()
+                self.images = []
+                status("A new conversation.")
+            case "/system":
+                self.conversation.tell(argument)
+                status("The model is told this first." if argument else "The model is told nothing first.")
+            case "/image":
+                self._show(_path(argument, "/image and the path of an image file"))
+            case "/save":
+                file = _path(argument, "/save and the path of a file to write")
+                save_conversation(self.conversation, file)
+                status(f"{file}: {len(self.conversation.messages)} turns")
+            case "/load":
+                load_conversation(self.conversation, _path(argument, "/load and the path of a file that /save wrote"))
+                self.images = []
+                status(f"{len(self.conversation.messages)} turns, which go on")
+            case "/help":
+                status(HELP)
+            case _:
+                status(f"unknown command {command}; {HELP}")
+
+    def _show(self, file: Path) -> None:
         """Keeps an image for the next message."""
-        if not name:
-            status("error: expected /image and the path of an image file")
-            return
-        # A terminal may put quotes around the name of a file that is dropped onto it.
-        if name[0] == name[-1] and name[0] in "'\"" and len(name) > 2:
-            name = name[1:-1]
-        try:
-            (image,) = read_images(self.conversation.model.folder, [Path(name).expanduser()])
-        except FlowNPUError as error:
-            status(f"error: {error}")
-            return
+        (image,) = read_images(self.conversation.model.folder, [file])
         self.images.append(image)
         status(f"{image.path.name}, {image.width} x {image.height}: shown with your next message")
 
@@ -130,3 +148,17 @@ class _Talk:
             return
         if timing.new_tokens:
             status(summary(timing))
+
+
+def _path(name: str, expected: str) -> Path:
+    """The path that a command names.
+
+    Raises:
+        FlowNPUError: it names none.
+    """
+    if not name:
+        raise FlowNPUError(f"expected {expected}")
+    # A terminal may put quotes around the name of a file that is dropped onto it.
+    if name[0] == name[-1] and name[0] in "'\"" and len(name) > 2:
+        name = name[1:-1]
+    return Path(name).expanduser()

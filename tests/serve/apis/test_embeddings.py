@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from flownpu.convert import convert
-from flownpu.embed import EmbeddingModel
+from flownpu.embed import EmbeddingModel, Reranker
 from tests.embed.checkpoints import SENTENCES, make_checkpoint
 from tests.serve.conftest import Server
 
@@ -25,8 +25,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(start_server: Callable[..., Server], folder: Path, topics: Path) -> Server:
-    return start_server(folder, topics, *OPTIONS)
+def scores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scores")
+    convert(make_checkpoint("bert-score", root / "checkpoint"), root / "scores")
+    return root / "scores"
+
+
+@pytest.fixture(scope="module")
+def server(start_server: Callable[..., Server], folder: Path, topics: Path, scores: Path) -> Server:
+    return start_server(folder, topics, scores, *OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,7 @@ def test_openai_client_gets_embeddings(server: Server, expected: np.ndarray) -> 
     one = client.embeddings.create(model="embeds", input=SENTENCES[0], encoding_format="float", dimensions=8)
     kept = expected[0, :8] / np.linalg.norm(expected[0, :8])
     np.testing.assert_allclose(one.data[0].embedding, kept, rtol=0, atol=1e-2)
-    assert [model.id for model in client.models.list()] == ["embeds", "topics"]
+    assert [model.id for model in client.models.list()] == ["embeds", "topics", "scores"]
 
 
 def test_ollama_client_gets_embeddings(server: Server, expected: np.ndarray) -> None:
@@ -52,10 +59,27 @@ def test_ollama_client_gets_embeddings(server: Server, expected: np.ndarray) -> 
     found = client.embed(model="embeds:latest", input=SENTENCES)
     np.testing.assert_allclose(np.array(found.embeddings), expected, rtol=0, atol=1e-6)
     assert client.show("embeds").capabilities == ["embedding"]
-    assert {model.model for model in client.list().models} == {"embeds", "topics"}
+    assert {model.model for model in client.list().models} == {"embeds", "topics", "scores"}
+    one = client.embeddings(model="embeds", prompt=SENTENCES[1]).embedding  # the route before /api/embed
+    np.testing.assert_allclose(np.array(one), expected[1], rtol=0, atol=1e-6)
     with pytest.raises(ollama.ResponseError, match=r"input\.1 is longer than the 64 tokens that the model takes"):
         client.embed(model="embeds", input=["x", "word " * 200], truncate=False)
     assert len(client.embed(model="embeds", input=["x", "word " * 200]).embeddings) == 2
+
+
+def test_rerank_gives_scores_of_model(server: Server, scores: Path) -> None:
+    query, *documents = SENTENCES
+    expected = Reranker(scores, options={"device": "cpu", "activations": "bf16"}).score(query, documents).scores
+    body = {"model": "scores", "query": query, "documents": [*documents[:1], {"text": documents[1]}, *documents[2:]]}
+    found = server.http().post("/v1/rerank", json=body | {"top_n": 2, "return_documents": True}).json()["results"]
+    best = np.argsort(-expected, kind="stable")[:2]
+    assert [one["index"] for one in found] == best.tolist()
+    assert [one["document"]["text"] for one in found] == [documents[index] for index in best]
+    # The same kernels on the same rows; JSON has float32's digits.
+    np.testing.assert_allclose([one["relevance_score"] for one in found], expected[best], rtol=1e-6)
+    assert len(server.http().post("/v1/rerank", json=body).json()["results"]) == len(documents)
+    refused = server.http().post("/v1/rerank", json=body | {"model": "embeds"}).json()["error"]
+    assert refused["message"].startswith("the model embeds embeds texts: ask /v1/embeddings")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +90,7 @@ def test_ollama_client_gets_embeddings(server: Server, expected: np.ndarray) -> 
             {"input": "x"},
             "the model topics generates texts: ask /v1/chat/completions. Of models that embed texts there is .*embeds",
         ),
-        ("none", {"input": "x"}, "no model 'none' here; there is embeds, topics"),
+        ("none", {"input": "x"}, "no model 'none' here; there is embeds, topics, scores"),
         ("embeds", {"input": []}, "input"),
         ("embeds", {"input": "x", "dimensions": 97}, "expected 1 to 96 dimensions, got 97"),
         ("embeds", {"input": ["x"] * 2049}, "expected 2048 texts at most, got 2049"),

@@ -39,10 +39,24 @@ class StateGenerator:
         first = max(len(tokens) - TAIL, 0)
         if first:
             self._generator.append_tokens(tokens[:first])
-        if length := self._generator.token_count():
+        self.keep()
+        self._generator.append_tokens(tokens[first:])
+
+    def append_step(self, tokens: Tokens) -> None:
+        """Computes tokens of a step, and keeps no states."""
+        self._generator.append_tokens(tokens)
+
+    def keep(self) -> None:
+        """Keeps the states as they are, in the place of those that were kept before."""
+        length = self._generator.token_count()
+        if length and length != self._kept:
             self._generator.snapshot_state()
             self._kept = length
-        self._generator.append_tokens(tokens[first:])
+
+    def rewind_to(self, length: int) -> None:
+        """Goes back to a length of which states were kept, or to 0."""
+        self._generator.rewind_to(length)
+        self._kept = min(self._kept, length)
 
     def kept_before(self, length: int) -> int:
         """The greatest length up to `length` to which the sequence can be rewound; 0: none, it begins anew."""

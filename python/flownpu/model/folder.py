@@ -207,6 +207,11 @@ def has_states(settings: dict[str, Any]) -> bool:
     return "past_conv_names" in settings["model"]["decoder"].get("inputs", {})
 
 
+def copies_states(settings: dict[str, Any]) -> bool:
+    """Whether GenAI copies a model's states so that it can go back: those of models that have recurrent ones."""
+    return "past_recurrent_names" in settings["model"]["decoder"].get("inputs", {})
+
+
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:
     """The decoder's ONNX file, as the folder's genai_config.json names it."""
     return folder / str(settings["model"]["decoder"].get("filename", "model.onnx"))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.candidates import Candidates
 from flownpu.generate.speculative.choice import Choice
+from flownpu.generate.state_generator import StateGenerator
 
 Row = NDArray[np.float32]
 """Logits of one token, float32 [V]."""
@@ -41,8 +42,11 @@ class SpeculativeGenerator:
     If tokens are chosen greedily and no grammar has a state, the reader itself chooses in steps without candidates,
     which saves a copy of the logits; the choice gets these tokens before it is next asked.
 
+    A reader with states goes back to where they were kept, before a step's candidates. The next step computes the
+    tokens behind again, and has fewer candidates.
+
     Args:
-        reader: GenAI's generator of the model.
+        reader: GenAI's generator of the model, or a `StateGenerator`.
         choice: the choice, with the wanted sampling and the same limit of tokens.
         sources: sources of candidates, each with its budget; the first that proposes any provides those of a step.
         times: measured times of the model's steps.
@@ -66,6 +70,7 @@ class SpeculativeGenerator:
     ) -> None:
         self.tally = Tally()
         self._reader, self._choice = reader, choice
+        self._states = reader if isinstance(reader, StateGenerator) else None
         self._sources, self._times = sources, times
         self._output, self._most_rows, self._reach = output, most_rows, reach
         self._reader_chooses = reader_chooses
@@ -91,7 +96,7 @@ class SpeculativeGenerator:
         """Computes given tokens and appends them to the sequence."""
         self._drop_candidates()
         tokens = np.asarray(tokens, dtype=np.int32).reshape(-1)
-        self._compute([*self._tokens[self._read :], *tokens.tolist()], 0)
+        self._compute([*self._tokens[self._read :], *tokens.tolist()], 0, is_prompt=True)
         self._tokens.extend(tokens.tolist())
         self._last = self._reader
         if not self._reader_chooses:
@@ -213,7 +218,11 @@ class SpeculativeGenerator:
                 return budget, candidates
         return None, []
 
-    def _compute(self, tokens: list[int], candidates: int) -> None:
+    def kept_before(self, length: int) -> int:
+        """The greatest length up to `length` to which the reader can go back; 0: none, it begins anew."""
+        return length if self._states is None else self._states.kept_before(length)
+
+    def _compute(self, tokens: list[int], candidates: int, *, is_prompt: bool = False) -> None:
         """Has the reader compute `tokens`, of which the last `candidates` are candidates; takes their logits.
 
         These are the logits behind the last token before the candidates, and those behind each candidate.
@@ -227,7 +236,7 @@ class SpeculativeGenerator:
             self._read += 1
             tokens = tokens[1:]
         if tokens:
-            self._reader.append_tokens(np.array(tokens, np.int32))
+            self._append(np.array(tokens, np.int32), candidates, is_prompt=is_prompt)
         self._read += len(tokens)
         self._confirmed = self._read - candidates
         self._rows.clear()
@@ -237,7 +246,17 @@ class SpeculativeGenerator:
         else:
             self._rows.append(self._reader.get_logits().reshape(-1))
 
+    def _append(self, tokens: NDArray[np.int32], candidates: int, *, is_prompt: bool) -> None:
+        if self._states is None or is_prompt:
+            self._reader.append_tokens(tokens)
+            return
+        if candidates:
+            self._states.keep()
+        self._states.append_step(tokens)
+
     def _take_back(self, length: int) -> None:
+        """Takes the reader back to the first `length` tokens, or to where its states were kept before."""
+        length = self.kept_before(length)
         self._reader.rewind_to(length)
         self._read = self._confirmed = length
         self._reader_is_ahead = False

@@ -22,6 +22,7 @@ from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
+from flownpu.generate.speculative.prediction_head import PredictionHead
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
 from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens
@@ -201,7 +202,7 @@ class LanguageModel:
         check_verifies(self.folder, configuration, options.get("device", "auto"))
         if speculation.draft is not None:
             check_draft(self.folder, configuration, speculation.draft)
-        return VerifyingGraph.of(self.folder, configuration)
+        return VerifyingGraph.of(self.folder, configuration, hidden_states=speculation.head)
 
     def _speculative(
         self,
@@ -225,7 +226,10 @@ class LanguageModel:
             draft = DraftModel(
                 lambda length: opened.generator(length, greedy), opened.context_length, opened.vocabulary_size
             )
-        return SpeculativeModel(self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft)
+        head = PredictionHead(self.folder, self.provider, options, threads) if speculation.head else None
+        return SpeculativeModel(
+            self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft, head=head
+        )
 
     def _configure(self, options: dict[str, str], threads: int | None, reports: str) -> Any:
         config = self._genai.Config(str(self.folder))

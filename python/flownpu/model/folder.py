@@ -12,6 +12,8 @@ from flownpu.errors import FlowNPUError
 
 # The file in which `flownpu convert` records the model's sources.
 MANIFEST = "flownpu_manifest.json"
+# The graph of a model's head for multi-token prediction, beside the decoder's.
+PREDICTION_HEAD = "mtp.onnx"
 # The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
 # The file in which diffusers says of which parts a pipeline consists.

@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
-from flownpu.generate.speculative.candidates import Candidates
+from flownpu.generate.speculative.candidates import Candidates, FollowsModel
 from flownpu.generate.speculative.choice import Choice
 from flownpu.generate.state_generator import StateGenerator
+
+HIDDEN_STATES = "hidden_states"
+"""The output with the hidden states of all new tokens, float32 [B, S, D], as the LM head takes them."""
 
 Row = NDArray[np.float32]
 """Logits of one token, float32 [V]."""
@@ -54,6 +57,8 @@ class SpeculativeGenerator:
         most_rows: most new tokens of a step.
         reader_chooses: whether the reader, with the choice's settings, always chooses what the choice would.
         reach: length of the sequence up to which the reader can be rewound, so that there are candidates.
+        follower: the source among them that needs the model's hidden states, which the reader's model then has as its
+            output HIDDEN_STATES.
     """
 
     def __init__(
@@ -67,13 +72,14 @@ class SpeculativeGenerator:
         most_rows: int,
         reader_chooses: bool,
         reach: int,
+        follower: FollowsModel | None = None,
     ) -> None:
         self.tally = Tally()
         self._reader, self._choice = reader, choice
         self._states = reader if isinstance(reader, StateGenerator) else None
         self._sources, self._times = sources, times
         self._output, self._most_rows, self._reach = output, most_rows, reach
-        self._reader_chooses = reader_chooses
+        self._reader_chooses, self._follower = reader_chooses, follower
         self._last: Any = choice.generator
         """The generator that chose the last token, or that will choose the next."""
         self._tokens: list[int] = []
@@ -247,12 +253,19 @@ class SpeculativeGenerator:
             self._rows.append(self._reader.get_logits().reshape(-1))
 
     def _append(self, tokens: NDArray[np.int32], candidates: int, *, is_prompt: bool) -> None:
-        if self._states is None or is_prompt:
-            self._reader.append_tokens(tokens)
+        if self._states is not None and is_prompt:
+            self._states.append_tokens(tokens, self._tell_follower)
             return
-        if candidates:
+        if self._states is not None and candidates:
             self._states.keep()
-        self._states.append_step(tokens)
+        (self._reader.append_tokens if self._states is None else self._states.append_step)(tokens)
+        self._tell_follower()
+
+    def _tell_follower(self) -> None:
+        """Gives the source that needs them the hidden states of the tokens that the reader has just computed."""
+        if self._follower is not None:
+            states = self._reader.get_output(HIDDEN_STATES)[0]
+            self._follower.computed(self._reader.token_count() - len(states), states)
 
     def _take_back(self, length: int) -> None:
         """Takes the reader back to the first `length` tokens, or to where its states were kept before."""

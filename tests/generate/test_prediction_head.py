@@ -12,7 +12,8 @@ from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
-from flownpu.generate.speculative.prediction_head import HeadCandidates, PredictionHead as OpenHead
+from flownpu.generate.speculative.prediction_head import HeadCandidates
+from flownpu.generate.speculative.prediction_head import PredictionHead as OpenHead
 from tests.convert.conftest import TinyModel, write_tiny
 from tests.fixtures.prediction_heads import PredictionHead, add_head, read_head, with_q4nx_weights
 from tests.generate.conftest import steady
@@ -109,5 +110,5 @@ def test_head_changes_no_text(tiny: TinyModel, sampling: Sampling, generate: Cal
 def test_model_without_head_is_refused(tmp_path: Path) -> None:
     plain = write_tiny("qwen3_5_text", tmp_path / "checkpoint")
     convert(plain.folder, tmp_path / "model")
-    with pytest.raises(FlowNPUError, match="has no mtp.onnx, the head of a model for multi-token prediction"):
+    with pytest.raises(FlowNPUError, match=r"has no mtp\.onnx, the head of a model for multi-token prediction"):
         LanguageModel(tmp_path / "model", speculation=Speculation(head=True))

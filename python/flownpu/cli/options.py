@@ -207,7 +207,7 @@ def served_models(
     """
     protocol = require("flownpu.serve.processes.protocol", extra="serve", purpose="Serving models")
     settings = session.settings()
-    if decoding.draft is not None and len(models) > 1:
+    if decoding.draft not in (None, OWN_HEAD) and len(models) > 1:
         raise typer.BadParameter(
             f"a draft model is of one model's family, got {len(models)} models: serve each with its own",
             param_hint="--draft",

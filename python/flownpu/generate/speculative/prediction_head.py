@@ -13,7 +13,7 @@ from flownpu.model.folder import PREDICTION_HEAD
 from flownpu.model.session import open_session
 
 _CACHE = ("key", "value")
-_ELEMENT_TYPES = {"tensor(float)": 1, "tensor(uint8)": 2, "tensor(int8)": 3, "tensor(float16)": 10, "tensor(bfloat16)": 16}
+_ELEMENT_TYPES = {"tensor(float)": 1, "tensor(int8)": 3, "tensor(float16)": 10, "tensor(bfloat16)": 16}
 """ONNX's numbers of the types that a KV cache may have."""
 
 
@@ -34,8 +34,8 @@ class PredictionHead:
         path = folder / PREDICTION_HEAD
         if not path.is_file():
             raise FlowNPUError(
-                f"{folder} has no {PREDICTION_HEAD}, the head of a model for multi-token prediction: convert a checkpoint with "
-                "tensors mtp.*, such as Qwen 3.5's own, or leave --draft mtp out"
+                f"{folder} has no {PREDICTION_HEAD}, the head of a model for multi-token prediction: convert a "
+                "checkpoint with tensors mtp.*, such as Qwen 3.5's own, or leave --draft mtp out"
             )
         self._onnxruntime = require("onnxruntime", extra="genai", purpose="Multi-token prediction")
         self._session, _ = open_session(self._onnxruntime, path, provider, options, threads)

@@ -64,7 +64,8 @@ def test_candidates_of_head_equal_its_equation(tiny: TinyModel) -> None:
     def states(length: int) -> np.ndarray:
         with torch.no_grad():
             ids = torch.from_numpy(IDS[:length].astype(np.int64))[None]
-            return tiny.reference.model(input_ids=ids).last_hidden_state[0].numpy()
+            found: np.ndarray = tiny.reference.model(input_ids=ids).last_hidden_state[0].numpy()
+            return found
 
     def check(length: int) -> None:
         found = candidates.propose(IDS[:length].tolist(), 3)

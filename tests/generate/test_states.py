@@ -87,7 +87,7 @@ def test_right_and_wrong_candidates_keep_text_of_states(
         tally = generator.tally
         assert tally.candidates > 0
         if wrong == 0:
-            # Of four rows of a step three are candidates, and no token is computed again.
+            # Three of the four rows of a step are candidates, and no token is computed again.
             assert (tally.kept, tally.steps) == (tally.candidates, 10 + 5)
         if wrong == 1:
             assert tally.kept == 0

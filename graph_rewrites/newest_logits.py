@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds an output with the logits of a few newest tokens to a graph with the last token's logits."""
+"""Adds outputs to a graph with the last token's logits: those of a few newest tokens, and all hidden states."""
 
 from collections.abc import Sequence
 
@@ -55,6 +55,32 @@ def add_newest_logits(model: ir.Model, most: int, output: str = "logits") -> tup
             value.shape = ir.Shape([value.shape[0], "newest_tokens", value.shape[2]])
     _add_output(model, logits, output)
     return NAME, []
+
+
+def add_hidden_states(model: ir.Model, name: str, output: str = "logits") -> list[Miss]:
+    """Makes the hidden states of all new tokens an output, float32 [B, S, D]: what the LM head takes of the last.
+
+    Args:
+        model: changed in place.
+        name: the new output's name.
+        output: name of the logits.
+
+    Returns:
+        Why it cannot be done; empty if it is.
+    """
+    logits = next((value for value in model.graph.outputs if value.name == output), None)
+    head = None if logits is None else before_caps(logits)[-1].producer()
+    hidden = head.inputs[0] if head is not None and head.inputs else None
+    if hidden is not None and (selection := hidden.producer()) is not None and selection.op_type == "GatherND":
+        hidden = selection.inputs[0]
+    if head is None or hidden is None or hidden.producer() is None:
+        return [Miss(_RULE, output, "expected a product with what layers have computed")]
+    hidden.name = name
+    hidden.dtype = ir.DataType.FLOAT
+    if hidden.shape is None:
+        hidden.shape = ir.Shape([None, None, None])
+    model.graph.outputs.append(hidden)
+    return []
 
 
 def _newest(builder: tape.Tape, inputs: Sequence[ir.Value | None], most: int) -> ir.Value:

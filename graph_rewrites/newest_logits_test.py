@@ -8,7 +8,7 @@ import pytest
 
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.last_token_logits import set_logits
-from flownpu.graph_rewrites.newest_logits import NAME, add_newest_logits
+from flownpu.graph_rewrites.newest_logits import NAME, add_hidden_states, add_newest_logits
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,6 +46,29 @@ def test_newest_logits_equal_last_rows_of_all(new: int, rows: int) -> None:
     np.testing.assert_array_equal(logits, newest[:, -1:])
 
 
+@pytest.mark.parametrize("logits", ["float[B, 1, 40] logits", "float[B, S, 40] logits"])
+def test_hidden_states_of_all_tokens_are_those_of_the_head(logits: str) -> None:
+    text = MODEL.replace("] hidden,", "] x,").replace("{\n", "{\n    hidden = Neg (x)\n", 1)
+    if "S" in logits:
+        text = text.replace("float[B, 1, 40] logits", logits).replace(
+            "    state = GatherND <batch_dims = 1> (hidden, last)\n", ""
+        )
+        text = text.replace("MatMul (state", "MatMul (hidden")
+    model = _model(text)
+    assert add_hidden_states(model, "states") == []
+    add_newest_logits(model, 4)
+    testing.check(model)
+    x = np.random.default_rng(1).standard_normal((1, 6, 8)).astype(np.float32)
+    outputs = dict(
+        zip(
+            (value.name for value in model.graph.outputs),
+            testing.run(model, {"x": x, "last": np.full((1, 1, 1), 5)}),
+            strict=True,
+        )
+    )
+    np.testing.assert_array_equal(outputs["states"], -x)
+
+
 def test_logits_of_all_tokens_stay() -> None:
     model = _model(MODEL.replace("float[B, 1, 40] logits", "float[B, S, 40] logits"))
     assert add_newest_logits(model, 4) == ("logits", [])
@@ -57,5 +80,7 @@ def test_unfit_graph_is_refused_with_reason() -> None:
     name, (miss,) = add_newest_logits(other, 4)
     assert name == ""
     assert "what a GatherND selects" in miss.reason
+    (miss,) = add_hidden_states(_model(MODEL.replace("MatMul (state", "MatMul (last")), "states")
+    assert "what layers have computed" in miss.reason
     assert "no such output" in add_newest_logits(_model(), 4, "scores")[1][0].reason
     assert set_logits(_model(), "last") == (0, [])

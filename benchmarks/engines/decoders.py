@@ -31,15 +31,17 @@ def main(
     ort_cpu: Annotated[Path | None, typer.Option(help="Folder for ORT GenAI on ONNX Runtime's CPU provider.")] = None,
     build: Annotated[Path | None, typer.Option(help="Python of an environment with another build.")] = None,
     python: Annotated[Path, typer.Option(help="Python of the other engines' environment.")] = Path(sys.executable),
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens to read.")] = 1024,
+    prompt: Annotated[list[int] | None, typer.Option(min=1, help="Tokens to read: 1024; repeatable.")] = None,
     generate: Annotated[int, typer.Option(min=2, help="Tokens to generate after them.")] = 64,
     depth: Annotated[int, typer.Option(min=0, help="Tokens in the context before the prompt.")] = 0,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; the engines take turns in each.")] = 5,
     threads: Annotated[int, typer.Option(min=1)] = usable_cores(),
 ) -> None:
     """Prints the table of `flownpu bench --markdown`, with a column and a ratio for each other engine."""
-    case, settings = Case(depth, prompt, generate), read_genai_config(model)["model"]
-    case.check(int(settings["context_length"]))
+    settings = read_genai_config(model)["model"]
+    cases = [Case(depth, length, generate) for length in prompt or [1024]]
+    for case in cases:
+        case.check(int(settings["context_length"]))
     own = own_engine(model, provider="flownpu", options={})
     engines = [own]
     if llama_cpp is not None:
@@ -50,7 +52,7 @@ def main(
         engines.append(Engine("ort-cpu", own.python, own.script, ort_cpu, {"provider": "cpu"}))
     if build is not None:
         engines.append(Engine("other build", build.absolute(), own.script, model, own.options))
-    found = measure(engines, [case], repeats=repeats, threads=threads, vocabulary_size=int(settings["vocab_size"]))
+    found = measure(engines, cases, repeats=repeats, threads=threads, vocabulary_size=int(settings["vocab_size"]))
     report = BenchReport(describe_machine(), str(model), {"threads": threads}, decode_traffic(model), found)
     print(report.markdown(), end="")
 

@@ -222,8 +222,8 @@ struct SwigluScale {
   float limit = std::numeric_limits<float>::infinity();
 };
 
-// Columns of a state that a kernel holds in the first cache.
-inline constexpr std::int64_t kRecurrenceColumns = 32;
+// Most columns of a state that a kernel holds in the first cache.
+inline constexpr std::int64_t kRecurrenceColumns = 64;
 
 // Linear attention of a sequence's tokens with one state S f32 [key_size][value_size] (ONNX
 // LinearAttention), for each token:

@@ -38,7 +38,7 @@ class Scripted:
         found = []
         for token in self.text[len(tokens) : len(tokens) + count]:
             self.given += 1
-            found.append(token + 1 if self.wrong and self.given % self.wrong == 0 else token)
+            found.append(token ^ 1 if self.wrong and self.given % self.wrong == 0 else token)
         return found
 
     def rewound(self, length: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences of models whose layers have states: after a change they are what new ones are."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.state_generator import TAIL
 from tests.convert.conftest import write_tiny
+from tests.generate.conftest import Scripted, scripted, steady
 
 IDS = np.random.default_rng(8).integers(4, 260, 400).astype(np.int32)
 GREEDY = Sampling(temperature=0)
+OPTIONS = {"activations": "bf16"}
 
 
 @pytest.fixture(scope="module", params=["qwen3_5_text", "lfm2"])
@@ -23,7 +26,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     tiny = write_tiny(request.param, folder / "checkpoint", max_position_embeddings=512)
     convert(tiny.folder, folder / "model", kv_dtype="fp32")
-    return LanguageModel(folder / "model", options={"activations": "bf16"})
+    return LanguageModel(folder / "model", options=OPTIONS)
 
 
 def answered(model: LanguageModel, generator: Any, prompt: np.ndarray) -> np.ndarray:
@@ -62,6 +65,35 @@ def test_changed_sequence_equals_new_one(model: LanguageModel) -> None:
     answer(np.concatenate([second[: max(kept, 2) - 1], IDS[330:340]]), 0)
 
 
-def test_candidates_are_refused_for_states(model: LanguageModel) -> None:
-    with pytest.raises(FlowNPUError, match="layers with states, which cannot forget wrong candidates"):
-        LanguageModel(model.folder, speculation=Speculation(lookup=True))
+@pytest.mark.parametrize("wrong", [0, 1, 2, 5])
+def test_right_and_wrong_candidates_keep_text_of_states(
+    wrong: int, model: LanguageModel, generate: Callable[..., list[int]]
+) -> None:
+    """Tokens, then a prompt that goes on, and a sequence that goes back to where its states were kept."""
+    if not model.can_rewind:
+        with pytest.raises(FlowNPUError, match="convolutions with states, which GenAI does not copy"):
+            LanguageModel(model.folder, speculation=Speculation(lookup=True))
+        return
+    looking = steady(LanguageModel(model.folder, options=OPTIONS, speculation=Speculation(lookup=True)))
+    for sampling in (GREEDY, Sampling(temperature=1.0, seed=3)):
+        first = model.generator(512, sampling)
+        expected = [generate(first, IDS[:100], 40)]
+        first.get_logits()  # computes the last token, as `CachedSequence` does
+        expected.append(generate(first, IDS[100:120], 20))
+        text = [*IDS[:100].tolist(), *expected[0], *IDS[100:120].tolist(), *expected[1]]
+        generator = scripted(looking, Scripted(text, wrong=wrong), 512, sampling)
+        assert [generate(generator, IDS[:100], 40), generate(generator, IDS[100:120], 20)] == expected
+        assert generator.get_sequence(0).tolist() == text
+        tally = generator.tally
+        assert tally.candidates > 0
+        if wrong == 0:
+            # Three of the four rows of a step are candidates, and no token is computed again.
+            assert (tally.kept, tally.steps) == (tally.candidates, 10 + 5)
+        if wrong == 1:
+            assert tally.kept == 0
+    if wrong == 2:
+        assert generator.kept_before(len(text)) > 140
+        generator.rewind_to(150)
+        fresh = model.generator(512, GREEDY)
+        model.append(fresh, np.array(text[:150], np.int32))
+        np.testing.assert_array_equal(generator.get_logits().reshape(-1), fresh.get_logits().reshape(-1))

@@ -2,12 +2,13 @@
 // Linear attention of a sequence with one state, token after token.
 //
 // Dataflow: the columns of the state S f32 [key_size][value_size] do not depend on each other. A
-// strip of 32 columns is copied to contiguous memory, where it stays in the first cache (16 KB for
-// 128 rows) while all tokens go by, and is then copied to its place. Each token walks the strip
-// once: a row gets the change of the token before, is added to that token's output, and to the
-// prediction S^T k of this token, all in registers. So a token costs one load, one store and four
-// multiplications of the state. Chunks of 64 tokens in matrix products took longer on Zen 4: 72
-// instead of 48 us a token for 32 heads of 128 x 128, three quarters of it in products of f32.
+// strip of four vectors is copied to contiguous memory, where it stays in the first cache (32 KB
+// for 128 rows and vectors of 16) while all tokens go by, and is then copied to its place. Two
+// vectors took 1.2 times as long on Zen 5, where their sums wait for one another. Each token walks
+// the strip once: a row gets the change of the token before, is added to that token's output, and
+// to the prediction S^T k of this token, all in registers. So a token costs one load, one store and
+// four multiplications of the state. Chunks of 64 tokens in matrix products took longer on Zen 4:
+// 72 instead of 48 us a token for 32 heads of 128 x 128, three quarters of it in products of f32.
 #include <algorithm>
 
 #include "ops/cpu/kernels.h"
@@ -17,7 +18,9 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
-constexpr std::int64_t kColumns = kRecurrenceColumns;
+constexpr int kVectors = 4;
+constexpr std::int64_t kColumns = kVectors * kLanes;
+static_assert(kColumns <= kRecurrenceColumns);
 
 // Columns [column, column + count) of the state, as VECTORS vectors. Columns of the strip beyond
 // `count` are 0.
@@ -158,7 +161,6 @@ class Strip {
 constexpr std::int64_t kFewTokens = 4;
 
 void recurrence(const Recurrence& call) {
-  constexpr int kVectors = kColumns / kLanes;
   const bool in_place = call.tokens <= kFewTokens;
   const std::int64_t elements = call.key_size * call.value_size;
   if (in_place && call.past == nullptr) std::fill_n(call.present, elements, 0.0F);

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory roof of a decode step: the bytes that it must read, and how fast this machine reads memory."""
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -33,6 +34,9 @@ _EXPERTS = tuple(input_position("Q4NXMoE", name) for name in ("gate_up", "down")
 _PLACES = {"PagedAttention": tuple(input_position("PagedAttention", name) for name in ("key_cache", "cos_cache"))}
 for _name in ("FlowQKVAttention", "FlowKVAttention", "GroupQueryAttention"):
     _PLACES[_name] = tuple(input_position("FlowQKVAttention", name) for name in ("past_key", "cos_cache"))
+# Operators whose past state, of the same size whatever the context, is their fourth input.
+_STATES = {"CausalConvWithState", "LinearAttention"}
+_PAST_STATE = 3
 
 
 @dataclass(frozen=True)
@@ -42,18 +46,20 @@ class DecodeTraffic:
     Attributes:
         weights: bytes of all weights that products and norms read, each once; of experts, as many as a token chooses.
         kv_layers: for each layer the bytes of one token's keys and values, and the window (-1: none).
-        node_weights: bytes of the weights of each node, by its name.
+        node_weights: bytes of the weights and the state of each node, by its name.
         attentions: names of the attention nodes, in the order of `kv_layers`.
+        states: bytes of the states of layers that have one in the place of keys and values.
     """
 
     weights: int
     kv_layers: tuple[tuple[int, int], ...]
     node_weights: dict[str, int]
     attentions: tuple[str, ...]
+    states: int = 0
 
     def bytes_at(self, tokens: int) -> int:
         """The bytes of a step with `tokens` tokens in the KV cache."""
-        return self.weights + sum(_seen(layer, tokens) for layer in self.kv_layers)
+        return self.weights + self.states + sum(_seen(layer, tokens) for layer in self.kv_layers)
 
     def node_bytes_at(self, node: str, tokens: int) -> int:
         """The bytes that one node of the step reads; 0 for one that reads neither weights nor cache."""
@@ -90,6 +96,7 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
     weights: dict[str, int] = {}
     node_weights: dict[str, int] = {}
     layers: dict[str, tuple[int, int]] = {}
+    states = 0
     for node in graph:
         inputs = list(node.inputs)
         if node.op_type in _GATHERS:
@@ -105,8 +112,19 @@ def graph_traffic(graph: Any, head_size: int = 0) -> DecodeTraffic:
             if value is not None and _constant(value)
         }
         weights |= own
-        node_weights[node.name] = sum(own.values())
-    return DecodeTraffic(sum(weights.values()), tuple(layers.values()), node_weights, tuple(layers))
+        state = _state_bytes(node, inputs)
+        node_weights[node.name] = sum(own.values()) + state
+        states += state
+    return DecodeTraffic(sum(weights.values()), tuple(layers.values()), node_weights, tuple(layers), states)
+
+
+def _state_bytes(node: Any, inputs: Sequence[Any]) -> int:
+    """The bytes of one sequence's state that a node goes on from; 0 if it has none."""
+    past = inputs[_PAST_STATE] if node.op_type in _STATES and len(inputs) > _PAST_STATE else None
+    if past is None or past.shape is None or past.dtype is None:
+        return 0
+    sizes = [size for size in past.shape[1:] if isinstance(size, int)]
+    return math.prod(sizes) * int(past.dtype.itemsize) if len(sizes) == len(past.shape) - 1 else 0
 
 
 def _parts(node: Any, place: int) -> Fraction | int:

@@ -37,12 +37,19 @@ def named_model(model: Path | None) -> Path | None:
     return None if model is None else model_folder(model)
 
 
+def draft_model(model: Path | None) -> Path | None:
+    """As `named_model`, but for the word that stands for the model's own head."""
+    return model if model == OWN_HEAD else named_model(model)
+
+
 def named_source(source: Path) -> Path:
     """The checkpoint or file of a model that is given as a path or as a name."""
     with conversion_progress() as report:
         return find_source(source, None, report).path
 
 
+OWN_HEAD = Path("mtp")
+"""The draft that is the model's own head."""
 ModelFolder = Annotated[
     Path,
     typer.Argument(
@@ -87,8 +94,9 @@ DraftFolder = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL",
-        callback=named_model,
-        help="Guess tokens with this smaller model of the same family, and check several a step.",
+        callback=draft_model,
+        help="Guess tokens with this smaller model of the same family, or with the model's own head for multi-token "
+        "prediction (mtp), and check several a step.",
     ),
 ]
 Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer: the size of the KV cache.")]
@@ -127,7 +135,8 @@ class DecodingOptions:
 
     def speculation(self) -> Speculation:
         """The sources of candidates."""
-        return Speculation(self.lookup, self.draft)
+        has_head = self.draft == OWN_HEAD
+        return Speculation(self.lookup, None if has_head else self.draft, head=has_head)
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,7 @@ def served_models(
         typer.BadParameter: two have the same name, or a draft model is given for several.
         FlowNPUError: a folder holds no model.
     """
-    if decoding.draft is not None and len(models) > 1:
+    if decoding.draft not in (None, OWN_HEAD) and len(models) > 1:
         raise typer.BadParameter(
             f"a draft model is of one model's family, got {len(models)} models: serve each with its own",
             param_hint="--draft",

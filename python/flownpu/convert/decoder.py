@@ -274,6 +274,8 @@ class Decoder:
     pad_token_id: int | None = None
     bidirectional: bool = False
     """All tokens see one another: the decoder embeds texts and does not generate."""
+    prediction_head: bool = False
+    """There is a head that proposes the tokens behind the next one (`weights.prediction_head`)."""
     image_token_id: int | None = None
     """The token that stands for a part of a picture; None: the model takes text only. With it, the decoder's graph
     takes `inputs_embeds`, and the tokens of a picture see one another in both directions."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a decoder's files into a folder: model.onnx, model.onnx.data, genai_config.json.
 
-A decoder that takes pictures has embedding.onnx too, whose table is in the decoder's data file.
+A decoder that takes pictures has embedding.onnx too, whose table is in the decoder's data file, and one with a head for
+multi-token prediction mtp.onnx, whose weights are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_name
 from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
+from flownpu.convert.graph.prediction_head import build_prediction_head
 from flownpu.convert.progress import Stage, silent
 from flownpu.convert.weights import (
     BiasWeight,
@@ -29,8 +31,10 @@ from flownpu.convert.weights import (
     ProjectionWeight,
     RouterWeight,
     embedding_table,
+    head_plan,
     weight_plan,
 )
+from flownpu.model.folder import PREDICTION_HEAD
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
@@ -101,7 +105,7 @@ def output_bytes(decoder: Decoder, weights: WeightSource) -> int:
     """How many bytes `write_model` writes, rounded up."""
     size = sum(
         aligned(math.prod(w.blocks_shape(weights.layout(w))) if isinstance(w, ProjectionWeight) else 4 * w.size)
-        for w in weight_plan(decoder)
+        for w in (*weight_plan(decoder), *head_plan(decoder))
     )
     tables = ((one.rows(decoder.context_length), decoder.head_size_of(one)) for one in decoder.rotaries)
     return size + sum(2 * aligned(4 * rows * columns // 2) for rows, columns in tables) + SMALL_FILES
@@ -171,6 +175,8 @@ def write_model(
     if decoder.image_token_id is not None:
         table = tensors[embedding_table(decoder).name]
         ir.save(build_embedding_model(decoder, table), folder / EMBEDDING_FILE)
+    if decoder.prediction_head:
+        ir.save(build_prediction_head(decoder, tensors, options.kv_dtype), folder / PREDICTION_HEAD)
     settings = genai_config(
         decoder,
         filename=GRAPH_FILE,
@@ -207,7 +213,7 @@ def write_tensors(
         ConversionError: a weight is missing or wrong.
         OSError: the folder cannot be written to.
     """
-    plan = weight_plan(decoder)
+    plan = [*weight_plan(decoder), *head_plan(decoder)]
     total = sum(weight.size for weight in plan if isinstance(weight, ProjectionWeight))
     counter = Stage(progress, stage, total, "weights")
     errors: dict[str, float] = {}

@@ -8,6 +8,7 @@ import numpy as np
 
 from flownpu.generate.guidance import Guidance
 from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.speculative.generator import SpeculativeGenerator
 from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokens
 
@@ -71,7 +72,8 @@ class CachedSequence:
         """The greatest length up to `length` to which the sequence can be rewound; 0: none, it begins anew."""
         if not self.model.can_rewind:
             return 0
-        return self.generator.kept_before(length) if isinstance(self.generator, StateGenerator) else length
+        known = isinstance(self.generator, StateGenerator | SpeculativeGenerator)
+        return self.generator.kept_before(length) if known else length
 
     def _take_back_to(self, length: int) -> int:
         """Makes the KV cache hold exactly the first `length` tokens; returns how many it holds, 0 if it cannot."""

@@ -23,10 +23,11 @@ from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
+from flownpu.generate.speculative.prediction_head import PredictionHead
 from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens
 from flownpu.generate.turns import Content, text_of
-from flownpu.model.folder import has_states, most_tokens, read_genai_config
+from flownpu.model.folder import copies_states, has_states, most_tokens, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.registration import get_ep_name, register
@@ -201,7 +202,7 @@ class LanguageModel:
         check_verifies(self.folder, configuration, options.get("device", "auto"))
         if speculation.draft is not None:
             check_draft(self.folder, configuration, speculation.draft)
-        return VerifyingGraph.of(self.folder, configuration)
+        return VerifyingGraph.of(self.folder, configuration, hidden_states=speculation.head)
 
     def _speculative(
         self,
@@ -225,7 +226,10 @@ class LanguageModel:
             draft = DraftModel(
                 lambda length: opened.generator(length, greedy), opened.context_length, opened.vocabulary_size
             )
-        return SpeculativeModel(self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft)
+        head = PredictionHead(self.folder, self.provider, options, threads) if speculation.head else None
+        return SpeculativeModel(
+            self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft, head=head
+        )
 
     def _configure(self, options: dict[str, str], threads: int | None, reports: str) -> Any:
         config = self._genai.Config(str(self.folder))
@@ -322,17 +326,20 @@ class LanguageModel:
             )
         chosen = {"max_length": max_length, "min_length": min_length, **sampling.search_options()}
         if self.speculative is None:
-            made = self._genai_generator(self._model, chosen, guidance)
-            return StateGenerator(made) if self._has_states else made
-        # A growing cache cannot forget a token that was chosen but not computed (GenAI 0.18).
-        greedy = not chosen.get("do_sample", self._samples) and guidance is None and not self._cache_grows
+            return self._with_states(self._genai_generator(self._model, chosen, guidance))
+        # A growing cache, or a state, cannot forget a token that was chosen but not computed (GenAI 0.18).
+        can_forget = not self._cache_grows and not self._has_states
+        greedy = not chosen.get("do_sample", self._samples) and guidance is None and can_forget
         read = chosen if greedy else {"max_length": max_length, "do_sample": False}
         return self.speculative.generator(
             max_length,
-            lambda: self._genai_generator(self._model, read),
+            lambda: self._with_states(self._genai_generator(self._model, read)),
             lambda model: self._genai_generator(model, chosen, guidance),
             reader_chooses=greedy,
         )
+
+    def _with_states(self, generator: Any) -> Any:
+        return StateGenerator(generator) if self._has_states else generator
 
     def _genai_generator(self, model: Any, search_options: dict[str, Any], guidance: Guidance | None = None) -> Any:
         parameters = self._genai.GeneratorParams(model)
@@ -454,7 +461,7 @@ def _can_rewind(configuration: dict[str, Any]) -> bool:
     models with states, it copies those that have recurrent ones (`StateGenerator`).
     """
     model = configuration["model"]
-    if has_states(configuration) and "past_recurrent_names" not in model["decoder"]["inputs"]:
+    if has_states(configuration) and not copies_states(configuration):
         return False
     shared = configuration.get("search", {}).get("past_present_share_buffer", False)
     return "vision" not in model or (bool(shared) and "sliding_window" not in model["decoder"])

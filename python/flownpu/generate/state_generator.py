@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A generator that keeps the states of layers near a prompt's end, to which it can be rewound."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,35 @@ class StateGenerator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
 
-    def append_tokens(self, tokens: Tokens) -> None:
-        """Computes given tokens, and keeps the states before the last TAIL of them."""
+    def append_tokens(self, tokens: Tokens, computed: Callable[[], None] = lambda: None) -> None:
+        """Computes given tokens, and keeps the states before the last TAIL of them.
+
+        `computed` is called after each call of the model.
+        """
         tokens = np.asarray(tokens, np.int32).reshape(-1)
         first = max(len(tokens) - TAIL, 0)
         if first:
             self._generator.append_tokens(tokens[:first])
-        if length := self._generator.token_count():
+            computed()
+        self.keep()
+        self._generator.append_tokens(tokens[first:])
+        computed()
+
+    def append_step(self, tokens: Tokens) -> None:
+        """Computes tokens of a step, and keeps no states."""
+        self._generator.append_tokens(tokens)
+
+    def keep(self) -> None:
+        """Keeps the states as they are, in the place of those that were kept before."""
+        length = self._generator.token_count()
+        if length and length != self._kept:
             self._generator.snapshot_state()
             self._kept = length
-        self._generator.append_tokens(tokens[first:])
+
+    def rewind_to(self, length: int) -> None:
+        """Goes back to a length of which states were kept, or to 0."""
+        self._generator.rewind_to(length)
+        self._kept = min(self._kept, length)
 
     def kept_before(self, length: int) -> int:
         """The greatest length up to `length` to which the sequence can be rewound; 0: none, it begins anew."""

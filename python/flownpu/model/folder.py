@@ -12,6 +12,8 @@ from flownpu.errors import FlowNPUError
 
 # The file in which `flownpu convert` records the model's sources.
 MANIFEST = "flownpu_manifest.json"
+# The graph of a model's head for multi-token prediction, beside the decoder's.
+PREDICTION_HEAD = "mtp.onnx"
 # The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
 # The file in which diffusers says of which parts a pipeline consists.
@@ -213,6 +215,11 @@ def most_tokens(settings: dict[str, Any]) -> int:
 def has_states(settings: dict[str, Any]) -> bool:
     """Whether layers of the model in a GenAI folder have states in the place of a KV cache."""
     return "past_conv_names" in settings["model"]["decoder"].get("inputs", {})
+
+
+def copies_states(settings: dict[str, Any]) -> bool:
+    """Whether GenAI copies a model's states so that it can go back: those of models that have recurrent ones."""
+    return "past_recurrent_names" in settings["model"]["decoder"].get("inputs", {})
 
 
 def onnx_path(folder: Path, settings: dict[str, Any]) -> Path:

@@ -101,6 +101,14 @@ def test_decode_step_counts_weights_of_chosen_experts():
     assert graph_traffic(graph).weights == graph_traffic(graph).node_bytes_at("moe", 7) == 60 + 2 * (100 + 50)
 
 
+def test_decode_step_counts_each_state_whatever_the_context():
+    past = ir.Value(name="past", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch_size", 4, 16, 8]))
+    others = [ir.Value(name=name) for name in ("query", "key", "value")]
+    node = ir.node("LinearAttention", [*others, past], domain="com.microsoft", name="delta")
+    traffic = graph_traffic(ir.Graph([*others, past], node.outputs, nodes=[node]))
+    assert traffic.bytes_at(0) == traffic.bytes_at(9000) == traffic.node_bytes_at("delta", 7) == 4 * 4 * 16 * 8
+
+
 @pytest.fixture
 def peer(tmp_path: Path):
     script = tmp_path / "peer.py"

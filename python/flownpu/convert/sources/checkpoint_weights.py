@@ -95,7 +95,9 @@ class CheckpointWeights:
         return name
 
     def locate(self, tensor: str) -> str:
-        """A tensor's name in this checkpoint. The LM head is not a part of the inner model."""
+        """A tensor's name in this checkpoint. LM head and multi-token prediction are not parts of the inner model."""
+        if tensor.startswith("mtp."):
+            return tensor
         if not tensor.startswith("lm_head"):
             return self._prefix + tensor
         return self._prefix.removesuffix("model.") + tensor if self._prefix.startswith("language_model") else tensor

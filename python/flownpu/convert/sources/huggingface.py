@@ -22,7 +22,7 @@ from flownpu.convert.sources.tables import BitsAndBytesWeights
 from flownpu.convert.sources.tokenizer_settings import readable_by_genai
 from flownpu.convert.vision.image_processor import settings_files
 from flownpu.convert.vision.pictures import read_pictures
-from flownpu.convert.weights import unused_tensors, weight_plan
+from flownpu.convert.weights import head_plan, unused_tensors, weight_plan
 from flownpu.model.folder import template_files
 
 if TYPE_CHECKING:
@@ -105,7 +105,10 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
     packing = read_packing(checkpoint)
     tensors = _tensors(checkpoint, decoder, packing)
     weights = QuantizedWeights(tensors, decoder.norm_offset, request.options.weight_bits)
-    plan = weight_plan(decoder)
+    # Configurations name the head whether or not the checkpoint has it: transformers leaves it out when it saves one.
+    has_head = "mtp.fc.weight" in checkpoint.names() and decoder.mixture is None
+    decoder = dataclasses.replace(decoder, prediction_head=has_head)
+    plan = [*weight_plan(decoder), *head_plan(decoder)]
     weights.check(plan)
     tensors.check_places(plan, unused_tensors(decoder))
     tokenizer = tokenizer_paths(source)

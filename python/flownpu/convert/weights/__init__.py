@@ -20,6 +20,7 @@ from flownpu.convert.weights.plan import (
     unused_tensors,
     weight_plan,
 )
+from flownpu.convert.weights.prediction_head import head_plan
 
 __all__ = [
     "PER_LAYER_SCALE",
@@ -34,6 +35,7 @@ __all__ = [
     "Weight",
     "WeightSource",
     "embedding_table",
+    "head_plan",
     "per_layer_table",
     "unused_tensors",
     "weight_plan",

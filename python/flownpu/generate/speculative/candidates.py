@@ -4,6 +4,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 
 class Candidates(Protocol):
     """A source of candidates for one sequence. How good they are changes the speed, never the text."""
@@ -19,3 +22,10 @@ class Candidates(Protocol):
 
     def rewound(self, length: int) -> None:
         """Tells the source that only the first `length` tokens of the sequence are left."""
+
+
+class FollowsModel(Candidates, Protocol):
+    """A source that goes on from the model's hidden states."""
+
+    def computed(self, first: int, states: npt.NDArray[np.float32]) -> None:
+        """Takes the hidden states, float32 [S, D], of the S tokens from `first` on that the model has just computed."""

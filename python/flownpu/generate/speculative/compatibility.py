@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError
-from flownpu.model.folder import has_states, onnx_path, read_genai_config, read_json
+from flownpu.model.folder import copies_states, has_states, onnx_path, read_genai_config, read_json
 
 _WITHOUT = "or leave --lookup and --draft out"
 
@@ -22,8 +22,8 @@ def check_verifies(folder: Path, configuration: dict[str, Any], device: str) -> 
         )
     elif str(model.get("type", "")).startswith("phi"):
         reason = "has a KV cache that GenAI computes anew when the text reaches its second table of rotations"
-    elif has_states(configuration):
-        reason = "has layers with states, which cannot forget wrong candidates"
+    elif has_states(configuration) and not copies_states(configuration):
+        reason = "has convolutions with states, which GenAI does not copy, so that they cannot forget wrong candidates"
     elif device not in ("auto", "cpu"):
         reason = f"cannot verify candidates on --device {device}, which computes one token a step: take --device cpu"
     if reason:

@@ -11,8 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
-from flownpu.generate.speculative.candidates import Candidates
+from flownpu.generate.speculative.candidates import Candidates, FollowsModel
 from flownpu.generate.speculative.choice import Choice
+from flownpu.generate.state_generator import StateGenerator
+
+HIDDEN_STATES = "hidden_states"
+"""The output with the hidden states of all new tokens, float32 [B, S, D], as the LM head takes them."""
 
 Row = NDArray[np.float32]
 """Logits of one token, float32 [V]."""
@@ -41,8 +45,11 @@ class SpeculativeGenerator:
     If tokens are chosen greedily and no grammar has a state, the reader itself chooses in steps without candidates,
     which saves a copy of the logits; the choice gets these tokens before it is next asked.
 
+    A reader with states goes back to where they were kept, before a step's candidates. The next step computes the
+    tokens behind again, and has fewer candidates.
+
     Args:
-        reader: GenAI's generator of the model.
+        reader: GenAI's generator of the model, or a `StateGenerator`.
         choice: the choice, with the wanted sampling and the same limit of tokens.
         sources: sources of candidates, each with its budget; the first that proposes any provides those of a step.
         times: measured times of the model's steps.
@@ -50,6 +57,8 @@ class SpeculativeGenerator:
         most_rows: most new tokens of a step.
         reader_chooses: whether the reader, with the choice's settings, always chooses what the choice would.
         reach: length of the sequence up to which the reader can be rewound, so that there are candidates.
+        follower: the source among them that needs the model's hidden states, which the reader's model then has as its
+            output HIDDEN_STATES.
     """
 
     def __init__(
@@ -63,12 +72,14 @@ class SpeculativeGenerator:
         most_rows: int,
         reader_chooses: bool,
         reach: int,
+        follower: FollowsModel | None = None,
     ) -> None:
         self.tally = Tally()
         self._reader, self._choice = reader, choice
+        self._states = reader if isinstance(reader, StateGenerator) else None
         self._sources, self._times = sources, times
         self._output, self._most_rows, self._reach = output, most_rows, reach
-        self._reader_chooses = reader_chooses
+        self._reader_chooses, self._follower = reader_chooses, follower
         self._last: Any = choice.generator
         """The generator that chose the last token, or that will choose the next."""
         self._tokens: list[int] = []
@@ -91,7 +102,7 @@ class SpeculativeGenerator:
         """Computes given tokens and appends them to the sequence."""
         self._drop_candidates()
         tokens = np.asarray(tokens, dtype=np.int32).reshape(-1)
-        self._compute([*self._tokens[self._read :], *tokens.tolist()], 0)
+        self._compute([*self._tokens[self._read :], *tokens.tolist()], 0, is_prompt=True)
         self._tokens.extend(tokens.tolist())
         self._last = self._reader
         if not self._reader_chooses:
@@ -213,7 +224,11 @@ class SpeculativeGenerator:
                 return budget, candidates
         return None, []
 
-    def _compute(self, tokens: list[int], candidates: int) -> None:
+    def kept_before(self, length: int) -> int:
+        """The greatest length up to `length` to which the reader can go back; 0: none, it begins anew."""
+        return length if self._states is None else self._states.kept_before(length)
+
+    def _compute(self, tokens: list[int], candidates: int, *, is_prompt: bool = False) -> None:
         """Has the reader compute `tokens`, of which the last `candidates` are candidates; takes their logits.
 
         These are the logits behind the last token before the candidates, and those behind each candidate.
@@ -227,7 +242,7 @@ class SpeculativeGenerator:
             self._read += 1
             tokens = tokens[1:]
         if tokens:
-            self._reader.append_tokens(np.array(tokens, np.int32))
+            self._append(np.array(tokens, np.int32), candidates, is_prompt=is_prompt)
         self._read += len(tokens)
         self._confirmed = self._read - candidates
         self._rows.clear()
@@ -237,7 +252,24 @@ class SpeculativeGenerator:
         else:
             self._rows.append(self._reader.get_logits().reshape(-1))
 
+    def _append(self, tokens: NDArray[np.int32], candidates: int, *, is_prompt: bool) -> None:
+        if self._states is not None and is_prompt:
+            self._states.append_tokens(tokens, self._tell_follower)
+            return
+        if self._states is not None and candidates:
+            self._states.keep()
+        (self._reader.append_tokens if self._states is None else self._states.append_step)(tokens)
+        self._tell_follower()
+
+    def _tell_follower(self) -> None:
+        """Gives the source that needs them the hidden states of the tokens that the reader has just computed."""
+        if self._follower is not None:
+            states = self._reader.get_output(HIDDEN_STATES)[0]
+            self._follower.computed(self._reader.token_count() - len(states), states)
+
     def _take_back(self, length: int) -> None:
+        """Takes the reader back to the first `length` tokens, or to where its states were kept before."""
+        length = self.kept_before(length)
         self._reader.rewind_to(length)
         self._read = self._confirmed = length
         self._reader_is_ahead = False

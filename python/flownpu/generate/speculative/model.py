@@ -11,8 +11,9 @@ from flownpu.errors import FlowNPUError, require
 from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.speculative.draft import Draft
-from flownpu.generate.speculative.generator import SpeculativeGenerator
+from flownpu.generate.speculative.generator import HIDDEN_STATES, SpeculativeGenerator
 from flownpu.generate.speculative.lookup import Lookup
+from flownpu.generate.speculative.prediction_head import HeadCandidates, PredictionHead
 from flownpu.model.folder import onnx_path
 from flownpu.model.onnx_file import load_model
 
@@ -31,14 +32,16 @@ _DRAFT_COST = 0.25
 
 @dataclass(frozen=True)
 class Speculation:
-    """The sources of candidates; with both, the draft is asked when the lookup has found nothing."""
+    """The sources of candidates; with two, the second is asked when the lookup has found nothing."""
 
     lookup: bool = False
     draft: Path | None = None
     """Folder of a smaller model with the same tokenizer."""
+    head: bool = False
+    """The model's own head for multi-token prediction."""
 
     def __bool__(self) -> bool:
-        return self.lookup or self.draft is not None
+        return self.lookup or self.head or self.draft is not None
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,13 @@ class VerifyingGraph:
     """Most new tokens of a call."""
 
     @staticmethod
-    def of(folder: Path, configuration: dict[str, Any]) -> "VerifyingGraph":
+    def of(folder: Path, configuration: dict[str, Any], *, hidden_states: bool = False) -> "VerifyingGraph":
         """Reads the graph of a folder and adds the output, in memory.
 
         Args:
             folder: the model's folder.
             configuration: its genai_config.json.
+            hidden_states: whether to add the hidden states, too, as output HIDDEN_STATES.
 
         Raises:
             FlowNPUError: the output cannot be added to this form of graph.
@@ -69,10 +73,12 @@ class VerifyingGraph:
         """
         path = onnx_path(folder, configuration)
         onnx_ir = require("onnx_ir", extra="convert", purpose="Decoding with candidates")
-        add_newest_logits = importlib.import_module("flownpu.graph_rewrites.newest_logits").add_newest_logits
+        rewrites = importlib.import_module("flownpu.graph_rewrites.newest_logits")
         model = load_model(path, purpose="Decoding with candidates")
-        output, misses = add_newest_logits(model, _ROWS)
-        if not output:
+        unseen = rewrites.add_hidden_states(model, HIDDEN_STATES) if hidden_states else []
+        output, misses = rewrites.add_newest_logits(model, _ROWS)
+        misses += unseen
+        if misses:
             raise FlowNPUError(
                 f"{path} cannot verify candidates ({'; '.join(miss.reason for miss in misses)}): convert the model "
                 "again, or leave --lookup and --draft out"
@@ -108,6 +114,7 @@ class SpeculativeModel:
         graph: the graph with which the model was opened.
         lookup: whether to look for the text's last tokens earlier in the text.
         draft: the draft model, if there is one.
+        head: the model's own head, if it gives candidates.
     """
 
     def __init__(
@@ -119,9 +126,10 @@ class SpeculativeModel:
         *,
         lookup: bool,
         draft: "DraftModel | None",
+        head: PredictionHead | None = None,
     ) -> None:
         self._graph = graph
-        self._draft = draft
+        self._draft, self._head = draft, head
         self._vocabulary = int(configuration["model"]["vocab_size"])
         self._choice = ChoiceModel(genai, folder, self._vocabulary)
         window = configuration["model"]["decoder"].get("sliding_window")
@@ -130,11 +138,13 @@ class SpeculativeModel:
         cannot be rewound."""
         self.times = StepTimes()
         self.budgets: dict[str, CandidateBudget] = {}
-        """The budget of each source of candidates, "lookup" and "draft"; all sequences share it."""
+        """The budget of each source of candidates, "lookup", "draft" and "head"; all sequences share it."""
         if lookup:
             self.budgets["lookup"] = CandidateBudget(self.times, graph.rows - 1, _LOOKUP_COST)
         if draft is not None:
             self.budgets["draft"] = CandidateBudget(self.times, graph.rows - 1, _DRAFT_COST)
+        if head is not None:
+            self.budgets["head"] = CandidateBudget(self.times, graph.rows - 1, _DRAFT_COST)
 
     def generator(
         self,
@@ -158,6 +168,9 @@ class SpeculativeModel:
             sources.append((Lookup(), self.budgets["lookup"]))
         if self._draft is not None:
             sources.append((self._draft.candidates(max_length, self._vocabulary), self.budgets["draft"]))
+        follower = None if self._head is None else HeadCandidates(self._head, max_length)
+        if follower is not None:
+            sources.append((follower, self.budgets["head"]))
         return SpeculativeGenerator(
             make_reader(),
             self._choice.choice(make_choice),
@@ -167,4 +180,5 @@ class SpeculativeModel:
             most_rows=self._graph.rows,
             reader_chooses=reader_chooses,
             reach=max_length if self.reach is None else min(self.reach, max_length),
+            follower=follower,
         )

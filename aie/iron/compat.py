@@ -30,5 +30,5 @@ shared = lru_cache(maxsize=32)
 
 
 def object_file(file: str) -> str:
-    """The source `kernels/<file>.cc` of a kernel, as the argument of `Kernel`: a plan names it, and a build compiles it."""
+    """The source `kernels/<file>.cc` of a kernel, as the argument of `Kernel`, which a build compiles."""
     return f"kernels/{file}.cc"

@@ -144,10 +144,10 @@ def test_path_without_model_is_refused(flownpu, tmp_path):
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, model, tmp_path):
+def test_missing_toolchain_still_writes_mlir(flownpu, model, tmp_path):
     done = flownpu("build", model, "--context", CONTEXT, "--output", tmp_path / "out")
     assert done.code == 0
-    assert f"{CALLS} calls over {CONTEXT} positions, as plans and MLIR. Nothing was compiled:" in done.err
+    assert f"{CALLS} calls over {CONTEXT} positions, as MLIR. Nothing was compiled:" in done.err
     assert "aiecc was not found" in done.err
     assert len(list((tmp_path / "out").rglob("*.mlir"))) == CALLS
     assert not list((tmp_path / "out").rglob("*.words"))

@@ -4,7 +4,6 @@
 import io
 import json
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -213,27 +212,6 @@ def test_image_without_permission_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "open", refused)  # the tests may run as root, who may read any file
     with pytest.raises(FlowNPUError, match="Permission denied"):
         read_image(path, SIZE)
-
-
-@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "avif", "gif", "bmp", "tif"])
-def test_damaged_image_is_read_or_refused(tmp_path, suffix):
-    """If any bytes are changed or missing, the result is a picture of the right size, or an error with the file."""
-    path = tmp_path / f"picture.{suffix}"
-    colours(40, 30).save(path)
-    whole = path.read_bytes()
-    choose = random.Random(suffix)
-    outcomes = set()
-    for _ in range(60):
-        damaged = bytearray(whole)
-        for _ in range(choose.choice([0, 1, 8])):
-            damaged[choose.randrange(len(damaged))] = choose.randrange(256)
-        path.write_bytes(damaged[: choose.choice([len(damaged), choose.randrange(1, len(damaged))])])
-        try:
-            assert pixels(path).shape == (96, 96, 3)
-            outcomes.add("read")
-        except FlowNPUError as error:
-            outcomes.add("refused" if str(path) in str(error) else str(error))
-    assert outcomes == {"read", "refused"}
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])

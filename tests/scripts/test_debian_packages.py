@@ -37,6 +37,13 @@ def asked(tmp_path):
     return (tmp_path / "asked").read_text().splitlines()
 
 
+def test_installed_dependencies_are_not_fetched(apt, tool):
+    listed = ["mlir-22-tools", "  Depends: libmlir-22", "libmlir-22", "libc6", "<libvirtual>", "libz3-4"]
+    tool("apt-cache", "".join(f"echo '{line}'\n" for line in listed))
+    tool("dpkg-query", "echo 'libc6 installed'\necho 'libz3-4 config-files'\necho 'gcc installed'")
+    assert apt.missing("mlir-22-tools") == ["libmlir-22", "libz3-4", "mlir-22-tools"]
+
+
 @pytest.mark.parametrize("signed", [f"Signed-By: {KEYS}", f"deb [arch=amd64 signed-by={KEYS}] here", "nothing"])
 def test_other_suite_is_fetched_from_mirror_of_machine(apt, tool, tmp_path, signed):
     """Only Debian's main archive is used as mirror: no other vendor's source, and not Debian's security updates."""

@@ -152,7 +152,6 @@ build/sanitize/built: .venv/test
 figures: .venv/test chromium
 	$(BIN)/python scripts/figures/demo.py
 	$(BIN)/python scripts/figures/npu_designs.py
-	$(BIN)/python -m scripts.figures.shapes
 	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
 	$(BIN)/python -m scripts.figures.chat_page out/gemma3-shapes
 

@@ -105,7 +105,7 @@ def write_compiled(
 ) -> int:
     """Compiles the calls of some programs, derives their families and writes the index.
 
-    Without a toolchain plans and MLIR are written, each at the call's last position, and no index.
+    Without a toolchain MLIR is written, each at the call's last position, and no index.
 
     Args:
         folder: the folder to add the calls to.

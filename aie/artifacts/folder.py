@@ -5,7 +5,7 @@
     kernels/<source>.o             one object a kernel's source
     <array>/array.pdi              what is compiled once for all calls of an array
     <array>/array.xclbin           the same as XRT takes it, with arguments for the call with the most buffers
-    <array>/<call>.json, .mlir     the plan of a call, and what the compiler gets of it
+    <array>/<call>.mlir            the plan of a call, as the compiler gets it
     <array>/<call>.insts           the instructions that XRT sends for that call
 
 All missing instructions of an array are compiled at once, with its PDI: aiecc compiles an array's cores, which takes
@@ -16,7 +16,7 @@ what aiecc asks for, and the manifest keeps it (`stacks`). Where a core's code d
 array's kernels are compiled again, once, for size (`toolchain.SMALLER`), below kernels/smaller (`smaller`).
 
 The folder is its own cache: the manifest has the digests of what each file was made of (`inputs`) and of the file
-itself. Where both still hold, nothing is compiled again. Without a toolchain only plans, MLIR and manifest are written.
+itself. Where both still hold, nothing is compiled again. Without a toolchain only MLIR and manifest are written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from flownpu.aie.artifacts.toolchain import SMALLER, ToolchainError
 from flownpu.aie.artifacts.xclbin import pack_xclbin
 from flownpu.aie.check import require_valid
 from flownpu.aie.mlir.module import to_mlir
-from flownpu.aie.plan.as_json import to_json
 from flownpu.aie.plan.data import Plan, Sequence, Transfer
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class ArtifactFolder:
         Args:
             path: the folder.
             target: npu1 or npu2.
-            toolchain: what compiles; None writes plans and MLIR only.
+            toolchain: what compiles; None writes MLIR only.
             versions: versions of other software, for the manifest.
             include_root: folder whose `aie/kernels/` holds the sources; None: this package's.
             say: called with a text where an array is planned again.
@@ -173,14 +172,12 @@ class ArtifactFolder:
         for call, plan in plans.items():
             require_valid(plan)
             text = to_mlir(plan)
-            write_text(folder / f"{call}.json", to_json(plan))
             write_text(folder / f"{call}.mlir", text)
             old = record["calls"].get(call, {})
             inputs = {"mlir": digest(text), "aiecc": self._compiler("aiecc", old)}
             buffers = [{"name": b.name, "type": str(b.type), "bytes": b.type.bytes} for b in plan.sequence.buffers]
             record["calls"][call] = {
                 "buffers": buffers,
-                "plan": self._file(folder / f"{call}.json"),
                 "mlir": self._file(folder / f"{call}.mlir"),
                 "inputs": inputs,
                 "instructions": self._kept(old, "instructions", inputs),

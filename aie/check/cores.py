@@ -25,7 +25,6 @@ from flownpu.aie.plan.data import (
     Release,
     Statement,
     Store,
-    Type,
     statements,
 )
 from flownpu.aie.plan.kernel_memory import core_needs
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
         frozenset[tuple[_End, int]], frozenset[_End], frozenset[tuple[str, tuple[_End, int, int]]]
     ]
 
-    from flownpu.aie.plan.data import Array, Barrier, Core, Fifo, Kernel, Link, Plan, TileBuffer
+    from flownpu.aie.plan.data import Array, Core, Fifo, Kernel, Link, Plan, TileBuffer
     from flownpu.aie.plan.limits import Limits
 
 _WORD_BYTES = 4
@@ -58,7 +57,7 @@ def check_cores(plan: Plan, limits: Limits) -> list[Violation]:
 
 @lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
-    around = _around(array.fifos, array.links, array.buffers, array.kernels, array.barriers)
+    around = _around(array.fifos, array.links, array.buffers, array.kernels)
     followed = (violation for core in array.cores for violation in _violations(core, around, limits))
     return (*followed, *(violation for core in array.cores for violation in _kernel_memory(array, core, limits)))
 
@@ -87,14 +86,12 @@ class _Surroundings:
         links: tuple[Link, ...],
         buffers: tuple[TileBuffer, ...],
         kernels: tuple[Kernel, ...],
-        barriers: tuple[Barrier, ...],
     ) -> None:
         self.fifos = {fifo.name: fifo for fifo in fifos}
         self.linked = {(name, "consume") for link in links for name in link.inputs}
         self.linked |= {(name, "produce") for link in links for name in link.outputs}
         self.buffers = {buffer.name: buffer for buffer in buffers}
         self.kernels = {kernel.entry: kernel for kernel in kernels}
-        self.barriers = {(barrier.tile, barrier.name) for barrier in barriers}
 
 
 # Arrays that differ only in their cores share this object, so a core that several of them have is followed once.
@@ -113,7 +110,6 @@ class _CoreCheck:
         self.core, self.limits = core, limits
         self.place = describe(core.tile, limits)
         self.fifos, self.buffers, self.kernels = around.fifos, around.buffers, around.kernels
-        self.barriers = {name for tile, name in around.barriers if tile == core.tile}
         self.linked = around.linked
         self.held: Counter[tuple[str, str]] = Counter()
         self.stale: set[tuple[str, str]] = set()  # ends with a release since their last acquire
@@ -168,8 +164,6 @@ class _CoreCheck:
                 case Load() | Store():
                     self._word(statement)
                 case BarrierWait() | BarrierRelease():
-                    if statement.barrier not in self.barriers:
-                        self._add(f"barrier {statement.barrier}", "one on this tile", "none")
                     if not 0 <= statement.value <= self.limits.lock_maximum:
                         self._add(f"value of {statement.barrier}", statement.value, f"0..{self.limits.lock_maximum}")
 
@@ -206,8 +200,6 @@ class _CoreCheck:
         if depth is None:
             return
         name = f"fifo {statement.fifo} ({statement.port})"
-        if statement.count > depth:
-            self._add(f"depth of {name}", statement.count, depth, "acquire holds that many in all")
         # After a release, the remaining objects may be acquired again; the view counts from the oldest of them.
         if statement.count <= self.held[end] and end not in self.stale:
             detail = "acquire counts what is held already: it gets no new object without a release before it"
@@ -234,31 +226,18 @@ class _CoreCheck:
         if kernel is None:
             self._add(f"kernel {statement.kernel}", "one of the array's kernels", "none")
             return
-        if len(statement.arguments) != len(kernel.arguments):
-            self._add(f"arguments of {kernel.entry}", len(kernel.arguments), len(statement.arguments))
-            return
-        for place, (argument, kind) in enumerate(zip(statement.arguments, kernel.arguments, strict=True)):
-            found = self._type(argument, kernel.entry)
-            same = found is not None and (found.elements, found.dtype) == (kind.elements, kind.dtype)
-            if found is not None and (not same or bool(found.shape) != bool(kind.shape)):
-                self._add(f"argument {place} of {kernel.entry}", str(kind), str(found))
+        for argument in statement.arguments:
+            if isinstance(argument, BufferArgument) and argument.buffer not in self.buffers:
+                self._add(f"buffer {argument.buffer} for {kernel.entry}", "one of the array's buffers", "none")
+            elif isinstance(argument, Element):
+                self._object(argument, kernel.entry)
 
-    def _type(self, argument: object, entry: str) -> Type | None:
-        if isinstance(argument, BufferArgument):
-            buffer = self.buffers.get(argument.buffer)
-            if buffer is None:
-                self._add(f"buffer {argument.buffer} for {entry}", "one of the array's buffers", "none")
-            return buffer.type if buffer is not None else None
-        if not isinstance(argument, Element):
-            return Type((), "i32")
+    def _object(self, argument: Element, entry: str) -> None:
         if argument.view not in self.views:
             self._add(f"view {argument.view} for {entry}", "one acquired before", "none")
-            return None
-        end, first, count = self.views[argument.view]
-        place = first + argument.index
-        if not 0 <= argument.index < count:
-            self._add(f"index into {argument.view} of fifo {end[0]}", argument.index, f"0..{count - 1}")
-        elif not 0 <= place < self.held[end]:
+            return
+        end, first, _ = self.views[argument.view]
+        if not 0 <= first + argument.index < self.held[end]:
             self._add(f"object of fifo {end[0]} for {entry}", "held", "released before the call")
         elif self.core.dynamic and first != 0:
             detail = "a dynamic lowering counts an index from the oldest that is held at the call"
@@ -268,7 +247,6 @@ class _CoreCheck:
                 "before it",
                 detail,
             )
-        return self.fifos[end[0]].type if end[0] in self.fifos else None
 
     def _word(self, statement: Load | Store) -> None:
         buffer = self.buffers.get(statement.buffer)

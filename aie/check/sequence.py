@@ -80,7 +80,6 @@ class _Places:
         self.streams = _streams(plan.array, limits)
         self.host = {buffer.name: buffer for buffer in plan.sequence.buffers}
         self.buffers = {buffer.name: buffer for buffer in plan.array.buffers}
-        self.barriers = {barrier.name for barrier in plan.array.barriers}
 
 
 def _start(step: WriteParameter | SetBarrier, places: _Places, limits: Limits) -> Iterator[Violation]:
@@ -95,21 +94,15 @@ def _start(step: WriteParameter | SetBarrier, places: _Places, limits: Limits) -
             yield Violation(place, "element type", "32-bit words", str(buffer.type))
         if not -(1 << 31) <= step.value < 1 << 32:
             yield Violation(place, "value", step.value, "32 bits")
-    else:
-        if step.barrier not in places.barriers:
-            yield Violation(f"barrier {step.barrier}", "a lock of that name", 1, 0)
-        if not 0 <= step.value <= limits.lock_maximum:
-            yield Violation(f"barrier {step.barrier}", "value", step.value, f"0..{limits.lock_maximum}")
+    elif not 0 <= step.value <= limits.lock_maximum:
+        yield Violation(f"barrier {step.barrier}", "value", step.value, f"0..{limits.lock_maximum}")
 
 
 def _transfer(step: Transfer, places: _Places, limits: Limits) -> Iterator[Violation]:
     place = f"transfer {step.name}"
-    fifo, buffer = places.streams.fifos.get(step.fifo), places.host.get(step.buffer)
+    fifo, buffer = places.streams.fifos.get(step.fifo), places.host[step.buffer]
     if fifo is None or places.streams.tiles[fifo.name] is None:
         yield Violation(place, f"an end of fifo {step.fifo} at a shim tile", 1, 0)
-        return
-    if buffer is None:
-        yield Violation(place, f"the host buffer {step.buffer}", 1, 0)
         return
     if buffer.type.dtype != fifo.type.dtype:
         yield Violation(place, "element type", str(fifo.type), str(buffer.type))
@@ -247,13 +240,9 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
     live: dict[str, Transfer] = {}
     on_tile: Counter[Tile | None] = Counter()  # how many are live on each shim tile
     running: dict[str, deque[Transfer]] = {fifo.name: deque() for fifo in plan.array.fifos}  # not known to be complete
-    started: set[str] = set()
     ended: set[str] = set()
     for step in plan.sequence.steps:
         if isinstance(step, Transfer):
-            if step.name in started:
-                yield Violation(f"transfer {step.name}", "transfers of this name", 2, 1)
-            started.add(step.name)
             live[step.name] = step
             on_tile[tiles[step.fifo]] += 1
             running[step.fifo].append(step)
@@ -262,8 +251,6 @@ def _order(plan: Plan, limits: Limits) -> Iterator[Violation]:
             place = f"transfer {step.transfer}"
             if step.transfer in ended:
                 yield Violation(place, "ends", 2, 1, "awaited or freed before")
-            elif step.transfer not in live:
-                yield Violation(place, "a transfer started before its end", 1, 0)
             else:
                 transfer = live.pop(step.transfer)
                 on_tile[tiles[transfer.fifo]] -= 1

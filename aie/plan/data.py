@@ -5,7 +5,7 @@ A plan has two halves. The `Array` is the content of an xclbin: tiles, fifos, bu
 `Sequence` is sent for one call: the transfers between host buffers and fifos, in order, and the run-time parameters.
 One array serves many sequences; that is how shapes change without compiling again.
 
-Everything is a frozen dataclass of plain values, compares by value, and goes to JSON and back (as_json.py).
+Everything is a frozen dataclass of plain values, and compares by value.
 Sizes, strides and offsets count elements, outermost dimension first, as in IRON; places are (column, row).
 """
 

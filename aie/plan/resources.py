@@ -97,15 +97,9 @@ def consumer_at(fifo: Fifo, tile: Tile) -> End:
 
 
 def link_ranges(link: Link, fifos: dict[str, Fifo]) -> tuple[Fifo, list[tuple[int, int]]]:
-    """The fifo that a split or join has whole, and the (start, end) of every part in its object, in elements.
-
-    The list is empty if there are not as many offsets as parts.
-    """
-    whole, parts = (
-        (fifos[link.inputs[0]], link.outputs) if link.kind == "split" else (fifos[link.outputs[0]], link.inputs)
-    )
-    ends = [*link.offsets[1:], whole.type.elements]
-    return whole, list(zip(link.offsets, ends, strict=True)) if len(link.offsets) == len(parts) else []
+    """The fifo that a split or join has whole, and the (start, end) of every part in its object, in elements."""
+    whole = fifos[link.inputs[0] if link.kind == "split" else link.outputs[0]]
+    return whole, list(zip(link.offsets, [*link.offsets[1:], whole.type.elements], strict=True))
 
 
 def resources_of(array: Array, limits: Limits) -> Resources:

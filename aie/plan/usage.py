@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The use of every tile of a plan: memory, DMA channels, buffer descriptors, locks.
+"""The use of every tile of a plan: memory, DMA channels, buffer descriptors.
 
 Counted as the compiler places it (`flownpu.aie.plan.resources`), like the checker's limits.
 """
@@ -52,12 +52,10 @@ class TileUse:
     tile: Tile
     kind: str
     kernels: tuple[str, ...]
-    parts: tuple[MemoryUse, ...]
     memory: Use
     input_channels: Use
     output_channels: Use
     descriptors: Use
-    locks: Use
 
 
 def memory_parts(array: Array, resources: Resources) -> dict[Tile, list[MemoryUse]]:
@@ -85,28 +83,22 @@ def tile_uses(plan: Plan, limits: Limits) -> list[TileUse]:
     for channel in resources.channels:
         channels[channel.tile, channel.direction] += 1
         descriptors[channel.tile] += channel.descriptors
-    locks: Counter[Tile] = Counter(barrier.tile for barrier in array.barriers)
-    for pool in resources.pools:
-        locks[pool.tile] += pool.locks
     ends = {fifo.name: fifo.producer.tile for fifo in array.fifos if fifo.producer.tile.row == 0}
     ends |= {fifo.name: end.tile for fifo in array.fifos for end in fifo.consumers if end.tile.row == 0}
     descriptors.update(live_descriptors(plan.sequence, ends))
     cores = {core.tile: core for core in array.cores}
     uses = []
-    for tile in sorted({*parts, *cores, *descriptors, *locks, *(tile for tile, _ in channels)}):
+    for tile in sorted({*parts, *cores, *descriptors, *(tile for tile, _ in channels)}):
         have = limits.tile(tile.column, tile.row)
-        held = tuple(sorted(parts.get(tile, ()), key=lambda part: (part.bytes, str(part)), reverse=True))
         uses.append(
             TileUse(
                 tile,
                 limits.kind(tile.column, tile.row),
                 kernels_of(cores[tile]) if tile in cores else (),
-                held,
-                Use(sum(part.bytes for part in held), have.memory_bytes),
+                Use(sum(part.bytes for part in parts.get(tile, ())), have.memory_bytes),
                 Use(channels[tile, "in"], have.input_channels),
                 Use(channels[tile, "out"], have.output_channels),
                 Use(descriptors[tile], have.buffer_descriptors),
-                Use(locks[tile], have.locks),
             )
         )
     return uses

@@ -6,8 +6,10 @@ import json
 import math
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,19 +51,23 @@ def changed_stages(monkeypatch, change):
     )
 
 
-class InThisProcess:
-    """Runs a stage at once, in place of a process, which would import all anew for each of 58 stages."""
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs stages at once, in place of processes, each of which would import all anew; scripts have their processes."""
+    start = subprocess.Popen
 
-    def __init__(self, command, **_):
+    def run(command, **options):
+        if "-m" not in command:
+            return start(command, **options)
         worker.main(Path(command[-1]))
+        return SimpleNamespace(wait=lambda _: 0)
 
-    def wait(self, _):
-        return 0
+    monkeypatch.setattr(runner.subprocess, "Popen", run)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_stages_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
     """Every kernel that kernels.h declares is called by a stage, too."""
-    monkeypatch.setattr(runner.subprocess, "Popen", InThisProcess)
     expected, called = [stage.name for stage in stages.selftest_stages("npu2", many=False)], set()
 
     def watched(stage):
@@ -88,6 +94,7 @@ def test_stages_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
     assert entries == called
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_xdna_stages_pass_on_emulator(flownpu, tmp_path):
     """The first generation: half of the columns, bf16 only."""
     patterns = ("copy*", "streams", "kernel *[!e]", "fused_dqp none", "flow_kv*")
@@ -160,6 +167,7 @@ def of_another_plan(trial):
     )
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -187,6 +195,7 @@ def with_another_process(monkeypatch, name, script):
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_hanging_stage_ends_at_time_limit(flownpu, tmp_path, monkeypatch):
     with_another_process(monkeypatch, "kernel-geglu", "import time; time.sleep(600)")
     changed_stages(
@@ -204,6 +213,7 @@ def test_seconds_bound_every_stage(flownpu, tmp_path):
     assert outcomes(report_of(tmp_path)) == {"copy": "timed out"}
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("script", "message"),
     [

@@ -9,8 +9,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from flownpu.convert import ConversionError, convert
@@ -221,22 +219,3 @@ def test_invalid_setting_is_refused(settings_: dict[str, Any], message: str, che
     with pytest.raises(ConversionError, match=message):
         convert(checkpoint, tmp_path / "model", **settings_)
     assert not (tmp_path / "model").exists()
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_bit_flips_in_header_are_errors_or_harmless(data: st.DataObject, checkpoint: Path, tmp_path: Path) -> None:
-    """Every flip in the header must end in a ConversionError or a model."""
-    path = checkpoint / "model.safetensors"
-    whole = path.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
-    position = data.draw(st.integers(0, header - 1))
-    flipped = bytearray(whole)
-    flipped[position] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(flipped)
-    try:
-        convert(checkpoint, tmp_path / "model", force=True)
-    except ConversionError as error:
-        assert str(checkpoint) in str(error) or "finite" in str(error)  # noqa: PT017  (a model is as good an end)
-    finally:
-        path.write_bytes(whole)

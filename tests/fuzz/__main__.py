@@ -101,7 +101,6 @@ def server(
     seed: Seed = 1, output: Output = FOUND,
     kinds: Annotated[list[str] | None, typer.Option("--kind", help="Kinds of requests; all, if none is named.")] = None,
     without: Annotated[list[str] | None, typer.Option("--without", help="Kinds of requests to leave out.")] = None,
-    again: Annotated[Path | None, typer.Option("--again", help="Only the requests of this findings.jsonl.")] = None,
 ) -> None:  # fmt: skip
     """Hostile requests to `flownpu serve`, beside clients that must get their answers, right and in time."""
     from tests.fuzz.server import command, report
@@ -110,12 +109,8 @@ def server(
     chosen = [name for name in kinds or KINDS if name not in (without or ())]
     if unknown := set(chosen) - set(KINDS):
         raise typer.BadParameter(f"expected some of {', '.join(KINDS)}, got {', '.join(unknown)}")
-    start = command.command_of(output / "models")
-    if again is not None:
-        found = command.replay(start, report.saved_requests(again))
-    else:
-        found = command.attack(start, time_, clients, seed, chosen)
-        report.write(found, output / "server")
+    found = command.attack(command.command_of(output / "models"), time_, clients, seed, chosen)
+    report.write(found, output / "server")
     console.print(report.text_of(found), markup=False, highlight=False, soft_wrap=True)
     if found.findings:
         raise typer.Exit(1)

@@ -34,9 +34,9 @@ namespace {
 using Words = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 // buffer, offset, bytes
-using Argument = std::tuple<Buffer*, std::size_t, std::size_t>;
+using CallArgument = std::tuple<Buffer*, std::size_t, std::size_t>;
 // name, sequence, arguments
-using GivenCall = std::tuple<std::string, Sequence*, std::vector<Argument>>;
+using GivenCall = std::tuple<std::string, Sequence*, std::vector<CallArgument>>;
 
 std::span<const std::int64_t> span(const Words& words) { return {words.data(), words.size()}; }
 

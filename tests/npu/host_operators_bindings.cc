@@ -30,14 +30,14 @@ using namespace flownpu::npu;  // NOLINT(google-build-using-namespace): the modu
 namespace {
 
 using Floats = nb::ndarray<nb::numpy, float, nb::c_contig>;
-using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
+using ContiguousBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>, nb::c_contig>;
 // argument, "to_host" or "to_device", offset, bytes
 using Transfer = std::tuple<std::size_t, std::string, std::size_t, std::size_t>;
 
 // A caller's NumPy array as a buffer, which records its transfers.
 class Watched final : public Buffer {
  public:
-  Watched(const Bytes& array, std::size_t number, std::vector<Transfer>& transfers)
+  Watched(const ContiguousBytes& array, std::size_t number, std::vector<Transfer>& transfers)
       : array_(array), number_(number), transfers_(&transfers) {}
   std::span<std::byte> bytes() override {
     return {reinterpret_cast<std::byte*>(array_.data()), array_.size()};
@@ -50,7 +50,7 @@ class Watched final : public Buffer {
   }
 
  private:
-  Bytes array_;
+  ContiguousBytes array_;
   std::size_t number_;
   std::vector<Transfer>* transfers_;
 };
@@ -69,8 +69,8 @@ class Operator {
   }
 
   // `given`: each argument's NumPy array, and whether it is a constant, which the NPU never writes.
-  std::vector<Transfer> run(const std::vector<std::pair<Bytes, bool>>& given, std::int64_t position,
-                            std::size_t rows) {
+  std::vector<Transfer> run(const std::vector<std::pair<ContiguousBytes, bool>>& given,
+                            std::int64_t position, std::size_t rows) {
     std::vector<Transfer> transfers;
     std::vector<std::unique_ptr<Watched>> buffers;
     std::vector<View> arguments;
@@ -96,7 +96,7 @@ class Experts {
   // experts as an array reads them, or nothing.
   Experts(const std::vector<std::array<Argument, 3>>& layers, std::int64_t hidden,
           std::int64_t size, std::int64_t experts, std::int64_t per_token, bool normalized,
-          const std::optional<Bytes>& packed, const std::string& isa)
+          const std::optional<ContiguousBytes>& packed, const std::string& isa)
       : layers_(layers), packed_(packed) {
     const flownpu::transformer::FeedForward feed_forward{.size = size,
                                                          .experts = experts,
@@ -137,7 +137,7 @@ class Experts {
 
  private:
   std::vector<std::array<Argument, 3>> layers_;
-  std::optional<Bytes> packed_;
+  std::optional<ContiguousBytes> packed_;
   std::vector<flownpu::Tensor> constants_;
   std::unique_ptr<LayerExperts> experts_;
 };
@@ -156,7 +156,7 @@ void bind_host_operators(nb::module_& module) {
            nb::arg("rows") = std::numeric_limits<std::size_t>::max());
   nb::class_<Experts>(module, "LayerExperts")
       .def(nb::init<const std::vector<std::array<Argument, 3>>&, std::int64_t, std::int64_t,
-                    std::int64_t, std::int64_t, bool, const std::optional<Bytes>&,
+                    std::int64_t, std::int64_t, bool, const std::optional<ContiguousBytes>&,
                     const std::string&>(),
            nb::arg("layers"), nb::arg("hidden"), nb::arg("size"), nb::arg("experts"),
            nb::arg("per_token"), nb::arg("normalized") = true, nb::arg("packed") = nb::none(),

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian packages for the tests: the commands for apt, and the messages if it cannot get a package."""
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from scripts import tools
-from scripts.debian_packages import Apt, UnavailableError
-from tests.npu import debian_xrt
+from scripts.debian_packages import Apt
 
 KEYS = "/usr/share/keyrings/some-archive.gpg"
 
@@ -38,24 +35,6 @@ def apt(tool, tmp_path):
 
 def asked(tmp_path):
     return (tmp_path / "asked").read_text().splitlines()
-
-
-@pytest.mark.parametrize("missing", ["apt-get", "apt-cache", "dpkg-deb", "dpkg-query"])
-def test_missing_apt_is_unavailable(tool, tmp_path, missing):
-    del tool
-    (tmp_path / "bin" / missing).unlink()
-    with pytest.raises(UnavailableError, match=f"the thing is not installed, and this machine has no {missing} to get"):
-        Apt(tmp_path / "fetched", "the thing")
-
-
-def test_apt_keeps_its_state_in_folder(apt, tool, tmp_path):
-    tool("apt-config", 'read -r line < "$APT_CONFIG"; echo "$line"; echo "$LC_ALL"; pwd')
-    state, language, where = apt.run("apt-config").splitlines()
-    assert state == f'Dir::State::lists "{apt.folder}/lists";'
-    assert (language, where) == ("C", f"{apt.folder}/packages")
-    assert "APT::Architecture" not in (apt.folder / "apt.conf").read_text()
-    arm = (Apt(tmp_path / "arm", "the thing", "arm64").folder / "apt.conf").read_text()
-    assert 'APT::Architecture "arm64";\nAPT::Architectures {"arm64";};\n' in arm
 
 
 def test_installed_dependencies_are_not_fetched(apt, tool):
@@ -87,13 +66,6 @@ def test_other_suite_is_fetched_from_mirror_of_machine(apt, tool, tmp_path, sign
     assert "sourcelist" not in (apt.folder / "apt.conf").read_text()
 
 
-def test_machine_without_debian_is_unavailable(apt):
-    with pytest.raises(
-        UnavailableError, match="the thing is not installed, and this machine has no source of Debian's"
-    ):
-        apt.use_suite("testing")
-
-
 # --- Tools ------------------------------------------------------------------------------------------------------------
 
 
@@ -104,13 +76,6 @@ def build(tmp_path, monkeypatch):
     return tmp_path / "build"
 
 
-@pytest.mark.parametrize(("release", "is_found"), [(16, False), (17, True), (22, True)])
-def test_mlir_opt_is_found_if_it_reads_properties(tool, build, release, is_found):
-    del build
-    tool(f"mlir-opt-{release}")
-    assert (tools.find("mlir-opt") is not None) is is_found
-
-
 def test_fetch_without_a_package_keeps_the_reason(tool, build, capsys):
     tool("apt-get", "echo 'E: no network' >&2; exit 100")
     tools.fetch("mlir-opt")
@@ -119,11 +84,6 @@ def test_fetch_without_a_package_keeps_the_reason(tool, build, capsys):
     assert tools.reason("mlir-opt") == failure
     assert tools.find("mlir-opt") is None
     assert build.is_dir()
-
-
-def test_reason_before_a_fetch_says_the_command(build):
-    del build
-    assert tools.reason("xrt") == "there is no xrt: python -m scripts.tools xrt gets it"
 
 
 def test_fetched_program_starts_with_its_libraries(tool, build, capsys):
@@ -175,29 +135,3 @@ def test_xrt_is_of_first_suite_that_has_it(fetched, tmp_path):
         "apt-get download -q libxrt-dev libxrt2",
         f"dpkg-deb -x {fetched}/packages/libxrt-dev.deb {fetched}/root",
     ]
-
-
-@pytest.mark.usefixtures("fetched")
-def test_xrt_is_fetched_with_libraries(tool, build, tmp_path, monkeypatch, capsys):
-    folder = build / "xrt/run"
-    monkeypatch.setattr(debian_xrt, "FOLDER", folder)
-    depends = "echo '  Depends: libc6\n  Depends: python3'; case $* in *libc6*) echo '  PreDepends: zlib1g' ;; esac"
-    policy = "[ -f {}/newer.sources ] && echo 'Candidate: 1:{}.0' || echo 'Candidate: 1:2.19.0'"
-    tool("apt-cache", f"case $1 in depends) {depends} ;; *) {policy.format(folder, '2.25')} ;; esac")
-    libraries = "$3/usr/lib/any"
-    files = f"{libraries}/libxrt_driver_xdna.so.2 {libraries}/ld-linux-any.so.2 $3/usr/bin/xclbinutil"
-    tool("dpkg-deb", f"/bin/mkdir -p {libraries} $3/usr/bin; for file in {files}; do : > $file; done")
-    tools.fetch("xrt")
-    assert debian_xrt.libraries() == folder / "root/usr/lib/any"
-    downloads = [line for line in asked(tmp_path) if "download" in line]
-    assert downloads == ["apt-get download -q libc6 libxrt-npu2 libxrt-utils libxrt2 zlib1g"]
-    command = debian_xrt.command(["program", "argument"], without=["libxrt_driver"])
-    assert command[0] == f"{folder}/root/usr/lib/any/ld-linux-any.so.2"
-    assert command[3:] == ["program", "argument"]
-    assert [file.name for file in Path(command[2]).iterdir()] == ["ld-linux-any.so.2"]
-
-    shutil.rmtree(folder)
-    tool("apt-cache", policy.format(folder, "2.26"))
-    tools.fetch("xrt")
-    assert "none of Debian's suites stable-backports, testing, unstable has 2.25" in tools.reason("xrt")
-    assert capsys.readouterr().out.endswith("The tests that need it are skipped\n")

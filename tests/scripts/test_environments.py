@@ -20,13 +20,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_cache_folder_follows_xdg_unless_relative(cache: Path, monkeypatch: pytest.MonkeyPatch):
-    assert cache_folder() == cache / "flownpu" / "environments"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(cache))
-    assert cache_folder() == cache / ".cache" / "flownpu" / "environments"
-
-
 def test_finished_folder_is_made_once_for_its_contents(tmp_path: Path):
     folder = tmp_path / "folder"
     with finished_folder(folder, [1]) as made:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu build`: compiles the NPU's programs of a model with AMD's toolchain, or writes plans and MLIR without it."""
+"""`flownpu build`: compiles the NPU's programs of a model with AMD's toolchain, or writes MLIR without it."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -84,7 +84,7 @@ def build(
     elif not built.missing:
         status(f"{what}, {built.made} files compiled, the others are up to date. Next: {command}")
     else:
-        say_missing(f"{what}, as plans and MLIR", built.missing)
+        say_missing(f"{what}, as MLIR", built.missing)
 
 
 def say_missing(what: str, missing: Iterable[object]) -> None:

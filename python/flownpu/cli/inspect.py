@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu inspect`: what is in a model, or in a plan of the NPU's."""
+"""`flownpu inspect`: what is in a model."""
 
 import math
 import re
@@ -21,34 +21,17 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL|PLAN",
+            metavar="MODEL",
             callback=options.model_folder,
-            help="A model folder or its name, an .onnx or a .q4nx file; or a plan, a .json file that `flownpu build` "
-            "writes.",
+            help="A model folder or its name, an .onnx or a .q4nx file.",
         ),
     ],
     as_json: options.AsJson = False,
     check: Annotated[
         bool, typer.Option("--check", help="Read all of a model folder's files and compare them with its manifest.")
     ] = False,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw a plan's array.")] = None,
 ) -> None:
-    """Show the contents of a model, or of a plan of an NPU's array.
-
-    Of a model: operators, shapes, weights, KV cache, quantisation error. Of a plan: each tile's role and its use of
-    resources; fails if the plan breaks the hardware's limits.
-    """
-    is_plan = path.suffix == ".json"
-    for name, of_plans, given in (("--check", False, check), ("--svg", True, svg)):
-        if given and of_plans != is_plan:
-            kinds = ("plans (.json files)", "models") if of_plans else ("models", "plans")
-            raise typer.BadParameter(f"is for {kinds[0]}, not for {kinds[1]}, got {path}", param_hint=name)
-    if is_plan:
-        from flownpu.cli.inspect_plan import inspect_plan  # noqa: PLC0415 of a model, none of this is needed
-
-        if not inspect_plan(path, as_json=as_json, svg=svg):
-            raise typer.Exit(1)
-        return
+    """Show the contents of a model: operators, shapes, weights, KV cache, quantisation error."""
     if check and (found := damage(path)):
         raise FlowNPUError("\n  ".join([f"{path} is damaged; convert it again:", *found]))
     summary = summarize(path)

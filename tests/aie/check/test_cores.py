@@ -14,7 +14,7 @@ from flownpu.aie.iron.compat import NPU2, Buffer, Kernel, ObjectFifo, Program, R
 from flownpu.aie.plan.data import Acquire, BarrierWait, BufferArgument, Call, Element, Load, Release, Type
 from flownpu.aie.plan.limits import LIMITS, with_limits
 from tests.aie.check.faults import CHAIN, CORE, messages
-from tests.aie.small_programs import tensor, with_array, with_body, with_fifo
+from tests.aie.small_programs import tensor, with_array, with_body
 
 
 def without(kind, number=0):
@@ -50,10 +50,6 @@ CORES = {
         with_body(CHAIN, lambda body: [s for s in body if not isinstance(s, Release)]),
         "[compute tile (0, 2)] a statement that releases fifo c (produce): need 1, have 0",
     ),
-    "too deep": (
-        replaced(Acquire, count=3),
-        "depth of fifo b (consume): need 3, have 2 (acquire holds that many in all)",
-    ),
     "wrong end": (
         replaced(Acquire, port="produce"),
         "[compute tile (0, 2)] a produce end of fifo b on this tile: need 1, have 0",
@@ -86,21 +82,6 @@ CORES = {
     ),
     "unknown buffer": (with_array(CHAIN, buffers=()), "buffer parameters: need one of the array's buffers, have none"),
     "unknown kernel": (replaced(Call, kernel="other"), "kernel other: need one of the array's kernels, have none"),
-    "missing argument": (replaced(Call, arguments=(3,)), "arguments of scale: need 3, have 1"),
-    "index out of a view": (
-        with_body(
-            CHAIN,
-            lambda body: [
-                dataclasses.replace(s, arguments=(dataclasses.replace(s.arguments[0], index=1), *s.arguments[1:]))
-                if isinstance(s, Call)
-                else s
-                for s in body
-            ],
-        ),
-        "of fifo b: need 1, have 0..0",
-    ),
-    "wrong type": (with_fifo(CHAIN, "c", type=Type((32,), "i32")), "argument 1 of scale: need 64xi32, have 32xi32"),
-    "number for an array": (replaced(Call, arguments=(3, 3, 3)), "argument 0 of scale: need 64xi32, have i32"),
     "parameter out of range": (
         with_array(
             CHAIN,
@@ -120,7 +101,6 @@ CORES = {
         with_array(CHAIN, cores=(dataclasses.replace(CORE, dynamic=False),)),
         "lowering of acquires in a loop: need dynamic, have static (the loop's length is a run-time parameter",
     ),
-    "no such barrier": (with_array(CHAIN, barriers=()), "barrier barrier0_0_2: need one on this tile, have none"),
     "barrier value": (
         with_array(
             CHAIN,

@@ -6,7 +6,6 @@ Each rule is broken once; the message names the place, the need and the finding.
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from flownpu.aie.iron.access_pattern import TensorAccessPattern
@@ -17,7 +16,6 @@ from flownpu.aie.plan.data import (
     Core,
     Dimension,
     Fifo,
-    Free,
     Release,
     SetBarrier,
     Tap,
@@ -116,10 +114,6 @@ def test_unreachable_fifo_is_refused():
     ]
 
 
-def test_free_before_end_names_transfer():
-    assert Free("a_task0") in STEPS
-
-
 def test_walk_of_joined_output_covers_each_part():
     """dimensionsToStream of a join's output applies to every input's part (as a real aie-opt has it)."""
     kind, part = tensor(128), tensor(64)
@@ -141,8 +135,3 @@ def test_walk_of_joined_output_covers_each_part():
     assert messages(plan) == []
     whole = with_end(plan, "c", "produce", walk=(Dimension(128, 1),))
     assert any("elements of the walk: need 128, have 64" in text for text in messages(whole))
-
-
-def test_type_text_has_sizes_and_element():
-    assert str(Type((2, 3), "bf16")) == "2x3xbf16"
-    assert np.dtype(np.int32).itemsize == Type((), "i32").item_bytes

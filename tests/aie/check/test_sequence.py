@@ -84,7 +84,6 @@ SEQUENCES = {
         with_steps(CHAIN, dataclasses.replace(FILL, name="other", fifo="b"), *STEPS),
         "[transfer other] an end of fifo b at a shim tile: need 1, have 0",
     ),
-    "no such buffer": (with_step(CHAIN, Transfer, buffer="x"), "[transfer a_task0] the host buffer x: need 1, have 0"),
     "parameter index": (
         with_step(CHAIN, WriteParameter, index=16),
         "[run-time parameter parameters] index: need 16, have 0..15",
@@ -104,7 +103,6 @@ SEQUENCES = {
         "[run-time parameter extra] element type: need 32-bit words, have 4xi16",
     ),
     "parameter value": (with_step(CHAIN, WriteParameter, value=1 << 32), "value: need 4294967296, have 32 bits"),
-    "barrier name": (with_step(CHAIN, SetBarrier, barrier="x"), "[barrier x] a lock of that name: need 1, have 0"),
     "barrier value": (with_step(CHAIN, SetBarrier, value=64), "[barrier barrier0_0_2] value: need 64, have 0..63"),
     "wait without a token": (
         with_steps(CHAIN, *[dataclasses.replace(s, token=False) if s is DRAIN else s for s in STEPS]),
@@ -114,10 +112,6 @@ SEQUENCES = {
         with_steps(CHAIN, *STEPS, Await("c_task1")),
         "[transfer c_task1] ends: need 2, have 1 (awaited or freed before)",
     ),
-    "awaited before it starts": (
-        with_steps(CHAIN, Await("c_task1"), *STEPS),
-        "[transfer c_task1] a transfer started before its end: need 1, have 0",
-    ),
     "freed while live": (
         with_steps(CHAIN, *STEPS[:-2], STEPS[-1], STEPS[-2]),
         "[transfer a_task0] completion known before Free: need yes, have no (await it, or a drain of its data",
@@ -125,10 +119,6 @@ SEQUENCES = {
     "never awaited": (
         with_steps(CHAIN, *STEPS[:-2]),
         "[transfer c_task1] an Await or a Free before the sequence ends: need 1, have 0",
-    ),
-    "started twice": (
-        with_steps(CHAIN, *STEPS[:3], FILL, *STEPS[3:]),
-        "[transfer a_task0] transfers of this name: need 2, have 1",
     ),
 }
 

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from flownpu import _native
-from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.iron.compat import Kernel, ObjectFifo, Tile, Worker
-from flownpu.aie.plan.data import Acquire, Release, SetBarrier, Transfer, WriteParameter
-from tests.aie.designs.cases import fused_dqp_case
+from flownpu.aie.plan.data import Release, SetBarrier, Transfer, WriteParameter
 from tests.aie.emulation import emulate
-from tests.aie.small_programs import between, chain, tensor, with_array, with_body, with_step, with_steps
+from tests.aie.small_programs import between, chain, tensor, with_body, with_step, with_steps
 
 
 def deadlock(plan, *, seed=0, functions=None, **inputs):
@@ -153,30 +151,4 @@ def test_full_queue_deadlock_names_step():
     assert (
         "sequence sequence, step 6 of 7 (start fill_5)\n    waits for a place in the queue, which is to come from "
         in message
-    )
-
-
-@pytest.mark.parametrize("tile", [(0, 2), (3, 4)])
-def test_release_missing_in_design_deadlock_names_tile(rng, tile):
-    """FusedDQP on 32 tiles: the message names the tile whose core does not release its weights."""
-    case = fused_dqp_case(FusedDQP("npu2", 1024), 1056, 1024, rng)
-
-    def changed(body):
-        out = []
-        for statement in body:
-            if hasattr(statement, "body"):
-                out.append(dataclasses.replace(statement, body=changed(statement.body)))
-            elif not (isinstance(statement, Release) and statement.fifo.startswith("w_")):
-                out.append(statement)
-        return tuple(out)
-
-    cores = [
-        dataclasses.replace(core, body=changed(core.body)) if (core.tile.column, core.tile.row) == tile else core
-        for core in case.plan.array.cores
-    ]
-    assert any(isinstance(s, Acquire) for core in cores for s in core.body)
-    message = deadlock(with_array(case.plan, cores=tuple(cores)), functions={}, **case.inputs)
-    column, row = tile
-    assert message.endswith(
-        f"waits for free objects of w_{column}_0_split{row - 2} at ({column}, {row}) (0 there), which nobody gives"
     )

@@ -20,7 +20,6 @@ from flownpu.aie.iron.compat import (
     Worker,
     range_,
 )
-from flownpu.aie.plan.as_json import from_json, to_json
 from flownpu.aie.plan.data import (
     Acquire,
     Await,
@@ -78,24 +77,6 @@ def test_vector_add_is_recorded(device):
         Place(0, 0),
         Place(0, 2),
     }
-
-
-def test_plan_survives_json():
-    for plan in (vector_add(NPU2()), chain()):
-        assert from_json(to_json(plan)) == plan
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"kind": "Plan", "name": "x"}', "a Plan has other fields"),
-        ('{"kind": "Tile", "column": 1, "row": 2}', "expected a Plan, got Tile"),
-        ('{"a": 1}', "got one of kind None"),
-    ],
-)
-def test_json_that_is_no_plan_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        from_json(text)
 
 
 def test_loops_of_any_length_are_one_statement():

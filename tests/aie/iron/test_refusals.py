@@ -114,6 +114,7 @@ def test_unknown_name_is_refused():
     ("make", "message"),
     [
         (lambda: ObjectFifo(KIND, depth=0), "depth of 1 or more"),
+        (lambda: ObjectFifo(KIND).cons(depth=0), "a depth of 1 or more for the fifo or its end, got 0"),
         (lambda: ObjectFifo(KIND, packet=True), r"\[ObjectFifo\] a plan does not hold packet"),
         (lambda: ObjectFifo(KIND, to_stream=TensorAccessPattern([8], 1, [4], [1])), "starts at its beginning"),
         (lambda: ObjectFifo(KIND).cons().join([0]), "join is for the producer's end"),

@@ -4,7 +4,6 @@
 import io
 import json
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from PIL import ExifTags, Image
 
 from flownpu.errors import FlowNPUError
 from flownpu.generate import images
-from flownpu.generate.images import DECODING_MEMORY, ImageSize, read_image
+from flownpu.generate.images import ImageSize, read_image
 
 SIZE = ImageSize(96, 96)
 # Lossless and lossy formats, in the modes that they have.
@@ -215,27 +214,6 @@ def test_image_without_permission_is_named(tmp_path, monkeypatch):
         read_image(path, SIZE)
 
 
-@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "avif", "gif", "bmp", "tif"])
-def test_damaged_image_is_read_or_refused(tmp_path, suffix):
-    """If any bytes are changed or missing, the result is a picture of the right size, or an error with the file."""
-    path = tmp_path / f"picture.{suffix}"
-    colours(40, 30).save(path)
-    whole = path.read_bytes()
-    choose = random.Random(suffix)
-    outcomes = set()
-    for _ in range(60):
-        damaged = bytearray(whole)
-        for _ in range(choose.choice([0, 1, 8])):
-            damaged[choose.randrange(len(damaged))] = choose.randrange(256)
-        path.write_bytes(damaged[: choose.choice([len(damaged), choose.randrange(1, len(damaged))])])
-        try:
-            assert pixels(path).shape == (96, 96, 3)
-            outcomes.add("read")
-        except FlowNPUError as error:
-            outcomes.add("refused" if str(path) in str(error) else str(error))
-    assert outcomes == {"read", "refused"}
-
-
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("shape", [(1900, 1500), (1501, 1203)], ids=str)
 def test_large_picture_is_reduced_first(tmp_path, monkeypatch, suffix, shape):
@@ -277,12 +255,16 @@ def test_image_beyond_memory_is_refused(tmp_path, monkeypatch, suffix, options, 
         read_image(path, SIZE)
 
 
-MEASURE = """
+# 0.4 of the memory that the package allows, so that the files that fill it are as much smaller.
+ALLOWED = 160 * 2**20
+MEASURE = f"""
 import json, resource, sys
 from pathlib import Path
 from flownpu.generate import images
 from flownpu.errors import FlowNPUError
 from flownpu.generate.images import ImageSize, read_image
+
+images.DECODING_MEMORY = {ALLOWED}
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -308,20 +290,20 @@ def measure(path, warm):
 
 
 def large_png(path):
-    # Zeros that are compressed at once: Pillow would take long to encode 100 megapixels.
-    write_png(path, 10000, 10000, bytes(10000 * 40001), colour_type=6)
+    # Zeros that are compressed at once: Pillow would take long to encode 40 megapixels.
+    write_png(path, 8000, 5000, bytes(5000 * 32001), colour_type=6)
 
 
 LARGE = {
-    "jpeg of 100 megapixels": lambda path: Image.new("RGB", (10000, 10000), "red").save(path, "JPEG"),
-    "png of 100 megapixels with alpha": large_png,
-    "bmp of 50 megapixels": lambda path: Image.new("RGB", (10000, 5000)).save(path, "BMP"),
-    "progressive jpeg of 54 megapixels": lambda path: Image.new("RGB", (9000, 6000)).save(
+    "jpeg of 40 megapixels": lambda path: Image.new("RGB", (8000, 5000), "red").save(path, "JPEG"),
+    "png of 40 megapixels with alpha": large_png,
+    "bmp of 20 megapixels": lambda path: Image.new("RGB", (5000, 4000)).save(path, "BMP"),
+    "progressive jpeg of 20 megapixels": lambda path: Image.new("RGB", (5000, 4000)).save(
         path, "JPEG", progressive=True, subsampling=0
     ),
-    "webp of 24 megapixels": lambda path: Image.new("RGB", (6000, 4000)).save(path, "WEBP", method=0),
-    "avif of 24 megapixels": lambda path: Image.new("RGB", (6000, 4000)).save(path, "AVIF", speed=10),
-    "tiff of 24 megapixels": lambda path: Image.new("RGB", (6000, 4000)).save(
+    "webp of 9 megapixels": lambda path: Image.new("RGB", (3000, 3000)).save(path, "WEBP", method=0),
+    "avif of 10 megapixels": lambda path: Image.new("RGB", (4000, 2500)).save(path, "AVIF", speed=10),
+    "tiff of 10 megapixels": lambda path: Image.new("RGB", (4000, 2500)).save(
         path, "TIFF", compression="tiff_lzw", strip_size=2**30
     ),
 }
@@ -336,4 +318,4 @@ def test_image_memory_is_bounded(tmp_path, kind):
     assert np.prod(done) == int(kind.split(" of ")[1].split()[0]) * 10**6
     # Beside the decoder's memory there are a band in RGBA and on white (4 times 4 MiB), the picture that is resized (at
     # most twice the model's size: 13 MiB, and 22 for an odd half), the encoded image, and what malloc keeps.
-    assert added < DECODING_MEMORY + 64 * 2**20
+    assert added < ALLOWED + 64 * 2**20

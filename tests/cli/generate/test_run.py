@@ -262,16 +262,6 @@ class TestOnFlowNPU:
         assert done.code == 1
         assert "option device = 'abacus' is not known; expected one of: auto, cpu, npu, emulate" in done.err
 
-    def test_unknown_option_lists_valid_ones(self, flownpu, model):
-        done = flownpu("run", model, "-p", PROMPT, "--option", "colour=red")
-        assert done.code == 1
-        assert "option colour = 'red' is not known; the options are: device, " in done.err
-
-    def test_device_not_built_is_named(self, flownpu, model):
-        done = flownpu("run", model, "-p", PROMPT, "--device", "npu")
-        assert done.code == 1
-        assert "npu" in done.err
-
 
 def test_prompt_with_control_tokens_is_text_unless_allowed(flownpu, model):
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -7,22 +7,14 @@ import struct
 import subprocess
 
 import numpy as np
-import onnx
 import pytest
 
 from flownpu.aie.artifacts import compiled as compiled_artifacts
-from flownpu.aie.designs.decode_layer.design import LayerShape
 from flownpu.aie.mlir.module import to_mlir
 from flownpu.aie.plan.limits import NPU2, with_limits
 from flownpu.aie.programs import prefill
-from flownpu.aie.programs.call_family import Positions
-from flownpu.aie.programs.prefill import prefill_program
 from flownpu.aie.programs.program import calls_of
-from flownpu.errors import FlowNPUError
-from flownpu.npu.artifacts import CHUNKS, build_artifacts, programs_of_model
-from flownpu.npu.layers import read_decoder
-from flownpu.npu.models import MODELS
-from tests.aie.programs.decoders import decoder_of
+from flownpu.npu.artifacts import build_artifacts, programs_of_model
 from tests.aie.words import read_family, read_index, words_of
 
 CONTEXT = 320  # positions, five chunks of the cache; prompts come in chunks of 256 tokens, not of 512
@@ -144,10 +136,10 @@ def test_path_without_model_is_refused(flownpu, tmp_path):
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_missing_toolchain_still_writes_plans_and_mlir(flownpu, model, tmp_path):
+def test_missing_toolchain_still_writes_mlir(flownpu, model, tmp_path):
     done = flownpu("build", model, "--context", CONTEXT, "--output", tmp_path / "out")
     assert done.code == 0
-    assert f"{CALLS} calls over {CONTEXT} positions, as plans and MLIR. Nothing was compiled:" in done.err
+    assert f"{CALLS} calls over {CONTEXT} positions, as MLIR. Nothing was compiled:" in done.err
     assert "aiecc was not found" in done.err
     assert len(list((tmp_path / "out").rglob("*.mlir"))) == CALLS
     assert not list((tmp_path / "out").rglob("*.words"))
@@ -231,57 +223,3 @@ def test_instructions_beyond_controller_heap_are_refused(model, tmp_path, monkey
     with pytest.raises(ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"):
         build_artifacts(model, kind="xclbin", context=CONTEXT, output=tmp_path / "out")
     assert not (tmp_path / "out" / "index.words").exists()
-
-
-# --- The decoder ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("operator", "attribute", "value", "words"),
-    [
-        ("FlowQKVAttention", "softcap", 30.0, "expected softcap = 30 as in the layers before, got 0"),
-        ("FlowQKVAttention", "causal", 0, "expected no local_window_size with causal = 0, got 64"),
-        ("FlowQKVAttention", "rotary_interleaved", 1, "expected rotary_interleaved = 0"),
-        ("FlowQKVAttention", "scale", 0.5, "expected scale = 0.5 as in the layers before, got 0.125"),
-        ("SimplifiedLayerNormalization", "epsilon", 0.5, "expected the epsilon of all norms to be 0.5, got 1e-06"),
-    ],
-)
-def test_layer_unfit_for_designs_is_refused(model_copy, operator, attribute, value, words):
-    """`flownpu build` says these words, and then builds the model's operators (test_build_operators.py)."""
-    path = model_copy / "model.onnx"
-    proto = onnx.load(path, load_external_data=False)
-    node = next(node for node in proto.graph.node if node.op_type == operator)
-    kept = [each for each in node.attribute if each.name != attribute]
-    del node.attribute[:]
-    node.attribute.extend([*kept, onnx.helper.make_attribute(attribute, value)])
-    onnx.save(proto, path)
-    with pytest.raises(FlowNPUError) as refused:
-        read_decoder(model_copy)
-    assert f"{path}: the NPU's designs have no place for its layers: " in str(refused.value)
-    assert words in str(refused.value)
-
-
-def test_decoder_is_same_in_all_spellings(model):
-    decoder = read_decoder(model)
-    assert decoder.shape == LayerShape(256, 4, 2, 64, 512, "geglu", post_norms=True, qk_norm=True)
-    assert (decoder.model.vocabulary, decoder.positions, decoder.model.tables) == (4096, 2048, 2)
-
-
-# A tile has as many rows as L1 holds (32, 48 and 48): tokens x query heads of a KV head (4, 3, 4).
-@pytest.mark.parametrize(("name", "tokens_of_a_tile"), [("gemma3-1b", 8), ("llama3.2-3b", 16), ("qwen3-8b", 12)])
-def test_prefill_of_full_sizes_is_valid(name, tokens_of_a_tile):
-    """At the last position."""
-    model, context = MODELS[name], 4096
-    shape = model.shape
-    windows = (max(model.windows), 0, 0)  # the last layer has no attention
-    decoder = decoder_of(shape, windows, model.model.vocabulary, context, (0, 1, 1))
-    for call in calls_of([prefill_program(decoder, "npu2", context, CHUNKS[0])]):
-        plan = call.last_plan  # raises if the checker refuses it
-        assert call.positions == Positions(context) or call.moves
-        if call.operator == "gemm":  # rows of A are not padded, except for reads after the last one
-            rows, k = (int(re.search(rf"\b{size}(\d+)", call.name)[1]) for size in "mk")
-            assert plan.sequence.buffers[0].type.bytes == 2 * ((rows - 1) * k + -(-k // 256) * 256)
-        if call.operator == "flow_qkv":
-            block = 4 * tokens_of_a_tile
-            # A call takes 128 tokens, and a chunk several calls.
-            assert [part.offset for part in call.positions.sweeps] == list(range(0, 128, block))

@@ -69,7 +69,6 @@ KINDS = {
     "compiled-emulated": Kind("compiled-emulated", "emulated", ("*.flownpu",), 2),
     "artifacts": Kind("artifacts", "emulated", ("artifacts/*.words",), 4),
     "built": Kind("built", "built", ("artifacts/*/manifest.json",)),
-    "plan": Kind("plan", "plan", ("plan.json",), 2),
     "images": Kind("images", "images", ("*",), 2),
 }
 

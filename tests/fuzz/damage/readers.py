@@ -9,7 +9,6 @@ import contextlib
 import re
 import resource
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy as np
 import onnxruntime
 
 from flownpu.bench.roofline import decode_traffic
-from flownpu.cli.inspect_plan import inspect_plan
 from flownpu.convert import convert
 from flownpu.convert.export_q4nx import export_q4nx
 from flownpu.errors import FlowNPUError
@@ -174,12 +172,6 @@ def _q4nx(folder: Path) -> list[str]:
     return _refused(read_all, lambda: summarize(path), errors=(ValueError,))
 
 
-def _plan(folder: Path) -> list[str]:
-    path = folder / "plan.json"
-    with contextlib.redirect_stdout(sys.stderr):
-        return _refused(lambda: inspect_plan(path, as_json=True, svg=folder / "plan.svg"))
-
-
 def _images(folder: Path) -> list[str]:
     return [
         text for path in sorted(folder.iterdir()) for text in _refused(lambda p=path: read_image(p, ImageSize(8, 8)))
@@ -207,6 +199,5 @@ READERS: dict[str, Callable[[Path], list[str]]] = {
     "built": _built,
     "compiled": _compiled,
     "q4nx": _q4nx,
-    "plan": _plan,
     "images": _images,
 }

@@ -330,14 +330,6 @@ def _q4nx(folder: Path) -> None:
     export_q4nx(source, folder / "model.q4nx", force=True)
 
 
-def _plan(folder: Path) -> None:
-    from flownpu.aie.designs.vector_operators import RMSNorm
-    from flownpu.aie.plan.as_json import to_json
-
-    plan = RMSNorm("npu2", 64, cores=1).program(4, 1e-6).resolve_program("rms_norm")
-    (folder / "plan.json").write_text(to_json(plan))
-
-
 def _images(folder: Path) -> None:
     from PIL import Image
 
@@ -378,6 +370,5 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "compiled-emulated": lambda folder: _compiled_decoder(folder, NPU, {"device": "emulate"}),
     "artifacts": _artifacts,
     "built": _built,
-    "plan": _plan,
     "images": _images,
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts FlowNPU's server with models of this repository's small checkpoints, attacks it, and replays findings."""
+"""Starts FlowNPU's server with models of this repository's small checkpoints and attacks it."""
 
 import asyncio
 import sys
@@ -10,7 +10,6 @@ from pathlib import Path
 from flownpu.convert import convert
 from tests.fuzz.server import bodies
 from tests.fuzz.server.campaign import Campaign, Report
-from tests.fuzz.server.exchange import Request
 from tests.fuzz.server.neighbours import Neighbours, questions
 from tests.fuzz.server.process import PORT, served
 
@@ -54,19 +53,6 @@ def attack(command: tuple[str, ...], seconds: float, clients: int, seed: int, ki
         # All models are loaded and have answered before the measurement begins.
         campaign.neighbours = await Neighbours.alone(server.port, questions(), campaign.bounds.in_time)
         return await campaign.run(seconds)
-
-    with served(command) as server:
-        return asyncio.run(run())
-
-
-def replay(command: tuple[str, ...], requests: list[Request]) -> Report:
-    """Sends requests one after the other to a server that is started for them."""
-
-    async def run() -> Report:
-        campaign = Campaign(server, Neighbours(()), 1, 0)
-        for number, request in enumerate(requests):
-            await campaign.ask(request, 0, number)
-        return campaign.report
 
     with served(command) as server:
         return asyncio.run(run())

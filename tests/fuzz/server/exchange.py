@@ -61,14 +61,8 @@ class Request:
         return "\r\n".join(lines).encode("latin-1", "replace")
 
     def document(self) -> dict[str, Any]:
-        """The request as JSON; `request_of` reads it."""
+        """The request as JSON."""
         return asdict(self) | {"body": base64.b64encode(self.body).decode()}
-
-
-def request_of(document: dict[str, Any]) -> Request:
-    """The request that `Request.document` wrote."""
-    headers = tuple((name, value) for name, value in document["headers"])
-    return Request(**document | {"headers": headers, "body": base64.b64decode(document["body"])})
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 
 from tests.fuzz.server.campaign import Report
-from tests.fuzz.server.exchange import Request, request_of
 
 
 def write(report: Report, folder: Path) -> None:
@@ -17,12 +16,6 @@ def write(report: Report, folder: Path) -> None:
     (folder / "log.txt").write_text(report.log, encoding="utf-8")
     document = vars(report) | {"findings": len(lines), "log": "log.txt", "memory": list(map(vars, report.memory))}
     (folder / "report.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-
-
-def saved_requests(path: Path) -> list[Request]:
-    """The requests of a findings.jsonl."""
-    found = [json.loads(line)["request"] for line in path.read_text(encoding="utf-8").splitlines()]
-    return [request_of(document) for document in found if document is not None]
 
 
 def text_of(report: Report) -> str:

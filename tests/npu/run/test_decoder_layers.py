@@ -2,7 +2,6 @@
 """A decoder's layers on the emulated array, through the device: prompts, tokens, and changes of the past."""
 
 import dataclasses
-import re
 import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from flownpu.npu.layers import read_decoder
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
 from tests.aie.host_kernels import assert_within
 from tests.aie.words import read_family, words_of
-from tests.npu.decoders import BFLOAT16, Session, npu, partition, read_nodes
+from tests.npu.decoders import BFLOAT16, Session, npu, read_nodes
 from tests.npu.rounding import array_error
 from tests.npu.run.steps import CONTEXT, run_all, steps_of
 from tests.ops.device import _argument
@@ -343,32 +342,6 @@ def test_unfit_inputs_are_refused(session_of):
     }.items():
         with pytest.raises(RuntimeError, match=message):
             run()
-
-
-def lowered_reason(device, nodes, **options):
-    lowered = device.lower(partition(nodes[0]), outputs=nodes[1], **options)
-    assert [node.op_type for node in lowered.nodes] == [node.op_type for node in nodes[0]]
-    (reason,) = {item[2] for item in lowered.on_host}
-    return reason
-
-
-@SLOW
-def test_missing_artifacts_are_named(models, tmp_path):
-    nodes = read_nodes(models.converted("llama"))
-    assert "set the provider option artifacts" in lowered_reason(npu.NpuDevice(), nodes)
-    reason = lowered_reason(npu.NpuDevice(), nodes, folder=str(tmp_path))
-    assert f"expected the compiled designs of this model in {tmp_path}/artifacts/emulate" in reason
-    assert f"`flownpu build {tmp_path} --for emulate`" in reason
-    other = str(models.artifacts("qwen3", CONTEXT))
-    reason = lowered_reason(npu.NpuDevice(other), nodes)
-    assert re.search(
-        "expected a program of this model to decode in .*; there is one for a model with attention.qk_norm each head",
-        reason,
-    ), reason
-    shutil.copytree(models.artifacts("llama", CONTEXT), tmp_path / "artifacts" / "emulate")
-    for path in (tmp_path / "artifacts" / "emulate" / "calls").rglob("layers*"):
-        path.write_bytes(path.read_bytes()[:-8])
-    assert "is not the file that was built" in lowered_reason(npu.NpuDevice(), nodes, folder=str(tmp_path))
 
 
 def test_compatibility_names_device_layout_and_artifacts(session_of, models):

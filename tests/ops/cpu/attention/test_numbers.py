@@ -64,7 +64,7 @@ def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, windo
 def test_long_prompt_equals_float64(isa: str, cache: str, window: int) -> None:
     """Every tile of queries over all the keys before it; test_blocks.py has prompts of 250 and 600 tokens."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
-    talk.turn(1200)
+    talk.turn(700)
 
 
 def test_parts_are_merged_in_one_order() -> None:

@@ -19,6 +19,7 @@ from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
+from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
@@ -146,8 +147,14 @@ def bits() -> str:
             prediction = Prediction(of, 2 * tokens, _DEVICE, VALUES)
             cost = prediction.token(tokens)
             numbers = [cost.read_bytes / 1e9, 1 / cost.total, prediction.prompt(tokens).total]
+            for gpu in GPUS.values():
+                (point,) = predict_gpu(of, gpu, [tokens])
+                numbers += [point.decode_tokens_per_second, point.ttft_seconds]
             lines.append(["" if number else model, text, *(f"{value:.3g}" for value in numbers)])
-    return _table(["model", "weights", "GB a token", "tokens/s", "first token, s"], lines)
+    headings = [f"{name.removeprefix('radeon-')}: {what}" for name in GPUS for what in ("tokens/s", "first token, s")]
+    return _table(
+        ["model", "weights", "array: GB a token", "array: tokens/s", "array: first token, s", *headings], lines
+    )
 
 
 _CHANGED: dict[str, dict[str, float]] = {
@@ -255,6 +262,22 @@ def defaults() -> str:
     return _table(["", "weights", "", "m x k x n, e_y x e_x", "64 x 64 tiles", "default", "gain"], lines)
 
 
+# --- GPU --------------------------------------------------------------------------------------------------------------
+
+
+def gpus() -> str:
+    """The table of decoders on GPUs: decoded tokens a second, and seconds to the first token."""
+    contexts, lines = (1024, 4096, 8192, 32768), []
+    for model in _DECODERS:
+        of = known(model)
+        held = [context for context in contexts if context <= of.decoder.positions]
+        for number, (name, gpu) in enumerate(GPUS.items()):
+            cells = [f"{p.decode_tokens_per_second:.3g}; {p.ttft_seconds:.3g} s" for p in predict_gpu(of, gpu, held)]
+            cells += [""] * (len(contexts) - len(cells))
+            lines.append(["" if number else model, name.removeprefix("radeon-"), *cells])
+    return _table(["model", "GPU", *_lengths(contexts)], lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "validation": validation,
     "decoding": decoding,
@@ -265,6 +288,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "tiles": tiles,
     "elsewhere": elsewhere,
     "defaults": defaults,
+    "gpus": gpus,
 }
 
 

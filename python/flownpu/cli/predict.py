@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu predict`: a model's predicted speed on an NPU, beside others' published numbers."""
+"""`flownpu predict`: a model's predicted speed on an NPU, beside others' published numbers, or on a GPU."""
 
 import re
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def predict(
         typer.Option(
             "--device",
             metavar="CHIP",
-            help="The chip, kraken-350 or kraken-340.",
+            help="The chip, kraken-350 or kraken-340; or a GPU, radeon-780m or radeon-890m (`gpu`: both).",
         ),
     ] = "kraken-350",
     context: Annotated[
@@ -68,11 +68,16 @@ def predict(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict a model's speed, memory traffic and energy on an NPU, beside what was published.
+    """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
 
     Nothing is run: the programs that `flownpu build` would write are priced by the cost model, whose errors
-    docs/model.md lists row by row.
+    docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic.
     """
+    if device == "gpu" or device.startswith("radeon"):
+        if kv_dtype == "int8":
+            raise typer.BadParameter("expected no --kv-dtype int8 with a GPU, which has no such cache")
+        _predict_gpus(model, device, parse_contexts(context) if context else [], measured, weights, as_json=as_json)
+        return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
@@ -99,6 +104,46 @@ def _bits(weights: str | None) -> "WeightBits | None":
     if isinstance(bits, AverageBits):
         raise typer.BadParameter("expected bits of each part, such as 8/4/4, got an average, which conversion measures")
     return bits
+
+
+def _predict_gpus(
+    model: str, device: str, contexts: list[int], measured: Path | None, weights: str | None, *, as_json: bool
+) -> None:
+    from flownpu.predict.gpu import GPUS, predict_gpu  # noqa: PLC0415 other commands need none of it
+    from flownpu.predict.target import nearest, target  # noqa: PLC0415
+
+    if device != "gpu" and device not in GPUS:
+        raise typer.BadParameter(f"no such GPU: {device}{nearest(device, GPUS)}", param_hint="--device")
+    if measured is not None:
+        raise typer.BadParameter("expected no --measured with a GPU: it is the NPU's")
+    found = target(model, bits=_bits(weights))
+    points = {name: predict_gpu(found, GPUS[name], contexts) for name in GPUS if device in ("gpu", name)}
+    if as_json:
+        print_json(
+            {
+                "predicted": True,
+                "model": found.name,
+                "devices": {name: [asdict(point) for point in of_gpu] for name, of_gpu in points.items()},
+            }
+        )
+        return
+    for name, of_gpu in points.items():
+        console.print(f"{found.name} on {GPUS[name].description}", markup=False)
+        console.print(
+            "Predicted, not measured: as fast as memory and arithmetic permit at most (docs/model.md).",
+            markup=False,
+        )
+        table = _table("", "context", "first token, s", "prompt, tok/s", "decode, tok/s", "memory's roof", "GB a token")
+        for point in of_gpu:
+            table.add_row(
+                _length(point.context),
+                f"{point.ttft_seconds:.2f}",
+                f"{point.prefill_tokens_per_second:.0f}",
+                f"{point.decode_tokens_per_second:.1f}",
+                f"{point.roof:.1f}",
+                f"{point.read_bytes / 1e9:.2f}",
+            )
+        console.print(table)
 
 
 def _print(report: "PredictionReport", chip: str, source: str) -> None:

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`flownpu predict` for a GPU: the bound of memory and arithmetic, computed by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flownpu.predict.gpu import CHUNK, GPUS, kernels, predict_gpu
+from flownpu.predict.target import known
+
+RADEON = GPUS["radeon-780m"]
+# Gemma3-1B: 26 layers, D 1152, H 4, G 1, d 256, I 6912, V 262144; windows of 512 but in every sixth layer.
+LAYER = 1152 * (6 * 256) + (4 * 256) * 1152 + 3 * 1152 * 6912
+PRODUCTS = 26 * LAYER + 262144 * 1152
+
+
+def test_token_reads_weights_and_visible_keys():
+    """5 bits a weight, and the keys and values, 16 bits each, that its windows let it see."""
+    token = list(kernels(known("gemma3-1b").decoder, 1023, 1, head=True))
+    assert len(token) == 8 * 26 + 2  # as many launches as ForwardPass::dispatches_of says
+    seen = sum(1024 if layer % 6 == 5 else 512 for layer in range(26))
+    least = PRODUCTS * 5 / 8 + seen * 2 * 256 * 2
+    # The rest are activations: about a megabyte of logits, and some kilobytes a kernel.
+    assert least < sum(kernel.bytes for kernel in token) < least + 5e6
+
+
+def test_token_time_is_bound_by_memory():
+    (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
+    assert point.roof == pytest.approx(RADEON.read / point.read_bytes)
+    assert point.decode_tokens_per_second < point.roof
+    # A token takes the time of memory, or of float arithmetic (4 operations a weight) where that is slower, and the
+    # gaps of 210 launches.
+    gaps = 210 * RADEON.GAP
+    slower = max(point.read_bytes / RADEON.read, 4 * PRODUCTS / RADEON.floats)
+    assert 1 / point.decode_tokens_per_second == pytest.approx(slower + gaps, rel=0.05)
+
+
+def test_prompt_time_is_bound_by_arithmetic():
+    """A launch takes at least the longer of moving and computing, and at most both one after the other."""
+    decoder = known("gemma3-1b").decoder
+    (point,) = predict_gpu(known("gemma3-1b"), RADEON, [1024])
+    launches = [
+        kernel for past in range(0, 1024, CHUNK) for kernel in kernels(decoder, past, CHUNK, head=past == 1024 - CHUNK)
+    ]
+    # A chunk is a norm; 4 products, each of two kernels, append, attention and 2 norms a layer. The head is the last.
+    assert len(launches) == 4 * (1 + 26 * (8 + 4)) + 1
+    assert sum(kernel.dots for kernel in launches) == 2 * 1024 * 26 * LAYER
+    # A causal prompt's keys, windows of 512: 4 operations for each element of a query.
+    seen = sum(min(token + 1, 1024 if layer % 6 == 5 else 512) for layer in range(26) for token in range(1024))
+    assert sum(kernel.floats for kernel in launches if kernel.name == "attention") == 4 * seen * 4 * 256
+    # Weights are read for each chunk, in 5 bits; the head's once.
+    moved = sum(kernel.bytes for kernel in launches)
+    assert moved > (4 * 26 * LAYER + 262144 * 1152) * 5 / 8
+    read = moved / RADEON.read
+    computed = sum(kernel.floats / RADEON.floats + kernel.dots / RADEON.dots for kernel in launches)
+    gaps = len(launches) * RADEON.GAP
+    assert max(read, computed) < point.ttft_seconds - gaps < read + computed
+    assert computed > read
+    assert point.prefill_tokens_per_second == 1024 / point.ttft_seconds
+
+
+def test_weights_of_eight_bits_are_read(flownpu):
+    """8.5 bits in place of 5, of attention alone, and of all."""
+    reads = [
+        json.loads(flownpu("predict", "gemma3-1b", "--device", RADEON.name, "--context", "1k", "--json", *given).out)[
+            "devices"
+        ][RADEON.name][0]["read_bytes"]
+        for given in ((), ("--weights", "8/4/4"), ("--weights", "q8"))
+    ]
+    attention = 26 * (1152 * (6 * 256) + (4 * 256) * 1152)
+    assert [read - reads[0] for read in reads[1:]] == pytest.approx([attention * 3.5 / 8, PRODUCTS * 3.5 / 8])
+
+
+def test_predicted_chunks_equal_session_chunks():
+    """A chunk of the prediction has ForwardPass::kMostTokens tokens."""
+    source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()
+    assert f"kMostTokens = {CHUNK};" in source
+
+
+def test_gpu_prediction_is_in_json(flownpu):
+    done = flownpu("predict", "gemma3-1b", "--device", "gpu", "--context", "1k,2k")
+    assert done.code == 0, done.err
+    assert done.out.count("Predicted, not measured: as fast as memory and arithmetic permit at most") == 2
+    assert "Radeon 890M" in done.out
+    document = json.loads(flownpu("predict", "gemma3-1b", "--device", "radeon-780m", "--context", "1k", "--json").out)
+    assert document["predicted"] is True
+    assert list(document["devices"]) == ["radeon-780m"]
+    (point,) = document["devices"]["radeon-780m"]
+    assert point["context"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "radeon-790m"), "no such GPU: radeon-790m; did you mean radeon-"),
+        (("--device", "gpu", "--measured", "x"), "expected no --measured with a GPU"),
+        (("--device", "gpu", "--kv-dtype", "int8"), "expected no --kv-dtype int8 with a GPU"),
+        (("--device", "gpu", "--context", "900k"), "expected contexts of 1 to 32768 tokens"),
+    ],
+)
+def test_unfit_arguments_are_refused(arguments, message, flownpu):
+    done = flownpu("predict", "gemma3-1b", *arguments)
+    assert done.code != 0
+    assert message in " ".join(done.err.replace("│", "").split())

@@ -112,7 +112,7 @@ PARALLEL := --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile 
 SANITIZED_ONLY := graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/ops/cpu/,attention/test_refusals.py \
 	attention/test_plan.py test_thread_pool.py) $(addprefix tests/npu/,artifacts driver match run test_over_xrt.py \
 	test_selftest.py) $(addprefix tests/aie/,kernels/test_equations.py kernels/test_attention.py \
-	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py)
+	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
 
 # These, and tests of both builds, that run C++ in which the sanitizers can find faults of memory and undefined behaviour.
 # Not those marked slow, which repeat the same C++, or opencl, which run other projects' compilers, nor files that run

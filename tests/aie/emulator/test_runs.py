@@ -8,7 +8,7 @@ import pytest
 
 from flownpu import _native
 from flownpu.aie.emulator import flatten_array
-from flownpu.aie.iron.compat import NPU2, Buffer, Kernel, ObjectFifo, Program, Runtime, Tile, Worker, range_
+from flownpu.aie.iron.compat import Buffer, Kernel, ObjectFifo, Tile, Worker, range_
 from flownpu.aie.plan.data import (
     Acquire,
     Await,
@@ -218,44 +218,6 @@ def test_loops_over_parameters_and_indices_run_expected_times():
     left = np.array([number // 4 for i in range(2, 11, 3) for j in range(i) for number in (i * 10 - j, j - i * 10)])
     expected = np.fmod(left, 7).sum()
     np.testing.assert_array_equal(found["z"], numbers(16) + expected)
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_split_broadcast_equals_numpy(order):
-    """Two cores take halves through a memory tile, and a third core the whole, in either order of consumers."""
-    tile, half, count = tensor(64), tensor(32), 6
-    a = ObjectFifo(tile, name="a")
-    ends = {}
-    for place in order:
-        ends[place] = a.cons()
-    parts = ends[0].split([0, 32], Tile(1, 1), obj_types=[half] * 2)
-    outs = [ObjectFifo(kind, name=f"c{place}") for place, kind in enumerate((half, half, tile))]
-    copies = [Kernel(name, "copy.o", [kind, kind]) for name, kind in (("half", half), ("half", half), ("whole", tile))]
-
-    def core(a, c, copy):
-        for _ in range_(count):
-            copy(a.acquire(1), c.acquire(1))
-            a.release(1)
-            c.release(1)
-
-    def sequence(x, z0, z1, z2, a, outs):
-        a.fill(x)
-        for out, target in zip(outs, (z0, z1, z2), strict=True):
-            out.drain(target, wait=True)
-
-    ins = [parts[0].cons(), parts[1].cons(), ends[1]]
-    workers = [
-        Worker(core, [taken, out.prod(), copy], tile=Tile(column, 2))
-        for column, (taken, out, copy) in enumerate(zip(ins, outs, copies, strict=True))
-    ]
-    host = [tensor(count * 64), tensor(count * 32), tensor(count * 32), tensor(count * 64)]
-
-    program = Program(NPU2(), Runtime(sequence, [*host, a.prod(), [out.cons() for out in outs]]), workers)
-    x = numbers(count * 64).reshape(count, 2, 32)
-    found = emulate(program, functions={"half": copy, "whole": copy}, x=x)
-    np.testing.assert_array_equal(found["z2"], x.ravel())
-    for place in range(2):
-        np.testing.assert_array_equal(found[f"z{place}"], x[:, place].ravel())
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------

@@ -26,9 +26,7 @@ def order(seed):
         calls.append(number)
         np.add(x, number, out=y)
 
-    x = np.arange(12 * 64, dtype=np.int32).reshape(12, 4, 16)
-    found = emulate(split_and_join(4), functions={"add": add}, seed=seed, x=x)
-    np.testing.assert_array_equal(found["z"], (x + np.arange(4)[:, None]).ravel())
+    emulate(split_and_join(4), functions={"add": add}, seed=seed, x=np.arange(12 * 64, dtype=np.int32))
     return tuple(calls)
 
 

@@ -14,7 +14,7 @@ def test_decoder_is_on_gpu(flownpu, model):
     placement = json.loads(done.out)["placement"]
     assert "gpu (" in placement["device"]
     assert "Portable Computing Language" in placement["device"]
-    assert "6 layers and the LM head in 50 kernels a token" in placement["summary"]
+    assert "6 layers and the LM head in 32 kernels a token" in placement["summary"]
     assert set(placement["counts"]) <= {"flownpu", "folded"}
 
 

@@ -35,6 +35,9 @@ namespace {
 std::map<std::string, std::int64_t> counts_of(const SessionDevice& device) {
   const Counts counts = device.counts().value_or(Counts());
   return {{"dispatches", counts.dispatches},
+          {"submissions", counts.submissions},
+          {"recordings", counts.recordings},
+          {"barriers", counts.barriers},
           {"allocations", counts.allocations},
           {"bytes_to_device", counts.bytes_to_device},
           {"bytes_to_host", counts.bytes_to_host},

@@ -137,7 +137,7 @@ def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[li
     )
 
 
-def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
+def facts_of(facts: _native.GpuFacts) -> dict[str, Any]:
     """A device's properties, by their names in ops/gpu/context/facts.h."""
     return {name: getattr(facts, name) for name in dir(facts) if not name.startswith("_")}
 

@@ -149,7 +149,7 @@ def document(device: _native.GpuDevice, results: Sequence[KernelResult]) -> dict
         "flownpu": __version__,
         "device": "gpu",
         "passed": all(result.passed for result in results),
-        "opencl": facts_of(device.facts),
+        "facts": facts_of(device.facts),
         "is_software": device.facts.kind == "cpu",
         "stored_type": device.stored_type(),
         "counts": device.counts(),

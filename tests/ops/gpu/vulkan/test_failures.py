@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from tests.decoding import float32_tolerance
 from tests.loader_double import Way
 from tests.npu.decoders import Session, partition, read_nodes
 from tests.ops.device import testing
@@ -96,8 +97,9 @@ def test_lost_device_loses_caches_and_says_so(nth, models, vulkan_double):
             _, past = session.run(hidden[end - 1 : end], end, past)
 
 
-def test_memory_that_host_does_not_see_needs_one_submission_a_token(models, vulkan_double):
+def test_memory_that_host_does_not_see_needs_one_submission_a_token(models, vulkan_double, monkeypatch):
     """On a discrete GPU a hidden state passes beside the arguments, and logits are copied by the last command."""
+    monkeypatch.setenv("FLOWNPU_GPU_TUNE", "0")
     nodes = read_nodes(models.converted("llama", kv_dtype="fp32"))
     hidden = hidden_of(models, "llama", np.arange(3, 33))
 
@@ -112,10 +114,13 @@ def test_memory_that_host_does_not_see_needs_one_submission_a_token(models, vulk
     expected, _, _ = logits(gpu.SessionDevice(vulkan=True, half=False))
     vulkan_double.pretend("discrete")
     found, spent, session = logits(gpu.SessionDevice(vulkan=True, half=False))
-    np.testing.assert_array_equal(found, expected)
+    # A GPU's sums are divided among other numbers of lanes.
+    sizes = session.attributes
+    tolerance = float32_tolerance(expected, sizes["layers"], sizes["feed_forward.size"])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
     assert (spent["submissions"], spent["recordings"], spent["allocations"]) == (1, 0, 0)
     # The copies of hidden state and logits are commands, too.
-    assert spent["barriers"] == 5 * session.attributes["layers"] + 2 + 2
+    assert spent["barriers"] == 5 * sizes["layers"] + 2 + 2
 
 
 def test_unusable_vulkan_leaves_nodes_with_reason(models, vulkan_double):

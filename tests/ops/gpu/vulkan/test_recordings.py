@@ -38,16 +38,17 @@ def test_barriers_are_only_where_data_flows(launches, barriers, context):
     assert spent == [[1, 1, barriers, 0], [1, 0, barriers, 0]]
 
 
-def test_thousand_replays_keep_nothing(context):
-    """Also of a list that is longer than a batch: 300 commands, two submissions."""
-    launches = [(i % 3, (i + 1) % 3, i) for i in range(300)]
-    found, spent = gpu.run_rounds(context, ADDED, launches, [0.0, 0.0, 0.0], 1000)
+@pytest.mark.parametrize(("count", "rounds"), [(5, 1000), (300, 2)])
+def test_replays_keep_nothing(count, rounds, context):
+    """A thousand of them; and a list that is longer than a batch, and so is two submissions."""
+    launches = [(i % 3, (i + 1) % 3, i) for i in range(count)]
+    found, spent = gpu.run_rounds(context, ADDED, launches, [0.0, 0.0, 0.0], rounds)
     content = [0.0, 0.0, 0.0]
     for x, y, number in launches:
-        content[y] = content[x] + number + 999
+        content[y] = content[x] + number + rounds - 1
     assert found == content  # integers below 2^24
-    assert spent[0] == [2, 2, 300, 0]
-    assert spent[1:] == [[2, 0, 300, 0]] * 999
+    batches = -(-count // 256)
+    assert spent == [[batches, batches, count, 0]] + [[batches, 0, count, 0]] * (rounds - 1)
 
 
 def test_other_lists_take_place_of_oldest(context):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnxruntime
 
-    from tests.npu.models import Models
     from tests.loader_double import Double
+    from tests.npu.models import Models
 
 
 # Processes that a shell starts in the background ignore SIGINT, and so would the processes that tests of Ctrl-C start.

@@ -35,8 +35,9 @@ std::shared_ptr<Context> open_any(const std::string& wanted) {
     return std::make_shared<OpenClContext>(std::move(*of_opencl));
   if (std::optional<VulkanDevice> other = real_vulkan_device(wanted))
     return std::make_shared<VulkanContext>(std::move(*other));
-  if (without) throw GpuError(without->failure(), std::string(without->what()) +
-                                                      "; there is no GPU of Vulkan either");
+  if (without)
+    throw GpuError(without->failure(),
+                   std::string(without->what()) + "; there is no GPU of Vulkan either");
   return std::make_shared<OpenClContext>(std::move(*of_opencl));
 }
 

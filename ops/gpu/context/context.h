@@ -171,8 +171,8 @@ class Context {
   virtual void copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
                     std::size_t to_offset, std::size_t bytes) = 0;
 
-  // The kernel: from this process's memory, from disk, or newly compiled. `activation`: as generate()
-  // takes it.
+  // The kernel: from this process's memory, from disk, or newly compiled. `activation`: as
+  // generate() takes it.
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel,
                                                 Element activation = Element::kFloat32);
   // Enqueues the kernel, and does not wait for it. Nothing is launched where the grid has no

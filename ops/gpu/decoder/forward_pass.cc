@@ -352,8 +352,7 @@ void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
     buffers.push_back(of(kAttended));
   }
   buffers.insert(buffers.end(), {&rotary.cosines, &rotary.sines, keys, values});
-  if (heads_shape_.qk_norm)
-    buffers.insert(buffers.end(), {&constants.q_norm, &constants.k_norm});
+  if (heads_shape_.qk_norm) buffers.insert(buffers.end(), {&constants.q_norm, &constants.k_norm});
   launch(parts > 1 ? *attention_in_parts_ : *attention_,
          flow_attention_grid(attention_shape_, parts, 1), buffers, parameters);
   if (parts > 1)

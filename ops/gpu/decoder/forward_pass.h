@@ -146,8 +146,8 @@ class ForwardPass {
   void launch(const CompiledKernel& kernel, const Grid& grid,
               std::initializer_list<const Buffer*> buffers,
               std::initializer_list<std::int64_t> parameters = {});
-  void launch(const CompiledKernel& kernel, const Grid& grid, std::span<const Buffer* const> buffers,
-              std::span<const std::int64_t> parameters);
+  void launch(const CompiledKernel& kernel, const Grid& grid,
+              std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
   // One token: five kernels a layer, of which each needs what the one before it wrote. With fewer,
   // the work-groups of a kernel would have to wait for one another, which neither API promises.
   void run_token(const Segment& segment);
@@ -185,7 +185,7 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> append_;
   // All layers share these: windows are parameters.
   AttentionShape attention_shape_;
-  AttentionShape tiles_shape_;  // for prompts
+  AttentionShape tiles_shape_;                       // for prompts
   std::shared_ptr<const CompiledKernel> attention_;  // of one token
   std::shared_ptr<const CompiledKernel> attention_in_parts_;
   std::shared_ptr<const CompiledKernel> attention_in_tiles_;

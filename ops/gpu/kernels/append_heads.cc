@@ -4,9 +4,9 @@
 // (ops/definitions/int8_cache.py), so that the head's largest magnitude has to be found first.
 //
 // A single token's attention does the same before it begins (append_of_token): a token so has a
-// kernel less, whose launch takes longer than its work. Each work-group of flow_attention rotates its
-// own queries and the key of its KV head, and one of them writes key and value to the cache. None
-// reads them from there: the softmax begins with them, rounded as the cache rounds.
+// kernel less, whose launch takes longer than its work. Each work-group of flow_attention rotates
+// its own queries and the key of its KV head, and one of them writes key and value to the cache.
+// None reads them from there: the softmax begins with them, rounded as the cache rounds.
 #include <limits>
 
 #include "ops/gpu/kernels/kernels.h"
@@ -285,8 +285,9 @@ std::string append_of_token(const AttentionShape& shape) {
   body = replaced(body, "ROUNDED", rounded(shape.cache));
   for (const std::string element : {"element", "other"}) {
     const std::string given = "args.packed.Read(first_row, front + " + element + ")";
-    const std::string weighted = "(" + given + " * sixteenths[row * 16] * (is_key ? args.k_norm.Read(" +
-                                 element + ") : args.q_norm.Read(" + element + ")))";
+    const std::string weighted = "(" + given +
+                                 " * sixteenths[row * 16] * (is_key ? args.k_norm.Read(" + element +
+                                 ") : args.q_norm.Read(" + element + ")))";
     body = replaced(body, "WEIGHTED(" + element + ")", shape.qk_norm ? weighted : given);
   }
   return body;

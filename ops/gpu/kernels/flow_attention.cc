@@ -56,22 +56,22 @@ constexpr std::int64_t kMergeLanes = 64;
 
 // Numbers that follow from a shape, for the kernel's text and its grid.
 struct Plan {
-  std::int64_t width;     // elements of a unit
-  std::int64_t units;     // of a head
-  std::int64_t heads;     // of a work-group
-  std::int64_t blocks;    // of `heads` heads, in a KV head's group
-  std::int64_t tile;      // tokens of a work-group
-  std::int64_t rows;      // heads x tile
-  std::int64_t chunk;     // keys
-  std::int64_t slots;     // of a lane: its share of rows x chunk
-  std::int64_t ahead;     // units of a key that are asked for at once
-  std::int64_t columns;   // units that the lanes of a team have at a time
-  std::int64_t each;      // units of a lane; more than 1 only if a head has more than lanes
-  std::int64_t teams;     // of `columns` lanes
-  std::int64_t values;    // units of values that a lane asks for at once
-  std::int64_t padded;    // chunk, rounded up to what the teams take at a time
-  std::int64_t scratch;   // float4s of partial sums
-  std::int64_t together;  // rows whose sums of all teams fit the scratch
+  std::int64_t width;      // elements of a unit
+  std::int64_t units;      // of a head
+  std::int64_t heads;      // of a work-group
+  std::int64_t blocks;     // of `heads` heads, in a KV head's group
+  std::int64_t tile;       // tokens of a work-group
+  std::int64_t rows;       // heads x tile
+  std::int64_t chunk;      // keys
+  std::int64_t slots;      // of a lane: its share of rows x chunk
+  std::int64_t ahead;      // units of a key that are asked for at once
+  std::int64_t columns;    // units that the lanes of a team have at a time
+  std::int64_t each;       // units of a lane; more than 1 only if a head has more than lanes
+  std::int64_t teams;      // of `columns` lanes
+  std::int64_t values;     // units of values that a lane asks for at once
+  std::int64_t padded;     // chunk, rounded up to what the teams take at a time
+  std::int64_t scratch;    // float4s of partial sums
+  std::int64_t together;   // rows whose sums of all teams fit the scratch
   std::int64_t of_newest;  // float4s for the token's own key and value, if it appends them
 
   std::int64_t row_quads() const { return q4nx::ceil_div(rows, kWide); }
@@ -104,8 +104,7 @@ Plan plan_of(const AttentionShape& shape) {
   plan.scratch = std::max(plan.rows * plan.chunk * kShares / kWide, of_teams);
   plan.together = std::min(plan.scratch / of_teams, plan.rows);
   if (shape.appends)
-    plan.of_newest =
-        q4nx::ceil_div(2 * shape.head_size + kSixteenths * (plan.rows + 1), kWide);
+    plan.of_newest = q4nx::ceil_div(2 * shape.head_size + kSixteenths * (plan.rows + 1), kWide);
   return plan;
 }
 
@@ -373,14 +372,15 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const Plan plan = plan_of(shape);
   const bool is_wide = plan.width > 1;
   const std::string seen =
-      shape.appends    ? "0"  // the token's own key comes first
+      shape.appends      ? "0"  // the token's own key comes first
       : shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
-      : shape.is_whole ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
-                       : "(args.causal ? token + 1 : valid)";
+      : shape.is_whole   ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
+                         : "(args.causal ? token + 1 : valid)";
   const bool by_tokens = shape.is_whole && !shape.by_head;
   std::string body = kBody;
   for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("QUERY", shape.appends ? append_of_token(shape) : kQuery),
+       {std::pair<std::string, std::string>("QUERY",
+                                            shape.appends ? append_of_token(shape) : kQuery),
         {"NEWEST_SCORE", shape.appends ? newest_score() : ""},
         {"NEWEST_VALUE", shape.appends ? newest_value() : "0.0f"},
         {"LENGTHS", lengths_of(shape)},

@@ -12,8 +12,9 @@
 // there are lanes, so that writing and reading both use all banks. The order in which sums are
 // added depends on the sizes only.
 //
-// With a norm every work-group computes the row's RMS norm for itself, before it multiplies: it reads
-// the row, some KiB, from a cache once more, and a token has one kernel less that waits for another.
+// With a norm every work-group computes the row's RMS norm for itself, before it multiplies: it
+// reads the row, some KiB, from a cache once more, and a token has one kernel less that waits for
+// another.
 #include <algorithm>
 #include <string>
 #include <utility>

@@ -217,8 +217,8 @@ struct AttentionShape {
   // Needs one_sequence and one token. Several work-groups share the token's keys, and
   // merge_attention joins their sums.
   bool has_parts = false;
-  // Needs one_sequence and one token, whose packed QKV projection is given in the place of its query:
-  // the kernel does what append_heads does, too.
+  // Needs one_sequence and one token, whose packed QKV projection is given in the place of its
+  // query: the kernel does what append_heads does, too.
   bool appends = false;
   bool qk_norm = false;
   float epsilon = 0;
@@ -250,9 +250,10 @@ struct AttentionShape {
 // maximum and denominator; the last parameter is parts, which is also the grid's third axis
 // (`batch`). With appends the first argument is packed [t, (heads + 2 kv_heads) head_size], not
 // scaled, and behind the others are cos and sin [p, head_size / 2], the key and value cache once
-// more, to write to, and with qk_norm the weights [head_size] for queries and for keys. With is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or
-// [b, t, heads head_size], then a mask if there is one, and the parameters tokens, capacity, which
-// is the number of keys, window, and the mask's four sizes, each of which may be 1.
+// more, to write to, and with qk_norm the weights [head_size] for queries and for keys. With
+// is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or [b, t, heads
+// head_size], then a mask if there is one, and the parameters tokens, capacity, which is the number
+// of keys, window, and the mask's four sizes, each of which may be 1.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Merges the parts. Arguments: sums and states, as above, y [t, heads head_size]; parameters: first

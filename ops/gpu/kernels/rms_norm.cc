@@ -69,15 +69,15 @@ std::string normalised(const NormShape& shape, const std::string& row_of_skip,
 void add_skip(const NormShape& shape, KernelDescription& kernel) {
   const std::vector<Size> sizes{std::string("rows"), shape.columns};
   if (shape.has_skip) kernel.tensors.push_back({.name = "skip", .sizes = sizes});
-  if (shape.norms_skip)
-    kernel.tensors.push_back({.name = "skip_weight", .sizes = {shape.columns}});
+  if (shape.norms_skip) kernel.tensors.push_back({.name = "skip_weight", .sizes = {shape.columns}});
   if (shape.writes_sum)
     kernel.tensors.push_back({.name = "sum", .access = Access::kWrite, .sizes = sizes});
 }
 
 KernelDescription rms_norm(const NormShape& shape) {
   const std::string rows = "rows";
-  const std::string body = replaced(kBody, "NORMALISED", normalised(shape, kRowOfSkip, "Read", "k"));
+  const std::string body =
+      replaced(kBody, "NORMALISED", normalised(shape, kRowOfSkip, "Read", "k"));
   KernelDescription kernel{.name = "rms_norm",
                            .body = replaced(body, "NORM", norm_of_row(shape, kRowOfSkip, "1")),
                            .tensors = {{.name = "x", .sizes = {rows, shape.columns}},

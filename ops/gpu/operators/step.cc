@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace flownpu::gpu {
 namespace {
 
@@ -97,8 +96,7 @@ const HostCheckedStep::Prepared& HostCheckedStep::prepared(
   const auto found = std::ranges::find(kernels_, numbers, &Prepared::numbers);
   if (found != kernels_.end()) return *found;
   const KernelDescription kernel = make();
-  return kernels_.emplace_back(
-      std::move(numbers), context_->compile(kernel), kernel.lanes);
+  return kernels_.emplace_back(std::move(numbers), context_->compile(kernel), kernel.lanes);
 }
 
 }  // namespace flownpu::gpu

@@ -14,8 +14,8 @@ namespace {
 
 // Commands of a batch: those of a token of most models, so that it is one submission.
 constexpr std::uint32_t kCommands = 256;
-// Bytes of all their arguments: 256 times 32 buffers and 64 parameters. Each begins at a multiple of
-// the size of an address.
+// Bytes of all their arguments: 256 times 32 buffers and 64 parameters. Each begins at a multiple
+// of the size of an address.
 constexpr std::size_t kArguments = std::size_t{kCommands} * (32 * 8 + 64 * 4);
 // The batches that are kept to be submitted again: a token's, and those of a graph's or a prompt's.
 constexpr std::size_t kKept = 16;
@@ -85,7 +85,8 @@ void Batches::destroy(Batch& batch) const {
 }
 
 std::size_t Batches::begin_command(std::size_t bytes_of_arguments) {
-  if (commands_.size() == kCommands || arguments_.size() + bytes_of_arguments > kArguments) submit();
+  if (commands_.size() == kCommands || arguments_.size() + bytes_of_arguments > kArguments)
+    submit();
   const std::size_t place = arguments_.size();
   arguments_.resize(place + (bytes_of_arguments + kAlignment - 1) / kAlignment * kAlignment);
   return place;
@@ -135,9 +136,7 @@ void Batches::copy(vk::Handle from, std::size_t from_offset, vk::Handle to, std:
                    std::size_t bytes) {
   begin_command(0);
   const std::array<UsedBuffer, 2> used{{{.buffer = from}, {.buffer = to, .is_written = true}}};
-  add({.from = from,
-       .to = to,
-       .region = {.from = from_offset, .to = to_offset, .bytes = bytes}},
+  add({.from = from, .to = to, .region = {.from = from_offset, .to = to_offset, .bytes = bytes}},
       used);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Commands, collected one behind the other and submitted in batches. A batch of the same commands as
-// one before it, such as the next token's, is that one, submitted again: arguments are in memory that
-// the host writes, so that positions and buffers may differ. A command waits for those before it only
-// if they write what it uses, or use what it writes.
+// Commands, collected one behind the other and submitted in batches. A batch of the same commands
+// as one before it, such as the next token's, is that one, submitted again: arguments are in memory
+// that the host writes, so that positions and buffers may differ. A command waits for those before
+// it only if they write what it uses, or use what it writes.
 #pragma once
 
 #include <array>

@@ -34,7 +34,9 @@ class VulkanContext::Kernel final : public CompiledKernel {
  public:
   Kernel(std::string name, std::vector<bool> writes, std::shared_ptr<OpenedDevice> device,
          vk::Handle pipeline)
-      : CompiledKernel(std::move(name), std::move(writes)), device_(std::move(device)), pipeline_(pipeline) {}
+      : CompiledKernel(std::move(name), std::move(writes)),
+        device_(std::move(device)),
+        pipeline_(pipeline) {}
   ~Kernel() override {
     if (!vulkan_is_parents() && !device_->is_abandoned())
       vulkan().vkDestroyPipeline(device_->handle(), pipeline_, nullptr);

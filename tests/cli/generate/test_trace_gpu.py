@@ -44,7 +44,9 @@ def test_gpu_token_has_expected_launches_and_transfers(traced):
     found = {row["operator"]: row["count"] for row in report["operators"] if row["place"] == "gpu kernel"}
     tokens = TOKENS - 1  # the first is the prompt's
     assert found == {
-        "rms_norm": tokens, "fused_dqp": tokens * (4 * LAYERS + 1), "flow_attention": tokens * LAYERS,
+        "rms_norm": tokens,
+        "fused_dqp": tokens * (4 * LAYERS + 1),
+        "flow_attention": tokens * LAYERS,
     }
     assert any("quantize_rows, positions 0-" in event["name"] for event in kernels_of(events))
 

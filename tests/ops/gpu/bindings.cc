@@ -73,9 +73,9 @@ void run(Context& context, const KernelDescription& kernel,
     if (tensors[i].access == Access::kWrite) run.read(buffers[i], bytes_of(arrays[i]));
 }
 
-// Buffers of a float each, on which a kernel (x, y; number) is launched, as `launches` say: x, y, and
-// a number, to which the round is added. Each round begins with `content`. Returns what the buffers
-// have at last, and (submissions, recordings, barriers, allocations) of each round.
+// Buffers of a float each, on which a kernel (x, y; number) is launched, as `launches` say: x, y,
+// and a number, to which the round is added. Each round begins with `content`. Returns what the
+// buffers have at last, and (submissions, recordings, barriers, allocations) of each round.
 std::pair<std::vector<float>, std::vector<std::array<std::int64_t, 4>>> run_rounds(
     Context& context, const KernelDescription& kernel,
     const std::vector<std::array<std::int64_t, 3>>& launches, std::vector<float> content,
@@ -182,8 +182,7 @@ void bind_gpu(nb::module_& module) {
         const std::array<KernelArgument, 1> arguments{&y};
         return Tuner(context).fastest(what, kernels.size(), [&](std::size_t way) {
           const KernelDescription& kernel = kernels[way];
-          context.launch(*context.compile(kernel), arguments,
-                         {.lanes = kernel.lanes});
+          context.launch(*context.compile(kernel), arguments, {.lanes = kernel.lanes});
         });
       },
       nb::arg("context"), nb::arg("what"), nb::arg("kernels"));

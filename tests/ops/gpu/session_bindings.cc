@@ -36,14 +36,10 @@ namespace {
 
 std::map<std::string, std::int64_t> counts_of(const SessionDevice& device) {
   const Counts counts = device.counts().value_or(Counts());
-  return {{"dispatches", counts.dispatches},
-          {"submissions", counts.submissions},
-          {"recordings", counts.recordings},
-          {"barriers", counts.barriers},
-          {"allocations", counts.allocations},
-          {"bytes_to_device", counts.bytes_to_device},
-          {"bytes_to_host", counts.bytes_to_host},
-          {"compiled", counts.compiled},
+  return {{"dispatches", counts.dispatches},       {"submissions", counts.submissions},
+          {"recordings", counts.recordings},       {"barriers", counts.barriers},
+          {"allocations", counts.allocations},     {"bytes_to_device", counts.bytes_to_device},
+          {"bytes_to_host", counts.bytes_to_host}, {"compiled", counts.compiled},
           {"from_cache", counts.from_cache}};
 }
 
@@ -160,24 +156,23 @@ void bind_gpu_session(nb::module_& module) {
       nb::arg("has_blocks"), nb::arg("in_tiles") = false, nb::arg("lanes") = AttentionShape{}.lanes,
       nb::arg("tokens") = 1, nb::arg("cache") = "float");
   // attention of a token that appends its key and value, as append_heads would
-  module.def(
-      "appending_attention",
-      [](const HeadsShape& heads, float softcap, std::int64_t parts, std::int64_t lanes) {
-        const AttentionShape shape{.heads = heads.heads,
-                                   .kv_heads = heads.kv_heads,
-                                   .head_size = heads.head_size,
-                                   .cache = heads.cache,
-                                   .softcap = softcap,
-                                   .one_sequence = true,
-                                   .has_parts = parts > 1,
-                                   .appends = true,
-                                   .qk_norm = heads.qk_norm,
-                                   .epsilon = heads.epsilon,
-                                   .scale = heads.scale,
-                                   .lanes = lanes};
-        return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
-                          merge_attention(shape));
-      });
+  module.def("appending_attention",
+             [](const HeadsShape& heads, float softcap, std::int64_t parts, std::int64_t lanes) {
+               const AttentionShape shape{.heads = heads.heads,
+                                          .kv_heads = heads.kv_heads,
+                                          .head_size = heads.head_size,
+                                          .cache = heads.cache,
+                                          .softcap = softcap,
+                                          .one_sequence = true,
+                                          .has_parts = parts > 1,
+                                          .appends = true,
+                                          .qk_norm = heads.qk_norm,
+                                          .epsilon = heads.epsilon,
+                                          .scale = heads.scale,
+                                          .lanes = lanes};
+               return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
+                                 merge_attention(shape));
+             });
   // a product with the normalised sum of x and an update, or of x alone
   module.def("normalising_product", [](std::int64_t rows, std::int64_t columns, bool has_skip,
                                        bool norms_skip, float epsilon) {

@@ -239,7 +239,9 @@ def _read(rows, cache):
     return rows.view(BFLOAT16).astype(np.float32) if cache == "bfloat16" else rows.astype(np.float32)
 
 
-@pytest.mark.parametrize(("columns", "has_skip", "norms_skip"), [(64, False, False), (77, True, False), (96, True, True)])
+@pytest.mark.parametrize(
+    ("columns", "has_skip", "norms_skip"), [(64, False, False), (77, True, False), (96, True, True)]
+)
 def test_product_normalises_its_input(context_in_turn, rng, columns, has_skip, norms_skip):
     """And adds the update, which is normalised before, and writes the sum once."""
     rows, tokens = 40, 2
@@ -264,7 +266,9 @@ def test_product_normalises_its_input(context_in_turn, rng, columns, has_skip, n
         assert (np.abs(total - expected) <= 16 * F32 * np.abs(added) + F32 * np.abs(expected)).all()
     normalised = norm(expected) * weight
     # A row's elements are off by two norms and a sum; then come as many additions as a lane and the lanes make.
-    assert (np.abs(y - normalised @ matrix.T) <= (2 * 17 + 3 + columns) * F32 * (np.abs(normalised) @ np.abs(matrix.T))).all()
+    assert (
+        np.abs(y - normalised @ matrix.T) <= (2 * 17 + 3 + columns) * F32 * (np.abs(normalised) @ np.abs(matrix.T))
+    ).all()
 
 
 def test_skip_is_normalised_before_adding(context, rng):

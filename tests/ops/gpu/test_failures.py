@@ -8,8 +8,8 @@ import pytest
 
 from flownpu import ops
 from flownpu.ops import q4nx
-from tests.npu.decoders import Session, partition, read_nodes
 from tests.loader_double import Way
+from tests.npu.decoders import Session, partition, read_nodes
 from tests.ops.device import _argument, testing
 from tests.ops.gpu.test_session import hidden_of
 

@@ -26,11 +26,13 @@ void Faults::reset() {
 
 // Whether a lost device refuses the call; releasing objects and queries still work.
 bool Faults::is_work(std::string_view call) {
-  constexpr std::array kOthers{
-      std::string_view("clFlush"),          std::string_view("clCreateBuffer"),
-      std::string_view("clBuildProgram"),   std::string_view("vkQueueSubmit"),
-      std::string_view("vkWaitForFences"),  std::string_view("vkAllocateMemory"),
-      std::string_view("vkCreateComputePipelines")};
+  constexpr std::array kOthers{std::string_view("clFlush"),
+                               std::string_view("clCreateBuffer"),
+                               std::string_view("clBuildProgram"),
+                               std::string_view("vkQueueSubmit"),
+                               std::string_view("vkWaitForFences"),
+                               std::string_view("vkAllocateMemory"),
+                               std::string_view("vkCreateComputePipelines")};
   return call.starts_with("clEnqueue") || std::ranges::find(kOthers, call) != kOthers.end();
 }
 

@@ -10,7 +10,6 @@
 
 namespace loader_double {
 
-
 enum class Way : std::uint8_t {
   kNone,
   kOnce,  // the call ends with the code, and does nothing

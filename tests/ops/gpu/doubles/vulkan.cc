@@ -130,13 +130,12 @@ extern "C" {
 void (*vkGetInstanceProcAddr(Instance instance, const char* name))() {
   void (*found)() = vulkan_double::loader()(instance, name);
   if (found == nullptr) return nullptr;
-#define DOUBLE(result, function, parameters)                                          \
-  if (std::strcmp(name, #function) == 0) {                                            \
-    vulkan_double::real().function =                                                  \
-        reinterpret_cast<decltype(vulkan_double::real().function)>(found);            \
-    vulkan_double::Double<&Functions::function>::name = name;                         \
-    return reinterpret_cast<void (*)()>(                                              \
-        &vulkan_double::Double<&Functions::function>::call);                          \
+#define DOUBLE(result, function, parameters)                                                 \
+  if (std::strcmp(name, #function) == 0) {                                                   \
+    vulkan_double::real().function =                                                         \
+        reinterpret_cast<decltype(vulkan_double::real().function)>(found);                   \
+    vulkan_double::Double<&Functions::function>::name = name;                                \
+    return reinterpret_cast<void (*)()>(&vulkan_double::Double<&Functions::function>::call); \
   }
   FLOWNPU_VULKAN_GLOBAL_FUNCTIONS(DOUBLE)
   FLOWNPU_VULKAN_FUNCTIONS(DOUBLE)

@@ -126,15 +126,12 @@ std::string weighted(const std::string& i, bool qk_norm) {
 }
 
 std::string body_of(bool qk_norm, bool in_rows) {
-  std::string body = kBody;
-  for (const auto& [word, by] : {std::pair<std::string, std::string>("NORM", qk_norm ? kNorm : ""),
-                                 {"KEEPING", in_rows ? kKeepingRow : ""},
-                                 {"WEIGHTED(other)", weighted("other", qk_norm)},
-                                 {"WEIGHTED(i)", weighted("i", qk_norm)},
-                                 {"KEEP", in_rows ? kKeepRow : kKeepFloat},
-                                 {"STORE", in_rows ? kStoreRow : ""}})
-    body.replace(body.find(word), word.size(), by);
-  return body;
+  return replaced(kBody, {{"NORM", qk_norm ? kNorm : ""},
+                          {"KEEPING", in_rows ? kKeepingRow : ""},
+                          {"WEIGHTED(other)", weighted("other", qk_norm)},
+                          {"WEIGHTED(i)", weighted("i", qk_norm)},
+                          {"KEEP", in_rows ? kKeepRow : kKeepFloat},
+                          {"STORE", in_rows ? kStoreRow : ""}});
 }
 
 // Rows 0 to args.rows - 1 are the work-group's queries, row args.rows is the key. NORM makes
@@ -280,9 +277,10 @@ std::string rounded(Element cache) {
 
 std::string append_of_token(const AttentionShape& shape) {
   const bool in_rows = shape.cache == Element::kInt8Rows;
-  std::string body = replaced(kAppendOfToken, "NORM", shape.qk_norm ? kNormOfToken : "");
-  body = replaced(body, "KEEP", in_rows ? kKeepRowOfToken : kKeepFloatOfToken);
-  body = replaced(body, "ROUNDED", rounded(shape.cache));
+  std::string body =
+      replaced(kAppendOfToken, {{"NORM", shape.qk_norm ? kNormOfToken : ""},
+                                {"KEEP", in_rows ? kKeepRowOfToken : kKeepFloatOfToken},
+                                {"ROUNDED", rounded(shape.cache)}});
   for (const std::string element : {"element", "other"}) {
     const std::string given = "args.packed.Read(first_row, front + " + element + ")";
     const std::string weighted = "(" + given +

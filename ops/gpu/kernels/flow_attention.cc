@@ -377,31 +377,28 @@ KernelDescription flow_attention(const AttentionShape& shape) {
       : shape.is_whole   ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
                          : "(args.causal ? token + 1 : valid)";
   const bool by_tokens = shape.is_whole && !shape.by_head;
-  std::string body = kBody;
-  for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("QUERY",
-                                            shape.appends ? append_of_token(shape) : kQuery),
-        {"NEWEST_SCORE", shape.appends ? newest_score() : ""},
-        {"NEWEST_VALUE", shape.appends ? newest_value() : "0.0f"},
-        {"LENGTHS", lengths_of(shape)},
-        {"RANGE", kRange},
-        {"SEEN", seen},
-        {"PART", shape.has_parts ? kPart : ""},
-        {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
-                            "(dot_of_unit.z + dot_of_unit.w)"
-                          : "dot_of_unit"},
-        {"ADD", add_of(plan)},
-        {"RESULT", shape.has_parts ? kSum : kMean},
-        {"MAXIMUM", shape.has_parts ? kMaximum : ""},
-        {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
-        {"PLACE_OF_ROW", shape.by_head
-                             ? "batch, head, token, element"
-                             : "batch, first_row + token, head * args.head_size + element"},
-        {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + unit * args.width"
-                                   : "batch, kv, key, unit * args.width"},
-        {"UNIT", is_wide ? "float4" : "float"},
-        {"READ", is_wide ? "ReadFloats" : "Read"}})
-    body = replaced(body, word, by);
+  const std::string body = replaced(
+      kBody, {{"QUERY", shape.appends ? append_of_token(shape) : kQuery},
+              {"NEWEST_SCORE", shape.appends ? newest_score() : ""},
+              {"NEWEST_VALUE", shape.appends ? newest_value() : "0.0f"},
+              {"LENGTHS", lengths_of(shape)},
+              {"RANGE", kRange},
+              {"SEEN", seen},
+              {"PART", shape.has_parts ? kPart : ""},
+              {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
+                                  "(dot_of_unit.z + dot_of_unit.w)"
+                                : "dot_of_unit"},
+              {"ADD", add_of(plan)},
+              {"RESULT", shape.has_parts ? kSum : kMean},
+              {"MAXIMUM", shape.has_parts ? kMaximum : ""},
+              {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+              {"PLACE_OF_ROW", shape.by_head
+                                   ? "batch, head, token, element"
+                                   : "batch, first_row + token, head * args.head_size + element"},
+              {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + unit * args.width"
+                                         : "batch, kv, key, unit * args.width"},
+              {"UNIT", is_wide ? "float4" : "float"},
+              {"READ", is_wide ? "ReadFloats" : "Read"}});
   std::vector<TensorDescription> tensors{
       {.name = "query_heads", .element = Element::kActivation, .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},

@@ -153,26 +153,24 @@ std::int64_t strips_of(const ProductShape& shape) {
 }  // namespace
 
 KernelDescription fused_dqp(const ProductShape& shape) {
-  std::string body = kBody;
-  for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("RESULT", gated(shape, "product[0]", "product[1]")),
-        {"NORM", norm_of(shape)},
-        {"READ", read_of(shape)},
-        {"DOTS", shape.layout.is_signed() ? dots_of_bytes() : kDotsOfNibbles}})
-    body.replace(body.find(word), word.size(), by);
-  KernelDescription kernel{.name = "fused_dqp",
-                           .body = body,
-                           .tensors = {{.name = "x",
-                                        .element = shape.given,
-                                        .sizes = {std::string("tokens"), shape.columns}},
-                                       weight_of(shape),
-                                       result_of(shape)},
-                           .constants = {{"rows", shape.rows},
-                                         {"columns", shape.columns},
-                                         {"groups", q4nx::groups_of(shape.columns)},
-                                         {"row_blocks", q4nx::row_blocks(shape.rows)},
-                                         {"parts", parts_of(shape)}},
-                           .lanes = kLanes * shape.teams};
+  KernelDescription kernel{
+      .name = "fused_dqp",
+      .body =
+          replaced(kBody, {{"RESULT", gated(shape, "product[0]", "product[1]")},
+                           {"NORM", norm_of(shape)},
+                           {"READ", read_of(shape)},
+                           {"DOTS", shape.layout.is_signed() ? dots_of_bytes() : kDotsOfNibbles}}),
+      .tensors = {{.name = "x",
+                   .element = shape.given,
+                   .sizes = {std::string("tokens"), shape.columns}},
+                  weight_of(shape),
+                  result_of(shape)},
+      .constants = {{"rows", shape.rows},
+                    {"columns", shape.columns},
+                    {"groups", q4nx::groups_of(shape.columns)},
+                    {"row_blocks", q4nx::row_blocks(shape.rows)},
+                    {"parts", parts_of(shape)}},
+      .lanes = kLanes * shape.teams};
   if (shape.norm) {
     kernel.constants["epsilon"] = shape.norm->epsilon;
     kernel.tensors.push_back({.name = "weight", .sizes = {shape.columns}});

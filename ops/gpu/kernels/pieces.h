@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "ops/gpu/kernels/kernels.h"
 
@@ -15,6 +17,13 @@ inline std::string replaced(std::string text, const std::string& word, const std
   for (std::size_t at = text.find(word); at != std::string::npos;
        at = text.find(word, at + by.size()))
     text.replace(at, word.size(), by);
+  return text;
+}
+
+// `text` with each of these words replaced everywhere, in their order.
+using Words = std::initializer_list<std::pair<const char*, std::string>>;
+inline std::string replaced(std::string text, Words words) {
+  for (const auto& [word, by] : words) text = replaced(std::move(text), word, by);
   return text;
 }
 

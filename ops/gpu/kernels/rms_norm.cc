@@ -53,11 +53,12 @@ std::string sum_of(const NormShape& shape, const std::string& row_of_skip, const
 
 std::string norm_of_row(const NormShape& shape, const std::string& row_of_skip,
                         const std::string& keeps) {
-  std::string text = replaced(kNormOfRow, "NORM_SKIP", shape.norms_skip ? kNormSkip : "");
-  text = replaced(replaced(text, "ROW_OF_SKIP", row_of_skip), "REDUCE", over_lanes());
-  text = replaced(text, "SUM", sum_of(shape, row_of_skip, "Read", "k"));
-  return replaced(text, "KEEP",
-                  shape.writes_sum ? "if (" + keeps + ") { args.sum.Write(x, row, k); }" : "");
+  const std::string keep = "if (" + keeps + ") { args.sum.Write(x, row, k); }";
+  return replaced(kNormOfRow, {{"NORM_SKIP", shape.norms_skip ? kNormSkip : ""},
+                               {"ROW_OF_SKIP", row_of_skip},
+                               {"REDUCE", over_lanes()},
+                               {"SUM", sum_of(shape, row_of_skip, "Read", "k")},
+                               {"KEEP", shape.writes_sum ? keep : ""}});
 }
 
 std::string normalised(const NormShape& shape, const std::string& row_of_skip,

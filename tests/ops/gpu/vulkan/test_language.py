@@ -188,3 +188,44 @@ def test_rounding_to_half_equals_numpy(context):
     with np.errstate(over="ignore"):
         expected = x.astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(computed(context, body, count=x.size, inputs=[x]), expected)
+
+
+def _instructions(module):
+    """(opcode, operands) of each instruction."""
+    words = np.frombuffer(module, np.uint32)
+    at = 5  # behind the head
+    while at < words.size:
+        yield int(words[at] & 0xFFFF), [int(word) for word in words[at + 1 : at + (words[at] >> 16)]]
+        at += int(words[at] >> 16)
+
+
+def test_rules_that_no_validator_checks():
+    """Blocks behind addresses are decorated, arrays have the stride of their elements, barriers order shared memory.
+
+    Debian's spirv-val and lavapipe take modules without these; a GPU's compiler need not.
+    """
+    runtime_array, struct, pointer, decorate, int_type, float_type, constant, barrier = 29, 30, 32, 71, 21, 22, 43, 224
+    physical, block, stride = 5349, 2, 6
+    body = """
+      shared float a[args.lanes];
+      a[lane()] = args.x.Read(lane()) + (float)args.c.Read(lane()) + args.h.Read(lane());
+      synchronise();
+      args.y.Write(a[args.lanes - 1 - lane()], lane());
+    """
+    tensors = [Tensor("x", "float", [64]), Tensor("c", "int8", [64]), Tensor("h", "float16", [64])]
+    module = testing.gpu.spirv(Kernel(body, [*tensors, Tensor("y", "float", [64], written=True)], lanes=64))
+    found = list(_instructions(module))
+    bytes_of = {operands[0]: operands[1] // 8 for op, operands in found if op in (int_type, float_type)}
+    blocks = {operands[0] for op, operands in found if op == decorate and operands[1] == block}
+    strides = {operands[0]: operands[2] for op, operands in found if op == decorate and operands[1] == stride}
+    elements = {operands[0]: operands[1] for op, operands in found if op == runtime_array}
+    structs = {operands[0] for op, operands in found if op == struct}
+    behind = {operands[2] for op, operands in found if op == pointer and operands[1] == physical} & structs
+    numbers = {operands[1]: operands[2] for op, operands in found if op == constant}
+    assert behind
+    assert behind <= blocks
+    assert {array: bytes_of[element] for array, element in elements.items()} == strides
+    assert sorted(strides.values()) == [1, 2, 4]
+    (orders,) = [operands for op, operands in found if op == barrier]
+    workgroup, acquire_release_of_workgroup = 2, 0x8 | 0x100
+    assert [numbers[one] for one in orders] == [workgroup, workgroup, acquire_release_of_workgroup]

@@ -91,7 +91,7 @@ class ForwardPass {
     }
     const Buffer* held() const { return held_in(shape.storage); }
     std::shared_ptr<const CompiledKernel> fused;  // of one token
-    // Of several: the first alone, or if they are rounded the two others.
+    // For several tokens: `many` alone, or if they are rounded the two others.
     std::shared_ptr<const CompiledKernel> many;
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;

@@ -54,7 +54,7 @@ class Batches {
   void abandon();
 
  private:
-  // What a command buffer has of a command. Arguments, which are not here, may differ.
+  // A command as a command buffer has it. Arguments, which are not here, may differ.
   struct Command {
     std::string kernel = {};  // empty: a copy
     bool waits = false;
@@ -96,7 +96,7 @@ class Batches {
   double tick_ns_;
   Counts& counts_;
   vk::Handle pool_ = 0;
-  // What is collected, its arguments, and the buffers that it uses behind the last barrier.
+  // Collected commands, their arguments, and the buffers that they use behind the last barrier.
   std::vector<Command> commands_;
   std::vector<std::byte> arguments_;
   std::vector<UsedBuffer> used_;

@@ -26,7 +26,7 @@ using loader_double::Way;
 
 using Find = void (*(*)(Instance, const char*))();
 
-// What the devices are said to be.
+// The name of what the devices are said to be or lack.
 std::string& pretended() {
   static std::string what;
   return what;

@@ -225,7 +225,7 @@ void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> e
 void ForwardPass::multiply_residual(const CompiledProduct& product, const EntryNorms& norms,
                                     const Buffer* y) {
   std::vector<const Buffer*> buffers{of(residual_), product.held(), y, &norms.sum};
-  if (product.shape.norm->has_skip) {
+  if (product.shape.norm && product.shape.norm->has_skip) {
     residual_ = other_residual();
     buffers.insert(buffers.end(), {of(kUpdate), &norms.added, of(residual_)});
   }

@@ -11,6 +11,7 @@
 
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/kernels/pieces.h"
+#include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -281,12 +282,12 @@ std::string append_of_token(const AttentionShape& shape) {
       replaced(kAppendOfToken, {{"NORM", shape.qk_norm ? kNormOfToken : ""},
                                 {"KEEP", in_rows ? kKeepRowOfToken : kKeepFloatOfToken},
                                 {"ROUNDED", rounded(shape.cache)}});
-  for (const std::string element : {"element", "other"}) {
-    const std::string given = "args.packed.Read(first_row, front + " + element + ")";
-    const std::string weighted = "(" + given +
-                                 " * sixteenths[row * 16] * (is_key ? args.k_norm.Read(" + element +
-                                 ") : args.q_norm.Read(" + element + ")))";
-    body = replaced(body, "WEIGHTED(" + element + ")", shape.qk_norm ? weighted : given);
+  for (const char* element : {"element", "other"}) {
+    const std::string given = text_of("args.packed.Read(first_row, front + ", element, ")");
+    const std::string weighted =
+        text_of("(", given, " * sixteenths[row * 16] * (is_key ? args.k_norm.Read(", element,
+                ") : args.q_norm.Read(", element, ")))");
+    body = replaced(body, text_of("WEIGHTED(", element, ")"), shape.qk_norm ? weighted : given);
   }
   return body;
 }

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     import onnxruntime
 
+    from tests.loader_double import Double
     from tests.npu.models import Models
-    from tests.opencl_double import Double
 
 
 # Processes that a shell starts in the background ignore SIGINT, and so would the processes that tests of Ctrl-C start.
@@ -249,6 +249,30 @@ def pocl(opencl: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
+def lavapipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Sets the environment for Vulkan on the CPU; skips the test, with the reason, if it is not there."""
+    from tests import lavapipe as packages
+
+    folder = tmp_path_factory.getbasetemp() / "lavapipe"
+    folder.mkdir(exist_ok=True)
+    try:
+        variables = packages.variables(folder)
+    except packages.MissingError as missing:
+        pytest.skip(str(missing))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield variables
+
+
+@pytest.fixture(scope="module", params=["opencl", "vulkan"])
+def gpu_api(request: pytest.FixtureRequest) -> str:
+    """Each API of the GPU device in turn, on the CPU."""
+    request.getfixturevalue({"opencl": "pocl", "vulkan": "lavapipe"}[request.param])
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
 def not_optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Kernels are not optimised, for modules in which that takes longer than they run; no other cache has them."""
     from tests.pocl import NOT_OPTIMISED
@@ -264,7 +288,7 @@ def not_optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def double(pocl: dict[str, str]) -> Iterator[Double]:
     """The double of OpenCL's loader, which injects failures; checks that each wait for a hung call had a limit."""
-    from tests.opencl_double import Double
+    from tests.loader_double import Double
 
     del pocl
     double = Double()
@@ -272,3 +296,14 @@ def double(pocl: dict[str, str]) -> Iterator[Double]:
     waits = double.endless_waits()
     double.reset()
     assert waits == 0
+
+
+@pytest.fixture
+def vulkan_double(lavapipe: dict[str, str]) -> Iterator[Double]:
+    """The double of Vulkan's loader."""
+    from tests.loader_double import Double
+
+    del lavapipe
+    double = Double("vulkan")
+    yield double
+    double.reset()

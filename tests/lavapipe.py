@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from scripts import tools
+from tests import loader_double
 
 ROOT = tools.folder_of("vulkan") / "root"
 
@@ -33,7 +34,8 @@ def variables(folder: Path) -> dict[str, str]:
     driver = {"library_path": str(drivers[0]), "api_version": "1.3.0"}
     description.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": driver}), encoding="utf-8")
     return {
-        "FLOWNPU_VULKAN": loader,
+        "FLOWNPU_VULKAN": str(loader_double.library_of("vulkan")),
+        loader_double.loader_of("vulkan"): str(loader),
         "VK_ICD_FILENAMES": str(description),  # loaders before 1.3.207
         "VK_DRIVER_FILES": str(description),
         "FLOWNPU_GPU_CACHE": str(folder / "vulkan"),

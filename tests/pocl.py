@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from flownpu.ops.opencl_loader import installed_packages
-from tests import opencl_double
+from tests import loader_double
 
 COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"
 # Most of the time of a first run is compilation: this keeps PoCL from compiling kernels again for small launches.
@@ -32,7 +32,10 @@ def variables(folder: Path) -> dict[str, str]:
     if "OCL_ICD_VENDORS" not in found:
         raise MissingError('PoCL or pyopencl is not installed: pip install "flownpu[test]"')
     COMPILED.mkdir(parents=True, exist_ok=True)
-    loader = {"FLOWNPU_OPENCL": str(opencl_double.LIBRARY), opencl_double.LOADER: found["FLOWNPU_OPENCL"]}
+    loader = {
+        "FLOWNPU_OPENCL": str(loader_double.library_of("opencl")),
+        loader_double.loader_of("opencl"): found["FLOWNPU_OPENCL"],
+    }
     return (
         found
         | loader

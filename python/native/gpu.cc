@@ -16,6 +16,7 @@
 #include "ops/gpu/opencl/devices.h"
 #include "ops/gpu/opencl/loader.h"
 #include "ops/gpu/opencl/status.h"
+#include "ops/gpu/vulkan/devices.h"
 #include "python/native/bindings.h"
 
 namespace nb = nanobind;
@@ -36,6 +37,27 @@ std::vector<gpu::DeviceFacts> facts_of_all() {
   std::vector<gpu::DeviceFacts> all;
   for (const gpu::FoundDevice& found : gpu::devices()) all.push_back(found.facts);
   return all;
+}
+
+// Raises RuntimeError where they cannot be listed.
+std::vector<std::pair<gpu::DeviceFacts, std::string>> vulkan_devices() {
+  std::vector<std::pair<gpu::DeviceFacts, std::string>> all;
+  for (const gpu::VulkanDevice& found : gpu::vulkan_devices())
+    all.emplace_back(found.facts, found.missing);
+  return all;
+}
+
+// Why there is no Vulkan at all, for `flownpu doctor`; empty if there is.
+std::string problem_of_vulkan() {
+  try {
+    gpu::vulkan_devices();
+    return "";
+  } catch (const gpu::GpuError& error) {
+    const gpu::Failure failure = error.failure();
+    if (failure == gpu::Failure::kNoLoader || failure == gpu::Failure::kNoPlatform)
+      return error.what();
+    throw;
+  }
 }
 
 const char* name_of(gpu::DeviceKind kind) {
@@ -88,7 +110,7 @@ nb::dict counts(const gpu::GpuDevice& device) {
 
 void bind_gpu(nb::module_& module) {
   using gpu::DeviceFacts;
-  nb::class_<DeviceFacts>(module, "OpenClFacts", "What an OpenCL device says of itself.")
+  nb::class_<DeviceFacts>(module, "GpuFacts", "What a device of OpenCL or Vulkan says of itself.")
       .def_ro("platform", &DeviceFacts::platform)
       .def_ro("platform_version", &DeviceFacts::platform_version)
       .def_ro("name", &DeviceFacts::name)
@@ -115,11 +137,15 @@ void bind_gpu(nb::module_& module) {
   module.def("opencl_platforms", gpu::platforms,
              "Names of OpenCL's platforms. Raises ValueError without a loader.");
   module.def("opencl_devices", facts_of_all,
-             "OpenClFacts of all devices that are available. Raises ValueError without a loader.");
-  nb::class_<gpu::GpuDevice, Device>(module, "GpuDevice", "Computes nodes with OpenCL.")
+             "GpuFacts of all devices that are available. Raises ValueError without a loader.");
+  module.def("problem_of_vulkan", problem_of_vulkan,
+             "Why there is no Vulkan on this machine, its loader or a driver; empty if there is.");
+  module.def("vulkan_devices", vulkan_devices,
+             "(GpuFacts, what kernels need that it lacks) of all devices of Vulkan.");
+  nb::class_<gpu::GpuDevice, Device>(module, "GpuDevice", "Computes nodes with OpenCL or Vulkan.")
       .def_prop_ro(
           "facts", [](const gpu::GpuDevice& device) { return device.context()->facts(); },
-          "OpenClFacts of the device that computes.")
+          "GpuFacts of the device that computes.")
       .def_prop_ro(
           "cache_problem",
           [](const gpu::GpuDevice& device) { return device.context()->cache().problem(); },

@@ -25,8 +25,8 @@ def test_gpu_selftest_writes_table_and_report(tmp_path, capfd):
     assert "A CPU computed: its times say nothing of a GPU's" in shown
     report = json.loads((tmp_path / "gpu" / "report.json").read_text())
     assert (report["device"], report["passed"], report["is_software"]) == ("gpu", True, True)
-    assert report["opencl"]["kind"] == "cpu"
-    assert report["opencl"]["compute_units"] >= 1
+    assert report["facts"]["kind"] == "cpu"
+    assert report["facts"]["compute_units"] >= 1
     assert report["stored_type"] == "fp32 (the device does not compute in half precision)"  # PoCL 3.0
     assert [each["variant"] for each in report["variants"]] == ["fused_dqp, narrow", "rms_norm"]
     product = report["variants"][0]
@@ -34,6 +34,14 @@ def test_gpu_selftest_writes_table_and_report(tmp_path, capfd):
     assert product["kernels"].keys() == {"fused_dqp"}
     assert product["seconds"] == pytest.approx(sum(product["kernels"].values()))
     assert product["read"] == 3 * 11 * 640  # row blocks, groups, bytes of a block
+
+
+def test_gpu_selftest_takes_vulkan(lavapipe, tmp_path, capfd):
+    del lavapipe
+    assert selftest(tmp_path, "--gpu-api", "vulkan") == 0
+    assert "2 of 2 kernels passed" in capfd.readouterr().out
+    report = json.loads((tmp_path / "gpu" / "report.json").read_text())
+    assert report["facts"]["platform"] == "Vulkan, llvmpipe"
 
 
 def test_json_option_prints_report_alone(tmp_path, capfd):

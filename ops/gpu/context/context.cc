@@ -3,6 +3,7 @@
 
 #include "ops/gpu/context/time_limit.h"
 #include "ops/gpu/context/twins.h"
+#include "ops/gpu/language/generate.h"
 
 namespace flownpu::gpu {
 
@@ -13,6 +14,14 @@ Context::Context(DeviceFacts facts, std::filesystem::path cache_folder)
       twins_(std::make_unique<Twins>()) {}
 
 Context::~Context() = default;
+
+std::shared_ptr<const CompiledKernel> Context::compile(const KernelDescription& kernel,
+                                                       Element activation) {
+  std::vector<bool> writes;
+  for (const TensorDescription& tensor : kernel.arguments())
+    writes.push_back(tensor.access == Access::kWrite);
+  return compile_source(kernel.name, generate(kernel, dialect(), activation), std::move(writes));
+}
 
 void Context::check_not_given_up() const {
   if (!given_up_) return;

@@ -68,15 +68,19 @@ class Buffer {
 // A kernel, compiled for one device.
 class CompiledKernel {
  public:
-  explicit CompiledKernel(std::string name) : name_(std::move(name)) {}
+  // `writes`: for each buffer among its arguments whether it writes it, or reads it.
+  CompiledKernel(std::string name, std::vector<bool> writes)
+      : name_(std::move(name)), writes_(std::move(writes)) {}
   CompiledKernel(const CompiledKernel&) = delete;
   CompiledKernel& operator=(const CompiledKernel&) = delete;
   virtual ~CompiledKernel() = default;
 
   const std::string& name() const { return name_; }
+  bool writes(std::size_t argument) const { return writes_[argument]; }
 
  private:
   std::string name_;
+  std::vector<bool> writes_;
 };
 
 // How many work-groups there are, and how many work-items ("lanes") each has.
@@ -98,9 +102,15 @@ struct KernelTime {
   std::int64_t begin_ns;
 };
 
-// Counts since the context was opened. `compiled`, `from_cache`: kernels.
+// Counts since the context was opened. `compiled`, `from_cache`: kernels. `submissions`: lists of
+// commands that the device was given, `recordings`: those of them that were not submitted before
+// with other arguments, `barriers`: commands that wait for those before them. OpenCL's queue has no
+// lists, and all its commands wait.
 struct Counts {
   std::int64_t dispatches = 0;
+  std::int64_t submissions = 0;
+  std::int64_t recordings = 0;
+  std::int64_t barriers = 0;
   std::int64_t allocations = 0;
   std::int64_t bytes_to_device = 0;
   std::int64_t bytes_to_host = 0;
@@ -161,9 +171,10 @@ class Context {
   virtual void copy(const Buffer& from, std::size_t from_offset, const Buffer& to,
                     std::size_t to_offset, std::size_t bytes) = 0;
 
-  // The kernel `name` of a source: from this process's memory, from disk, or newly compiled.
-  virtual std::shared_ptr<const CompiledKernel> compile(const std::string& name,
-                                                        const std::string& source) = 0;
+  // The kernel: from this process's memory, from disk, or newly compiled. `activation`: as
+  // generate() takes it.
+  std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel,
+                                                Element activation = Element::kFloat32);
   // Enqueues the kernel, and does not wait for it. Nothing is launched where the grid has no
   // groups.
   virtual void launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
@@ -177,6 +188,9 @@ class Context {
   virtual std::vector<KernelTime> take_times() = 0;
 
  protected:
+  virtual std::shared_ptr<const CompiledKernel> compile_source(const std::string& name,
+                                                               const std::string& source,
+                                                               std::vector<bool> writes) = 0;
   virtual void check_own() const = 0;
   // Throws GpuError for work-groups that the device does not take.
   void check_lanes(const CompiledKernel& kernel, const Grid& grid) const;

@@ -39,7 +39,7 @@ void ObservedRun::report() {
     const std::int64_t to_host =
         i + 1 == times.size() ? after.bytes_to_host - before_.bytes_to_host : 0;
     const std::int64_t end = times[i].begin_ns + std::llround(times[i].seconds * 1e9);
-    observer_->dispatched({.array = kOpenCl,
+    observer_->dispatched({.array = kGpuArray,
                            .calls = times[i].kernel + where_,
                            .begin_ns = times[i].begin_ns,
                            .end_ns = end,

@@ -10,7 +10,7 @@
 namespace flownpu::gpu {
 
 // Dispatch::array of kernels.
-inline constexpr const char* kOpenCl = "opencl";
+inline constexpr const char* kGpuArray = "gpu";
 
 // Lives as long as the run, while the context's mutex is held. Without an observer it does nothing.
 class ObservedRun {

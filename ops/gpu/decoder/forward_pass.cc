@@ -3,28 +3,11 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 
-#include "ops/error.h"
-#include "ops/gpu/language/generate.h"
 #include "ops/gpu/operators/run.h"
 
 namespace flownpu::gpu {
-namespace {
-
-Gating gating_of(const transformer::Decoder& decoder) {
-  switch (decoder.feed_forward().activation) {
-    case transformer::Activation::kGeGlu:
-      return Gating::kGeGlu;
-    case transformer::Activation::kSwiGlu:
-      return Gating::kSwiGlu;
-  }
-  fail("expected a feed-forward with a gate");
-}
-
-}  // namespace
-
 std::int64_t ForwardPass::most_tokens(const transformer::Decoder& decoder) {
   return std::min(kMostTokens, decoder.positions);
 }
@@ -53,7 +36,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   values[kPacked] = {activations(decoder.packed_heads()), {{0, 1}}};
   values[kQuery] = {activations(attention), {{1, 2}}};
   values[kAttended] = {activations(attention), {{2, 3}}};
-  values[kUpdate] = {floats(decoder.hidden), {{3, 4}, {6, 7}}};
+  values[kUpdate] = {floats(decoder.hidden), {{0, 0}, {3, 7}}};
   values[kGated] = {floats(decoder.feed_forward().size), {{5, 6}}};
   values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
   values[kScales] = {floats(groups), products};
@@ -106,133 +89,22 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
                                   .writes_sum = true}));
   append_ = compile(append_heads(heads_shape_));
   compile_attention();
-  const std::int64_t attention = decoder.attended();
-  for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
-    const LayerConstants& given = constants.layers[i];
-    LayerProducts& layer = layers_.emplace_back();
-    layer.qkv =
-        compile_product({.rows = decoder.packed_heads(), .columns = decoder.hidden}, given.qkv);
-    layer.output = compile_product(
-        {.rows = decoder.hidden, .columns = attention, .result = Element::kFloat32}, given.output);
-    layer.gate_up = compile_product({.rows = decoder.feed_forward().size,
-                                     .columns = decoder.hidden,
-                                     .gating = gating_of(decoder),
-                                     .result = Element::kFloat32},
-                                    given.gate_up);
-    layer.down = compile_product({.rows = decoder.hidden,
-                                  .columns = decoder.feed_forward().size,
-                                  .given = Element::kFloat32,
-                                  .result = Element::kFloat32},
-                                 given.down);
-  }
-  head_ = compile_product(
-      {.rows = decoder.vocabulary, .columns = decoder.hidden, .result = Element::kFloat32},
-      constants.head);
-}
-
-std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
-  return context_->compile(kernel.name, generate(kernel, context_->dialect(), stored_.element));
-}
-
-ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& shape,
-                                                          const Weight& weight) {
-  CompiledProduct product{.shape = shape,
-                          .weight = &weight.blocks,
-                          .image = {},
-                          .fused = nullptr,
-                          .quantize = nullptr,
-                          .rounded = nullptr};
-  product.shape.layout = weight.layout;
-  tune(product);
-  if (!rounds_) return product;
-  product.quantize = compile(quantize_rows(shape.columns, shape.given));
-  product.rounded = compile(q4nx_matmul(product.shape));
-  return product;
-}
-
-// The ways to launch a product: numbers of teams, and storages of the weight. The rule's choice
-// comes first. Another storage is tried only with the rule's number of teams, because the two are
-// independent.
-std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) const {
-  std::vector<ProductShape> ways;
-  const DeviceFacts& facts = context_->facts();
-  const std::vector<std::int64_t> teams = teams_for(product.shape, facts);
-  const std::vector<Storage> storages = storages_for(weights_, product.weight->bytes(), facts);
-  const auto add = [&](Storage storage, std::int64_t of) {
-    ways.push_back(product.shape);
-    ways.back().storage = storage;
-    ways.back().teams = of;
-  };
-  for (const std::int64_t of : teams) add(storages.front(), of);
-  for (std::size_t other = 1; other < storages.size(); ++other) add(storages[other], teams.front());
-  return ways;
-}
-
-// Chooses the fastest measured way, or the rule's if nothing is measured.
-void ForwardPass::tune(CompiledProduct& product) {
-  const std::vector<ProductShape> ways = ways_of(product);
-  std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
-  const auto kernel_of = [&](std::size_t way) {
-    if (kernels[way] == nullptr) kernels[way] = compile(fused_dqp(ways[way]));
-    return kernels[way];
-  };
-  const bool has_image = std::ranges::any_of(
-      ways, [](const ProductShape& way) { return way.storage == Storage::kImage; });
-  if (has_image && (tuner_.measures() || ways.front().storage == Storage::kImage))
-    product.image = context_->image_of(*product.weight);
-  Buffer x;
-  Buffer y;
-  if (tuner_.measures()) {
-    x = context_->allocate(static_cast<std::size_t>(product.shape.columns) * sizeof(float));
-    y = context_->allocate(static_cast<std::size_t>(product.shape.rows) * sizeof(float));
-    const std::vector<float> zeros(static_cast<std::size_t>(product.shape.columns));
-    context_->write(x, std::as_bytes(std::span(zeros)));
-  }
-  const KernelDescription described = fused_dqp(ways.front());
-  const std::size_t way = tuner_.fastest(generate(described, context_->dialect(), stored_.element),
-                                         ways.size(), [&](std::size_t one) {
-                                           launch(*kernel_of(one), fused_dqp_grid(ways[one], 1),
-                                                  {&x, product.held_in(ways[one].storage), &y});
-                                         });
-  product.shape = ways[way];
-  product.fused = kernel_of(way);
-  if (product.shape.storage == Storage::kBuffer) product.image = {};
-}
-
-AttentionShape ForwardPass::attention_shape() const {
-  const AttentionShape shape{.heads = decoder_.attention().heads,
-                             .kv_heads = decoder_.attention().kv_heads,
-                             .head_size = decoder_.attention().head_size,
-                             .cache = cache_,
-                             .softcap = decoder_.attention().softcap,
-                             .one_sequence = true,
-                             .lanes = attention_lanes(context_->facts())};
-  if (flow_attention_memory(shape) > context_->facts().local_memory)
-    fail("expected heads that take at most ", context_->facts().local_memory,
-         " bytes of a work-group's memory on ", context_->facts().title(), ", got ",
-         flow_attention_memory(shape), ": use device = cpu");
-  return shape;
-}
-
-void ForwardPass::compile_attention() {
-  attention_shape_ = attention_shape();
-  attention_ = compile(flow_attention(attention_shape_));
-  tiles_shape_ = attention_shape_;
-  tiles_shape_.in_tiles = true;
-  attention_in_tiles_ = compile(flow_attention(tiles_shape_));
-  AttentionShape in_parts = attention_shape_;
-  in_parts.has_parts = true;
-  attention_in_parts_ = compile(flow_attention(in_parts));
-  merge_ = compile(merge_attention(in_parts));
-  if (!decoder_.attention().bidirectional_blocks) return;
-  AttentionShape of_blocks = tiles_shape_;
-  of_blocks.has_blocks = true;
-  attention_of_blocks_ = compile(flow_attention(of_blocks));
+  for (std::size_t i = 0; i < decoder.layers.size(); ++i) layers_.push_back(compile_layer(i));
+  const ProductShape head{
+      .rows = decoder.vocabulary, .columns = decoder.hidden, .result = Element::kFloat32};
+  head_ = compile_product(head, head, constants.head);
 }
 
 void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
                          std::initializer_list<const Buffer*> buffers,
                          std::initializer_list<std::int64_t> parameters) {
+  launch(kernel, grid, std::span(buffers.begin(), buffers.size()),
+         std::span(parameters.begin(), parameters.size()));
+}
+
+void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
+                         std::span<const Buffer* const> buffers,
+                         std::span<const std::int64_t> parameters) {
   arguments_.assign(buffers.begin(), buffers.end());
   for (const std::int64_t parameter : parameters)
     arguments_.emplace_back(static_cast<std::int32_t>(parameter));
@@ -242,7 +114,8 @@ void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
 void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                            const Buffer* y) {
   if (tokens == 1 || !rounds_) {
-    launch(*product.fused, fused_dqp_grid(product.shape, tokens), {x, product.held(), y});
+    launch(tokens == 1 ? *product.fused : *product.many, fused_dqp_grid(product.shape, tokens),
+           {x, product.held(), y});
     return;
   }
   launch(*product.quantize, quantize_rows_grid(product.shape.columns, tokens),
@@ -256,6 +129,10 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   const transformer::Attention& kind = decoder_.attention(layer);
   const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
   for (const Segment& segment : segments) {
+    if (segment.count == 1) {
+      attend_token(layer, segment);
+      continue;
+    }
     const Buffer* keys = &segment.cache->part(2 * layer);
     const Buffer* values = &segment.cache->part(2 * layer + 1);
     const std::int64_t capacity = segment.cache->capacity();
@@ -276,31 +153,43 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
 void ForwardPass::attend(const transformer::Attention& kind, const Segment& segment,
                          const Buffer* keys, const Buffer* values) {
   const std::int64_t capacity = segment.cache->capacity();
-  const std::int64_t parts = parts_of(kind, segment);
-  if (parts > 1) {
-    launch(*attention_in_parts_, flow_attention_grid(attention_shape_, parts, 1),
-           {of(kQuery), keys, values, of(kPartSums), of(kPartStates)},
-           {segment.first, segment.past, segment.count, capacity, kind.window, parts});
-    launch(*merge_, merge_attention_grid(attention_shape_),
-           {of(kPartSums), of(kPartStates), of(kAttended)}, {segment.first, parts});
-    return;
-  }
   const Grid tiles = flow_attention_grid(tiles_shape_, 1, segment.count);
   const auto parameters = {segment.first, segment.past, segment.count, capacity, kind.window};
   if (segment.has_blocks) {
     launch(*attention_of_blocks_, tiles, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
            parameters);
-  } else if (segment.count > 1) {
-    launch(*attention_in_tiles_, tiles, {of(kQuery), keys, values, of(kAttended)}, parameters);
   } else {
-    launch(*attention_, flow_attention_grid(attention_shape_, 1, 1),
-           {of(kQuery), keys, values, of(kAttended)}, parameters);
+    launch(*attention_in_tiles_, tiles, {of(kQuery), keys, values, of(kAttended)}, parameters);
   }
+}
+
+void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
+  const LayerConstants& constants = constants_.layers[layer];
+  const transformer::Attention& kind = decoder_.attention(layer);
+  const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
+  const Buffer* keys = &segment.cache->part(2 * layer);
+  const Buffer* values = &segment.cache->part(2 * layer + 1);
+  const std::int64_t parts = parts_of(kind, segment);
+  std::vector<const Buffer*> buffers{of(kPacked), keys, values};
+  std::vector<std::int64_t> parameters{segment.first, segment.past, 1, segment.cache->capacity(),
+                                       kind.window};
+  if (parts > 1) {
+    buffers.insert(buffers.end(), {of(kPartSums), of(kPartStates)});
+    parameters.push_back(parts);
+  } else {
+    buffers.push_back(of(kAttended));
+  }
+  buffers.insert(buffers.end(), {&rotary.cosines, &rotary.sines, keys, values});
+  if (heads_shape_.qk_norm) buffers.insert(buffers.end(), {&constants.q_norm, &constants.k_norm});
+  launch(parts > 1 ? *attention_in_parts_ : *attention_,
+         flow_attention_grid(attention_shape_, parts, 1), buffers, parameters);
+  if (parts > 1)
+    launch(*merge_, merge_attention_grid(attention_shape_),
+           {of(kPartSums), of(kPartStates), of(kAttended)}, {segment.first, parts});
 }
 
 std::int64_t ForwardPass::parts_of(const transformer::Attention& kind,
                                    const Segment& segment) const {
-  if (segment.count > 1) return 1;
   const std::int64_t all = segment.past + 1;
   const std::int64_t keys = kind.window > 0 ? std::min(all, kind.window) : all;
   const std::int64_t wanted = q4nx::ceil_div(kGroupsOfUnit * context_->facts().compute_units,
@@ -310,7 +199,7 @@ std::int64_t ForwardPass::parts_of(const transformer::Attention& kind,
 
 // Adds the update to the residual stream, and normalises the sum.
 void ForwardPass::enter(const EntryNorms& norms, std::int64_t tokens) {
-  const Activation next = residual_ == kResidual ? kOtherResidual : kResidual;
+  const Activation next = other_residual();
   if (decoder_.post_norms()) {
     launch(*entry_norm_, rms_norm_grid(decoder_.hidden, tokens),
            {of(residual_), &norms.sum, of(kNormalised), of(kUpdate), &norms.added, of(next)},
@@ -333,7 +222,41 @@ void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> e
                   static_cast<std::size_t>(first) * sizeof(std::int32_t));
 }
 
+void ForwardPass::multiply_residual(const CompiledProduct& product, const EntryNorms& norms,
+                                    const Buffer* y) {
+  std::vector<const Buffer*> buffers{of(residual_), product.held(), y, &norms.sum};
+  if (product.shape.norm && product.shape.norm->has_skip) {
+    residual_ = other_residual();
+    buffers.insert(buffers.end(), {of(kUpdate), &norms.added, of(residual_)});
+  }
+  launch(*product.fused, fused_dqp_grid(product.shape, 1), buffers, {});
+}
+
+void ForwardPass::multiply_into_residual(const CompiledProduct& product, const Buffer* x) {
+  const Grid grid = fused_dqp_grid(product.shape, 1);
+  if (!product.shape.has_residual)
+    return launch(*product.fused, grid, {x, product.held(), of(kUpdate)});
+  const Buffer* before = of(residual_);
+  residual_ = other_residual();
+  launch(*product.fused, grid, {x, product.held(), of(residual_), before});
+}
+
+void ForwardPass::run_token(const Segment& segment) {
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const LayerProducts& layer = layers_[i];
+    multiply_residual(layer.qkv, constants_.layers[i].first, of(kPacked));
+    attend_token(i, segment);
+    multiply_into_residual(layer.output, of(kAttended));
+    multiply_residual(layer.gate_up, constants_.layers[i].middle, of(kGated));
+    multiply_into_residual(layer.down, of(kGated));
+  }
+  if (decoder_.post_norms()) return enter(constants_.last, 1);
+  launch(*first_norm_, rms_norm_grid(decoder_.hidden, 1),
+         {of(residual_), &constants_.last.sum, of(kNormalised)});
+}
+
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {
+  if (tokens == 1) return run_token(segments.front());
   launch(*first_norm_, rms_norm_grid(decoder_.hidden, tokens),
          {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -370,7 +293,7 @@ void ForwardPass::read_logits(std::span<float> logits) {
 }
 
 std::int64_t ForwardPass::dispatches_of(const transformer::Decoder& decoder) {
-  constexpr std::int64_t kOfLayer = 8;  // four products, append, attention, two entries' norms
+  constexpr std::int64_t kOfLayer = 5;  // four products, attention; at last a norm and the LM head
   return kOfLayer * decoder.layer_count() + 2;
 }
 

@@ -82,7 +82,7 @@ class ForwardPass {
 
  private:
   struct CompiledProduct {
-    ProductShape shape;
+    ProductShape shape;  // of one token
     const Buffer* weight = nullptr;
     Buffer image;  // of the weight, if kernels read it so
 
@@ -90,7 +90,9 @@ class ForwardPass {
       return storage == Storage::kImage ? &image : weight;
     }
     const Buffer* held() const { return held_in(shape.storage); }
-    std::shared_ptr<const CompiledKernel> fused;
+    std::shared_ptr<const CompiledKernel> fused;  // of one token
+    // For several tokens: `many` alone, or if they are rounded the two others.
+    std::shared_ptr<const CompiledKernel> many;
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;
   };
@@ -130,21 +132,37 @@ class ForwardPass {
   static std::array<Lifetime, kActivations> lifetimes(const transformer::Decoder& decoder,
                                                       const StoredType& stored);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
-  CompiledProduct compile_product(const ProductShape& shape, const Weight& weight);
+  // `shape`: of several tokens; `of_token`: of one.
+  CompiledProduct compile_product(const ProductShape& shape, const ProductShape& of_token,
+                                  const Weight& weight);
+  LayerProducts compile_layer(std::size_t layer);
   std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
   AttentionShape attention_shape() const;
   void compile_attention();
+  Activation other_residual() const { return residual_ == kResidual ? kOtherResidual : kResidual; }
   const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
 
   void launch(const CompiledKernel& kernel, const Grid& grid,
               std::initializer_list<const Buffer*> buffers,
               std::initializer_list<std::int64_t> parameters = {});
+  void launch(const CompiledKernel& kernel, const Grid& grid,
+              std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
+  // One token: five kernels a layer, of which each needs what the one before it wrote. With fewer,
+  // the work-groups of a kernel would have to wait for one another, which neither API promises.
+  void run_token(const Segment& segment);
+  // y = the product with the normalised residual stream, to which the update is added first if
+  // there is one that the last product did not add itself.
+  void multiply_residual(const CompiledProduct& product, const EntryNorms& norms, const Buffer* y);
+  // Adds the product to the residual stream, or with post-norms writes it as the update.
+  void multiply_into_residual(const CompiledProduct& product, const Buffer* x);
   void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                 const Buffer* y);
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend(const transformer::Attention& kind, const Segment& segment, const Buffer* keys,
               const Buffer* values);
+  // A single token's, which appends its key and value.
+  void attend_token(std::size_t layer, const Segment& segment);
   // In how many parts a segment's keys are attended to; 1: all at once.
   std::int64_t parts_of(const transformer::Attention& kind, const Segment& segment) const;
   void enter(const EntryNorms& norms, std::int64_t tokens);
@@ -167,11 +185,11 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> append_;
   // All layers share these: windows are parameters.
   AttentionShape attention_shape_;
-  AttentionShape tiles_shape_;  // for prompts
-  std::shared_ptr<const CompiledKernel> attention_;
+  AttentionShape tiles_shape_;                       // for prompts
+  std::shared_ptr<const CompiledKernel> attention_;  // of one token
+  std::shared_ptr<const CompiledKernel> attention_in_parts_;
   std::shared_ptr<const CompiledKernel> attention_in_tiles_;
   std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null unless the decoder has blocks
-  std::shared_ptr<const CompiledKernel> attention_in_parts_;
   std::shared_ptr<const CompiledKernel> merge_;
   std::vector<LayerProducts> layers_;
   CompiledProduct head_;

@@ -246,7 +246,7 @@ std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype)
          std::to_string(ForwardPass::dispatches_of(decoder)) +
          " kernels a token, prompts in chunks of " +
          std::to_string(ForwardPass::most_tokens(decoder)) + "; weights " +
-         (facts.is_software() ? "read where the file is mapped" : "copied once") +
+         (facts.reads_host_memory ? "read where the file is mapped" : "copied once") +
          "; activations stored as " + stored.text();
 }
 

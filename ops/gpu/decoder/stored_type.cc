@@ -65,7 +65,7 @@ std::int64_t count_wrong(Context& context, const KernelDescription& kernel) {
   const Buffer to_halves = written(context, rounded);
   const std::array<KernelArgument, 4> arguments{&halves, &to_floats, &middles, &to_halves};
   context.launch(
-      *context.compile(kernel.name, generate(kernel, context.dialect())), arguments,
+      *context.compile(kernel), arguments,
       {.groups = {static_cast<std::int64_t>(kHalves) / kernel.lanes, 1, 1}, .lanes = kernel.lanes});
   context.read(to_floats, std::as_writable_bytes(std::span(floats)));
   context.read(to_halves, std::as_writable_bytes(std::span(rounded)));

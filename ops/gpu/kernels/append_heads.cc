@@ -2,9 +2,16 @@
 // QK-norm, rotation and append in one kernel, as ML Drift fuses them. A work-group has one head of
 // one token, a lane every 64th element of it. In an int8 cache each row is codes with one scale
 // (ops/definitions/int8_cache.py), so that the head's largest magnitude has to be found first.
+//
+// A single token's attention does the same before it begins (append_of_token): a token so has a
+// kernel less, whose launch takes longer than its work. Each work-group of flow_attention rotates
+// its own queries and the key of its KV head, and one of them writes key and value to the cache.
+// None reads them from there: the softmax begins with them, rounded as the cache rounds.
 #include <limits>
 
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/pieces.h"
+#include "ops/gpu/language/text.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -120,18 +127,214 @@ std::string weighted(const std::string& i, bool qk_norm) {
 }
 
 std::string body_of(bool qk_norm, bool in_rows) {
-  std::string body = kBody;
-  for (const auto& [word, by] : {std::pair<std::string, std::string>("NORM", qk_norm ? kNorm : ""),
-                                 {"KEEPING", in_rows ? kKeepingRow : ""},
-                                 {"WEIGHTED(other)", weighted("other", qk_norm)},
-                                 {"WEIGHTED(i)", weighted("i", qk_norm)},
-                                 {"KEEP", in_rows ? kKeepRow : kKeepFloat},
-                                 {"STORE", in_rows ? kStoreRow : ""}})
-    body.replace(body.find(word), word.size(), by);
-  return body;
+  return replaced(kBody, {{"NORM", qk_norm ? kNorm : ""},
+                          {"KEEPING", in_rows ? kKeepingRow : ""},
+                          {"WEIGHTED(other)", weighted("other", qk_norm)},
+                          {"WEIGHTED(i)", weighted("i", qk_norm)},
+                          {"KEEP", in_rows ? kKeepRow : kKeepFloat},
+                          {"STORE", in_rows ? kStoreRow : ""}});
+}
+
+// Rows 0 to args.rows - 1 are the work-group's queries, row args.rows is the key. NORM makes
+// sixteenths[16 row] the inverse of a row's root mean square. KEEP rounds `newest`, which are key
+// and value, and writes them if the work-group is the first of its KV head.
+constexpr const char* kAppendOfToken = R"(
+  shared UNIT newest[2 * args.units];
+  shared float sixteenths[args.sixteenths];
+  const int has_newest = group(2) == 0;
+  const int writes = has_newest && group(0) % args.blocks == 0;
+  const int value_front = (args.all_heads + args.kv_heads + kv) * args.head_size;
+  NORM
+  for (int i = lane(); i < (args.rows + 1) * args.head_size; i += args.lanes) {
+    const int row = i / args.head_size;
+    const int is_key = row == args.rows;
+    const int element = i % args.head_size;
+    const int front = (is_key ? args.all_heads + kv : first_head + row) * args.head_size;
+    const int pair = element % args.half;
+    const int other = element < args.half ? element + args.half : element - args.half;
+    const float turned = WEIGHTED(other) * args.sin.Read(past, pair);
+    const float rotated = WEIGHTED(element) * args.cos.Read(past, pair) + (element < args.half ? -turned : turned);
+    if (is_key) {
+      ((shared float*)newest)[element] = rotated;
+    } else {
+      ((shared float*)query)[i] = rotated * args.scale;
+    }
+  }
+  for (int i = lane(); i < args.head_size; i += args.lanes)
+    ((shared float*)newest)[args.head_size + i] = args.packed.Read(first_row, value_front + i);
+  synchronise();
+  KEEP
+  synchronise();
+  if (lane() < args.rows * args.shares) {
+    float dot = 0.0f;
+    for (int unit = lane() % args.shares; unit < args.units; unit += args.shares) {
+      const UNIT dot_of_unit = query[lane() / args.shares * args.units + unit] * newest[unit];
+      dot += TOTAL;
+    }
+    ((shared float*)scratch)[lane()] = dot;
+  }
+  synchronise();
+)";
+
+constexpr const char* kNormOfToken = R"(
+  for (int row = 0; row <= args.rows; ++row) {
+    const int front = (row == args.rows ? args.all_heads + kv : first_head + row) * args.head_size;
+    float square = 0.0f;
+    for (int i = lane(); i < args.head_size; i += args.lanes) {
+      const float x = args.packed.Read(first_row, front + i);
+      square += x * x;
+    }
+    ((shared float*)scratch)[row * args.lanes + lane()] = square;
+  }
+  synchronise();
+  for (int i = lane(); i < (args.rows + 1) * 16; i += args.lanes) {
+    float sum = 0.0f;
+    for (int other = i % 16; other < args.lanes; other += 16)
+      sum += ((shared float*)scratch)[i / 16 * args.lanes + other];
+    sixteenths[i] = sum;
+  }
+  synchronise();
+  if (lane() <= args.rows) {
+    float sum = 0.0f;
+    for (int i = 0; i < 16; ++i) sum += sixteenths[lane() * 16 + i];
+    sixteenths[lane() * 16] = 1.0f / sqrt(sum / (float)args.head_size + args.epsilon);
+  }
+  synchronise();
+)";
+
+constexpr const char* kKeepFloatOfToken = R"(
+  for (int i = lane(); i < 2 * args.head_size; i += args.lanes) {
+    const float element = ROUNDED;
+    ((shared float*)newest)[i] = element;
+    if (writes) {
+      if (i < args.head_size) {
+        args.newest_key.Write(element, kv, past, i);
+      } else {
+        args.newest_value.Write(element, kv, past, i - args.head_size);
+      }
+    }
+  }
+)";
+
+// The scales as above: 16 lanes join each side's largest magnitude.
+constexpr const char* kKeepRowOfToken = R"(
+  unrolled for (int side = 0; side < 2; ++side) {
+    float largest = 0.0f;
+    for (int i = lane(); i < args.head_size; i += args.lanes) {
+      const float magnitude = fabs(((shared float*)newest)[side * args.head_size + i]);
+      largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
+    }
+    ((shared float*)scratch)[side * args.lanes + lane()] = largest;
+  }
+  synchronise();
+  if (lane() < 32) {
+    float largest = 0.0f;
+    for (int other = lane() % 16; other < args.lanes; other += 16) {
+      const float magnitude = ((shared float*)scratch)[lane() / 16 * args.lanes + other];
+      largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
+    }
+    sixteenths[lane()] = largest;
+  }
+  synchronise();
+  unrolled for (int side = 0; side < 2; ++side) {
+    float largest = 0.0f;
+    for (int i = 0; i < 16; ++i) {
+      const float magnitude = sixteenths[side * 16 + i];
+      largest = isnan(largest) || magnitude <= largest ? largest : magnitude;
+    }
+    float row_scale = from_bfloat16(to_bfloat16(largest / 127.0f));
+    if (!isfinite(row_scale)) row_scale = NAN;
+    if (row_scale < args.smallest) row_scale = 0.0f;
+    for (int i = lane(); i < args.head_size; i += args.lanes) {
+      const float element = ((shared float*)newest)[side * args.head_size + i];
+      const int code = row_scale > 0.0f ? convert_int_rte(element / row_scale) : 0;
+      ((shared float*)newest)[side * args.head_size + i] = row_scale * (float)code;
+      if (writes) {
+        if (side == 0) {
+          args.newest_key.Write(code, kv, past, i);
+        } else {
+          args.newest_value.Write(code, kv, past, i);
+        }
+      }
+    }
+    if (writes && lane() == 0) {
+      if (side == 0) {
+        args.newest_key.WriteScale(row_scale, kv, past);
+      } else {
+        args.newest_value.WriteScale(row_scale, kv, past);
+      }
+    }
+  }
+)";
+
+// An element of `newest` as the cache holds it.
+std::string rounded(Element cache) {
+  const std::string element = "((shared float*)newest)[i]";
+  if (cache == Element::kBFloat16) return "from_bfloat16(to_bfloat16(" + element + "))";
+  return cache == Element::kFloat16 ? "rounded_to_half(" + element + ")" : element;
 }
 
 }  // namespace
+
+std::string append_of_token(const AttentionShape& shape) {
+  const bool in_rows = shape.cache == Element::kInt8Rows;
+  std::string body =
+      replaced(kAppendOfToken, {{"NORM", shape.qk_norm ? kNormOfToken : ""},
+                                {"KEEP", in_rows ? kKeepRowOfToken : kKeepFloatOfToken},
+                                {"ROUNDED", rounded(shape.cache)}});
+  for (const char* element : {"element", "other"}) {
+    const std::string given = text_of("args.packed.Read(first_row, front + ", element, ")");
+    const std::string weighted =
+        text_of("(", given, " * sixteenths[row * 16] * (is_key ? args.k_norm.Read(", element,
+                ") : args.q_norm.Read(", element, ")))");
+    body = replaced(body, text_of("WEIGHTED(", element, ")"), shape.qk_norm ? weighted : given);
+  }
+  return body;
+}
+
+// A score that is not a number makes the denominator none, too.
+const char* newest_score() {
+  return R"(
+    const int newest_row = min((lane() + i * args.lanes) / args.chunk, args.rows - 1);
+    const float4 parts_of_score = scratch[newest_row * 2] + scratch[newest_row * 2 + 1];
+    float newest_score = (parts_of_score.x + parts_of_score.y) + (parts_of_score.z + parts_of_score.w);
+    if (args.softcap > 0.0f) newest_score = args.softcap * tanh(newest_score / args.softcap);
+    if (has_newest) {
+      maxima[i] = newest_score;
+      denominators[i] = (lane() + i * args.lanes) % args.chunk == 0 ? exp(newest_score - newest_score) : 0.0f;
+    }
+)";
+}
+
+const char* newest_value() {
+  return "has_newest && team == 0 ? newest[args.units + min(column + i / args.rows * args.columns, "
+         "args.units - 1)] : (UNIT)(0.0f)";
+}
+
+void set_tensors_of_append(const AttentionShape& shape, std::int64_t rows,
+                           KernelDescription& kernel) {
+  const std::int64_t size = shape.head_size;
+  const std::string positions = "positions";
+  kernel.tensors.front() = {
+      .name = "packed",
+      .element = Element::kActivation,
+      .sizes = {std::string("tokens"), (shape.heads + 2 * shape.kv_heads) * size}};
+  for (const char* name : {"cos", "sin"})
+    kernel.tensors.push_back({.name = name, .sizes = {positions, size / 2}});
+  for (const char* name : {"newest_key", "newest_value"})
+    kernel.tensors.push_back({.name = name,
+                              .element = shape.cache,
+                              .access = Access::kWrite,
+                              .sizes = {shape.kv_heads, std::string("capacity"), size}});
+  for (const char* name : {"q_norm", "k_norm"})
+    if (shape.qk_norm) kernel.tensors.push_back({.name = name, .sizes = {size}});
+  kernel.constants.insert({{"all_heads", shape.heads},
+                           {"kv_heads", shape.kv_heads},
+                           {"half", size / 2},
+                           {"epsilon", shape.epsilon},
+                           {"sixteenths", kSixteenths * (rows + 1)},
+                           {"smallest", std::numeric_limits<float>::min()}});
+}
 
 KernelDescription append_heads(const HeadsShape& shape) {
   const std::string tokens = "tokens";

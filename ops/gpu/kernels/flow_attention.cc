@@ -56,27 +56,28 @@ constexpr std::int64_t kMergeLanes = 64;
 
 // Numbers that follow from a shape, for the kernel's text and its grid.
 struct Plan {
-  std::int64_t width;     // elements of a unit
-  std::int64_t units;     // of a head
-  std::int64_t heads;     // of a work-group
-  std::int64_t blocks;    // of `heads` heads, in a KV head's group
-  std::int64_t tile;      // tokens of a work-group
-  std::int64_t rows;      // heads x tile
-  std::int64_t chunk;     // keys
-  std::int64_t slots;     // of a lane: its share of rows x chunk
-  std::int64_t ahead;     // units of a key that are asked for at once
-  std::int64_t columns;   // units that the lanes of a team have at a time
-  std::int64_t each;      // units of a lane; more than 1 only if a head has more than lanes
-  std::int64_t teams;     // of `columns` lanes
-  std::int64_t values;    // units of values that a lane asks for at once
-  std::int64_t padded;    // chunk, rounded up to what the teams take at a time
-  std::int64_t scratch;   // float4s of partial sums
-  std::int64_t together;  // rows whose sums of all teams fit the scratch
+  std::int64_t width;      // elements of a unit
+  std::int64_t units;      // of a head
+  std::int64_t heads;      // of a work-group
+  std::int64_t blocks;     // of `heads` heads, in a KV head's group
+  std::int64_t tile;       // tokens of a work-group
+  std::int64_t rows;       // heads x tile
+  std::int64_t chunk;      // keys
+  std::int64_t slots;      // of a lane: its share of rows x chunk
+  std::int64_t ahead;      // units of a key that are asked for at once
+  std::int64_t columns;    // units that the lanes of a team have at a time
+  std::int64_t each;       // units of a lane; more than 1 only if a head has more than lanes
+  std::int64_t teams;      // of `columns` lanes
+  std::int64_t values;     // units of values that a lane asks for at once
+  std::int64_t padded;     // chunk, rounded up to what the teams take at a time
+  std::int64_t scratch;    // float4s of partial sums
+  std::int64_t together;   // rows whose sums of all teams fit the scratch
+  std::int64_t of_newest;  // float4s for the token's own key and value, if it appends them
 
   std::int64_t row_quads() const { return q4nx::ceil_div(rows, kWide); }
   std::int64_t float4s() const {
     return q4nx::ceil_div(rows * units * width, kWide) + scratch + rows * chunk / kWide +
-           padded * row_quads() + row_quads();
+           padded * row_quads() + row_quads() + of_newest;
   }
 };
 
@@ -102,6 +103,8 @@ Plan plan_of(const AttentionShape& shape) {
   const std::int64_t of_teams = q4nx::ceil_div(plan.teams * shape.head_size, kWide);
   plan.scratch = std::max(plan.rows * plan.chunk * kShares / kWide, of_teams);
   plan.together = std::min(plan.scratch / of_teams, plan.rows);
+  if (shape.appends)
+    plan.of_newest = q4nx::ceil_div(2 * shape.head_size + kSixteenths * (plan.rows + 1), kWide);
   return plan;
 }
 
@@ -118,13 +121,7 @@ constexpr const char* kBody = R"(
   shared float4 scores[args.rows * args.chunk / 4];
   shared float4 weights[args.padded * args.row_quads];
   shared float of_rows[args.row_quads * 4];
-  for (int i = lane(); i < args.rows * args.units; i += args.lanes) {
-    const int of_tile = i / args.units;
-    const int token = min(first_token + of_tile / args.heads, args.tokens - 1);
-    const int head = first_head + of_tile % args.heads;
-    const int element = i % args.units * args.width;
-    query[i] = args.query_heads.READ(PLACE_OF_ROW) * args.scale;
-  }
+  QUERY
   for (int i = lane(); i < args.padded * args.row_quads; i += args.lanes) weights[i] = 0.0f;
   int begin = 0x7fffffff;
   int end = base;
@@ -150,13 +147,14 @@ constexpr const char* kBody = R"(
     tos[i] = to;
     maxima[i] = -INFINITY;
     denominators[i] = 0.0f;
+    NEWEST_SCORE
   }
   const int share = lane() % args.shares;
   const int key_of_pass = lane() / args.shares;
   const int column = lane() % args.columns;
   const int team = lane() / args.columns;
   UNIT sums[args.each * args.rows];
-  unrolled for (int i = 0; i < args.each * args.rows; ++i) sums[i] = 0.0f;
+  unrolled for (int i = 0; i < args.each * args.rows; ++i) sums[i] = NEWEST_VALUE;
   synchronise();
   for (int start = begin; start < end; start += args.chunk) {
     const int last = min(args.chunk, end - start) - 1;
@@ -285,6 +283,16 @@ constexpr const char* kBody = R"(
   }
 )";
 
+constexpr const char* kQuery = R"(
+  for (int i = lane(); i < args.rows * args.units; i += args.lanes) {
+    const int of_tile = i / args.units;
+    const int token = min(first_token + of_tile / args.heads, args.tokens - 1);
+    const int head = first_head + of_tile % args.heads;
+    const int element = i % args.units * args.width;
+    query[i] = args.query_heads.READ(PLACE_OF_ROW) * args.scale;
+  }
+)";
+
 // The keys that a token sees, from `from` to `to`; none for a token that is padding.
 constexpr const char* kRange = R"(
     int from = base;
@@ -364,31 +372,33 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const Plan plan = plan_of(shape);
   const bool is_wide = plan.width > 1;
   const std::string seen =
-      shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
-      : shape.is_whole ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
-                       : "(args.causal ? token + 1 : valid)";
+      shape.appends      ? "0"  // the token's own key comes first
+      : shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
+      : shape.is_whole   ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
+                         : "(args.causal ? token + 1 : valid)";
   const bool by_tokens = shape.is_whole && !shape.by_head;
-  std::string body = kBody;
-  for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("LENGTHS", lengths_of(shape)),
-        {"RANGE", kRange},
-        {"SEEN", seen},
-        {"PART", shape.has_parts ? kPart : ""},
-        {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
-                            "(dot_of_unit.z + dot_of_unit.w)"
-                          : "dot_of_unit"},
-        {"ADD", add_of(plan)},
-        {"RESULT", shape.has_parts ? kSum : kMean},
-        {"MAXIMUM", shape.has_parts ? kMaximum : ""},
-        {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
-        {"PLACE_OF_ROW", shape.by_head
-                             ? "batch, head, token, element"
-                             : "batch, first_row + token, head * args.head_size + element"},
-        {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + unit * args.width"
-                                   : "batch, kv, key, unit * args.width"},
-        {"UNIT", is_wide ? "float4" : "float"},
-        {"READ", is_wide ? "ReadFloats" : "Read"}})
-    body = replaced(body, word, by);
+  const std::string body = replaced(
+      kBody, {{"QUERY", shape.appends ? append_of_token(shape) : kQuery},
+              {"NEWEST_SCORE", shape.appends ? newest_score() : ""},
+              {"NEWEST_VALUE", shape.appends ? newest_value() : "0.0f"},
+              {"LENGTHS", lengths_of(shape)},
+              {"RANGE", kRange},
+              {"SEEN", seen},
+              {"PART", shape.has_parts ? kPart : ""},
+              {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
+                                  "(dot_of_unit.z + dot_of_unit.w)"
+                                : "dot_of_unit"},
+              {"ADD", add_of(plan)},
+              {"RESULT", shape.has_parts ? kSum : kMean},
+              {"MAXIMUM", shape.has_parts ? kMaximum : ""},
+              {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+              {"PLACE_OF_ROW", shape.by_head
+                                   ? "batch, head, token, element"
+                                   : "batch, first_row + token, head * args.head_size + element"},
+              {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + unit * args.width"
+                                         : "batch, kv, key, unit * args.width"},
+              {"UNIT", is_wide ? "float4" : "float"},
+              {"READ", is_wide ? "ReadFloats" : "Read"}});
   std::vector<TensorDescription> tensors{
       {.name = "query_heads", .element = Element::kActivation, .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},
@@ -438,6 +448,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
                                          {"scale", shape.scale}},
                            .parameters = std::move(parameters),
                            .lanes = shape.lanes};
+  if (shape.appends) set_tensors_of_append(shape, plan.rows, kernel);
   set_mask(shape, kernel);
   if (shape.is_whole) set_tensors_of_whole(shape, kernel);
   return kernel;
@@ -471,6 +482,7 @@ Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::i
 std::int64_t flow_attention_memory(const AttentionShape& shape) {
   AttentionShape in_tiles = shape;
   in_tiles.in_tiles = true;
+  in_tiles.appends = false;
   return std::max(plan_of(shape).float4s(), plan_of(in_tiles).float4s()) * kWide *
          static_cast<std::int64_t>(sizeof(float));
 }

@@ -11,10 +11,15 @@
 // lanes' sums go through the work-group's memory, [row][lane]. A row there is one float longer than
 // there are lanes, so that writing and reading both use all banks. The order in which sums are
 // added depends on the sizes only.
+//
+// With a norm every work-group computes the row's RMS norm for itself, before it multiplies: it
+// reads the row, some KiB, from a cache once more, and a token has one kernel less that waits for
+// another.
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "ops/gpu/kernels/pieces.h"
 #include "ops/gpu/kernels/product.h"
 #include "ops/gpu/language/text.h"
 
@@ -34,6 +39,7 @@ constexpr const char* kBody = R"(
   const int token = group(1);
   const int column = lane() % 8 * 4;
   shared float sums[16 * (args.lanes + 1)];
+  NORM
   float8 even[args.parts];
   float8 odd[args.parts];
   unrolled for (int part = 0; part < args.parts; ++part) {
@@ -43,7 +49,7 @@ constexpr const char* kBody = R"(
   for (int g = lane() / 8; g < args.groups; g += args.lanes / 8) {
     const int k = g * 32 + column;
     float x[4];
-    unrolled for (int i = 0; i < 4; ++i) x[i] = k + i < args.columns ? args.x.Read(token, k + i) : 0.0f;
+    READ
     const float total = (x[0] + x[1]) + (x[2] + x[3]);
     unrolled for (int part = 0; part < args.parts; ++part) {
       const int row = (strip / 2 + part * args.row_blocks) * 32 + strip % 2 * 16;
@@ -85,6 +91,19 @@ constexpr const char* kBody = R"(
   }
 )";
 
+// READ: elements k to k + 3 of x, at once if the number of columns is a multiple of 4.
+constexpr const char* kReadEach = R"(
+    unrolled for (int i = 0; i < 4; ++i) x[i] = k + i < args.columns ? ELEMENT : 0.0f;
+)";
+constexpr const char* kReadFour = R"(
+    float4 four = (float4)(0.0f);
+    if (k < args.columns) four = ELEMENT;
+    x[0] = four.x;
+    x[1] = four.y;
+    x[2] = four.z;
+    x[3] = four.w;
+)";
+
 constexpr const char* kDotsOfNibbles = R"(
       unrolled for (int pair = 0; pair < 2; ++pair) {
         const uchar16 codes = as_uchar16(args.w.CodePairs(row, k + pair * 2));
@@ -111,6 +130,22 @@ std::string dots_of_bytes() {
   return text;
 }
 
+std::string read_of(const ProductShape& shape) {
+  const bool is_four = shape.columns % 4 == 0;
+  const std::string word = is_four ? "ReadFloats" : "Read";
+  const std::string k = is_four ? "k" : "k + i";
+  return replaced(is_four ? kReadFour : kReadEach, "ELEMENT",
+                  shape.norm ? normalised(*shape.norm, "row", word, k)
+                             : text_of("args.x.", word, "(token, ", k, ")"));
+}
+
+// The first work-group of a token writes the sum.
+std::string norm_of(const ProductShape& shape) {
+  if (!shape.norm) return "";
+  return "const int row = token;\n  shared float sixteenths[16];" +
+         norm_of_row(*shape.norm, "row", "strip == 0");
+}
+
 std::int64_t strips_of(const ProductShape& shape) {
   return q4nx::ceil_div(shape.rows, q4nx::kStripRows);
 }
@@ -118,24 +153,29 @@ std::int64_t strips_of(const ProductShape& shape) {
 }  // namespace
 
 KernelDescription fused_dqp(const ProductShape& shape) {
-  std::string body = kBody;
-  for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("RESULT", gated(shape, "product[0]", "product[1]")),
-        {"DOTS", shape.layout.is_signed() ? dots_of_bytes() : kDotsOfNibbles}})
-    body.replace(body.find(word), word.size(), by);
-  KernelDescription kernel{.name = "fused_dqp",
-                           .body = body,
-                           .tensors = {{.name = "x",
-                                        .element = shape.given,
-                                        .sizes = {std::string("tokens"), shape.columns}},
-                                       weight_of(shape),
-                                       result_of(shape)},
-                           .constants = {{"rows", shape.rows},
-                                         {"columns", shape.columns},
-                                         {"groups", q4nx::groups_of(shape.columns)},
-                                         {"row_blocks", q4nx::row_blocks(shape.rows)},
-                                         {"parts", parts_of(shape)}},
-                           .lanes = kLanes * shape.teams};
+  KernelDescription kernel{
+      .name = "fused_dqp",
+      .body =
+          replaced(kBody, {{"RESULT", gated(shape, "product[0]", "product[1]")},
+                           {"NORM", norm_of(shape)},
+                           {"READ", read_of(shape)},
+                           {"DOTS", shape.layout.is_signed() ? dots_of_bytes() : kDotsOfNibbles}}),
+      .tensors = {{.name = "x",
+                   .element = shape.given,
+                   .sizes = {std::string("tokens"), shape.columns}},
+                  weight_of(shape),
+                  result_of(shape)},
+      .constants = {{"rows", shape.rows},
+                    {"columns", shape.columns},
+                    {"groups", q4nx::groups_of(shape.columns)},
+                    {"row_blocks", q4nx::row_blocks(shape.rows)},
+                    {"parts", parts_of(shape)}},
+      .lanes = kLanes * shape.teams};
+  if (shape.norm) {
+    kernel.constants["epsilon"] = shape.norm->epsilon;
+    kernel.tensors.push_back({.name = "weight", .sizes = {shape.columns}});
+    add_skip(*shape.norm, kernel);
+  }
   link_addends(shape, kernel);
   return kernel;
 }
@@ -147,9 +187,10 @@ Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens) {
 std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts& facts) {
   // Bytes of a team's sums, with the float by which a row is longer.
   constexpr std::int64_t kBytes = (kLanes + 1) * q4nx::kStripRows * sizeof(float);
+  constexpr std::int64_t kBytesOfNorm = 16 * sizeof(float);
   const std::int64_t most = std::min({kMostTeams, facts.work_group / kLanes,
                                       q4nx::ceil_div(q4nx::groups_of(shape.columns), kGroupsOfTeam),
-                                      facts.local_memory / kBytes});
+                                      (facts.local_memory - kBytesOfNorm) / kBytes});
   const std::int64_t wanted = q4nx::ceil_div(kTeamsOfUnit * facts.compute_units, strips_of(shape));
   std::vector<std::int64_t> teams{1};
   while (teams.back() * 2 <= most) teams.push_back(teams.back() * 2);

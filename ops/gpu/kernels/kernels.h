@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,16 @@ namespace flownpu::gpu {
 
 enum class Gating : std::uint8_t { kNone, kGeGlu, kSwiGlu };
 
+struct NormShape {
+  std::int64_t columns = 0;
+  float epsilon = 0;
+  // Three choices: whether a residual (skip) is added first, whether the residual is normalised
+  // before, and whether the sum is written.
+  bool has_skip = false;
+  bool norms_skip = false;
+  bool writes_sum = false;
+};
+
 // A product with a Q4NX weight of `rows` x `columns`: `rows` results of `columns` inputs. With
 // gating the weight has two such parts: the gate's rows of blocks, and below them the up
 // projection's.
@@ -29,6 +40,8 @@ struct ProductShape {
   Gating gating = Gating::kNone;
   bool has_bias = false;
   bool has_residual = false;
+  // fused_dqp: whether x is normalised first, each work-group for itself; x is then float32.
+  std::optional<NormShape> norm = std::nullopt;
   Element given = Element::kActivation;   // of x; or float32
   Element result = Element::kActivation;  // of y; or float32
   Storage storage = Storage::kBuffer;     // of the weight
@@ -45,7 +58,8 @@ std::vector<std::int64_t> teams_for(const ProductShape& shape, const DeviceFacts
 std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const DeviceFacts& facts);
 
 // FusedDQP: y[t] = dequant(w) . x[t], where the weight is read anew for each row t. Arguments: x
-// [t, columns], w, y [t, rows], then, if the shape has them, bias [rows] and residual [t, rows].
+// [t, columns], w, y [t, rows], then, if the shape has them, the norm's weight, skip [t, columns],
+// the skip's norm weight and sum, as in rms_norm; bias [rows] and residual [t, rows].
 KernelDescription fused_dqp(const ProductShape& shape);
 Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens);
 
@@ -118,16 +132,6 @@ Grid convolution_grid(const ConvolutionShape& shape, std::int64_t columns);
 // Q4NXGather: y[i] = dequant(w)[indices[i]]. Arguments: w, indices int32 [i], y [i, columns].
 KernelDescription q4nx_gather(std::int64_t rows, std::int64_t columns, const q4nx::Layout& layout);
 Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);
-
-struct NormShape {
-  std::int64_t columns = 0;
-  float epsilon = 0;
-  // Three choices: whether a residual (skip) is added first, whether the residual is normalised
-  // before, and whether the sum is written.
-  bool has_skip = false;
-  bool norms_skip = false;
-  bool writes_sum = false;
-};
 
 // RMS norm of rows: y = weight x / sqrt(mean(x^2) + epsilon). Arguments: x [t, columns], weight
 // [columns], y [t, columns], then, if the shape has them, skip [skips, columns], the skip's norm
@@ -214,6 +218,11 @@ struct AttentionShape {
   // Needs one_sequence and one token. Several work-groups share the token's keys, and
   // merge_attention joins their sums.
   bool has_parts = false;
+  // Needs one_sequence and one token, whose packed QKV projection is given in the place of its
+  // query: the kernel does what append_heads does, too.
+  bool appends = false;
+  bool qk_norm = false;
+  float epsilon = 0;
   // Several tokens of a prompt share a work-group, which reads keys and values once for them.
   bool in_tiles = false;
   // All keys are given with the queries, all tensors by head or by token and of the type `cache`.
@@ -240,9 +249,12 @@ struct AttentionShape {
 // [t] before y: how many of the call's tokens, from `first` on, a token sees. With has_parts it
 // writes sums [parts, heads head_size] in the place of y, and after them states [parts, heads, 2],
 // maximum and denominator; the last parameter is parts, which is also the grid's third axis
-// (`batch`). With is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or
-// [b, t, heads head_size], then a mask if there is one, and the parameters tokens, capacity, which
-// is the number of keys, window, and the mask's four sizes, each of which may be 1.
+// (`batch`). With appends the first argument is packed [t, (heads + 2 kv_heads) head_size], not
+// scaled, and behind the others are cos and sin [p, head_size / 2], the key and value cache once
+// more, to write to, and with qk_norm the weights [head_size] for queries and for keys. With
+// is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or [b, t, heads
+// head_size], then a mask if there is one, and the parameters tokens, capacity, which is the number
+// of keys, window, and the mask's four sizes, each of which may be 1.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Merges the parts. Arguments: sums and states, as above, y [t, heads head_size]; parameters: first

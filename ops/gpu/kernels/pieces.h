@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 
 #include "ops/gpu/kernels/kernels.h"
 
@@ -15,6 +17,13 @@ inline std::string replaced(std::string text, const std::string& word, const std
   for (std::size_t at = text.find(word); at != std::string::npos;
        at = text.find(word, at + by.size()))
     text.replace(at, word.size(), by);
+  return text;
+}
+
+// `text` with each of these words replaced everywhere, in their order.
+using Words = std::initializer_list<std::pair<const char*, std::string>>;
+inline std::string replaced(std::string text, Words words) {
+  for (const auto& [word, by] : words) text = replaced(std::move(text), word, by);
   return text;
 }
 
@@ -37,6 +46,26 @@ inline std::string over_lanes(bool is_largest = false) {
   text = replaced(text, "JOIN", is_largest ? "fmax(sum," : "sum +");
   return replaced(text, "END", is_largest ? ")" : "");
 }
+
+// RMS norm of row `row` of x, in a kernel with the arrays `sums` [lanes or more] and `sixteenths`
+// [16] of the work-group (rms_norm.cc). norm_of_row() sets `inverse`; where the sum is written,
+// `keeps` is the condition for it. normalised() is an element of the row, or four with ReadFloats.
+std::string norm_of_row(const NormShape& shape, const std::string& row_of_skip,
+                        const std::string& keeps);
+std::string normalised(const NormShape& shape, const std::string& row_of_skip,
+                       const std::string& word, const std::string& k);
+// The tensors of a norm behind x and its weight: those of the skip, and the sum.
+void add_skip(const NormShape& shape, KernelDescription& kernel);
+
+// The form of flow_attention that appends (append_heads.cc): the text that rotates queries and the
+// token's own key and appends this and its value, and that with which the softmax begins with them.
+// `rows`: queries of a work-group. kSixteenths: how many lanes join a row's sum.
+inline constexpr std::int64_t kSixteenths = 16;
+std::string append_of_token(const AttentionShape& shape);
+const char* newest_score();
+const char* newest_value();
+void set_tensors_of_append(const AttentionShape& shape, std::int64_t rows,
+                           KernelDescription& kernel);
 
 // Lanes of a work-group that has a row of so many columns. With 256, the most that every GPU takes,
 // each has few columns of a long row.

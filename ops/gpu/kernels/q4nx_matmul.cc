@@ -14,6 +14,7 @@
 //     of_tokens, totals [4 groups, 32 tokens] float: 16.5 KiB of the 32 that OpenCL promises.
 #include <utility>
 
+#include "ops/gpu/kernels/pieces.h"
 #include "ops/gpu/kernels/product.h"
 #include "ops/gpu/language/text.h"
 
@@ -123,29 +124,25 @@ std::string dots() {
 }  // namespace
 
 KernelDescription q4nx_matmul(const ProductShape& shape) {
-  std::string body = kBody;
-  for (const auto& [word, by] :
-       {std::pair<std::string, std::string>("RESULT",
-                                            gated(shape, "product[0][r][t]", "product[1][r][t]")),
-        {"DOTS", dots()}})
-    body.replace(body.find(word), word.size(), by);
   const std::int64_t groups = q4nx::groups_of(shape.columns);
   const std::string tokens = "tokens";
-  KernelDescription kernel{.name = "q4nx_matmul",
-                           .body = body,
-                           .tensors = {{.name = "x",
-                                        .element = Element::kInt8,
-                                        .sizes = {tokens, groups * q4nx::kGroup}},
-                                       {.name = "scales", .sizes = {tokens, groups}},
-                                       {.name = "sums", .sizes = {tokens, groups}},
-                                       weight_of(shape),
-                                       result_of(shape)},
-                           .constants = {{"rows", shape.rows},
-                                         {"groups", groups},
-                                         {"row_blocks", q4nx::row_blocks(shape.rows)},
-                                         {"parts", parts_of(shape)}},
-                           .parameters = {tokens},
-                           .lanes = kLanes};
+  KernelDescription kernel{
+      .name = "q4nx_matmul",
+      .body = replaced(kBody, {{"RESULT", gated(shape, "product[0][r][t]", "product[1][r][t]")},
+                               {"DOTS", dots()}}),
+      .tensors = {{.name = "x",
+                   .element = Element::kInt8,
+                   .sizes = {tokens, groups * q4nx::kGroup}},
+                  {.name = "scales", .sizes = {tokens, groups}},
+                  {.name = "sums", .sizes = {tokens, groups}},
+                  weight_of(shape),
+                  result_of(shape)},
+      .constants = {{"rows", shape.rows},
+                    {"groups", groups},
+                    {"row_blocks", q4nx::row_blocks(shape.rows)},
+                    {"parts", parts_of(shape)}},
+      .parameters = {tokens},
+      .lanes = kLanes};
   link_addends(shape, kernel);
   return kernel;
 }

@@ -74,9 +74,7 @@ constexpr const char* kBody = R"(
 
 void fill_tiled_product(const TiledProduct& product, KernelDescription& kernel) {
   const bool along_depth = product.right_along == ReadAlong::kDepth;
-  kernel.body = kBody;
-  for (const auto& [word, by] : {std::pair<std::string, std::string>(
-                                     "K_OF", along_depth ? "i % args.step" : "i / args.wide"),
+  kernel.body = replaced(kBody, {{"K_OF", along_depth ? "i % args.step" : "i / args.wide"},
                                  {"COLUMN_OF", along_depth ? "i / args.step" : "i % args.wide"},
                                  {"SETUP", product.setup},
                                  {"RIGHT", product.right},
@@ -84,8 +82,7 @@ void fill_tiled_product(const TiledProduct& product, KernelDescription& kernel) 
                                  {"WRITE", product.write},
                                  {"ROWS", product.rows},
                                  {"DEPTH", product.depth},
-                                 {"COLUMNS", product.columns}})
-    kernel.body = replaced(kernel.body, word, by);
+                                 {"COLUMNS", product.columns}});
   kernel.constants.insert(
       {{"tile", kTileRows}, {"wide", kTileColumns}, {"over", kOver}, {"step", kStep}});
   kernel.lanes = kLanes;

@@ -32,6 +32,7 @@
 //                                 another
 //   unrolled for (...)            a loop of a constant number of rounds, written out: arrays that
 //                                 it indexes can be registers
+//   rounded_to_half(x)            float: the nearest number that float16 holds
 //   dot4(a, b, c)                 int: c + the dot product of two char4
 //   transposed(four)              uint4: the bytes of a uint4 as a 4 x 4 matrix, transposed: byte
 //                                 i of word j is byte j of word i

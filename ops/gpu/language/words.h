@@ -12,6 +12,14 @@ ushort to_bfloat16(float value) {
   const uint rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   return (ushort)(((bits & 0x7fffffffu) > 0x7f800000u ? (bits | 0x400000u) : rounded) >> 16);
 }
+// To the nearest number of float16, ties to even; below 2^-14 these are multiples of 2^-24.
+float rounded_to_half(float value) {
+  const uint bits = as_uint(fabs(value));
+  const float normal = as_float((bits + 0xfffu + ((bits >> 13) & 1u)) & 0xffffe000u);
+  const float small = (float)convert_int_rte(fmin(fabs(value), 1.0f) * 16777216.0f) * 5.9604645e-8f;
+  const float magnitude = bits < 0x38800000u ? small : normal < 65536.0f ? normal : INFINITY;
+  return isnan(value) ? value : value < 0.0f ? -magnitude : magnitude;
+}
 // First pairs of bytes, then pairs of these pairs.
 uint4 transposed(uint4 four) {
   const uint mask = 0x00ff00ffu;

@@ -54,8 +54,8 @@ void leave_to_process(std::vector<std::shared_ptr<const void>> owners) {
 
 class OpenClContext::Kernel final : public CompiledKernel {
  public:
-  Kernel(std::string name, cl::Program program, cl::Kernel kernel)
-      : CompiledKernel(std::move(name)), program_(program), kernel_(kernel) {}
+  Kernel(std::string name, std::vector<bool> writes, cl::Program program, cl::Kernel kernel)
+      : CompiledKernel(std::move(name), std::move(writes)), program_(program), kernel_(kernel) {}
   ~Kernel() override {
     if (opencl_is_parents()) return;
     opencl().clReleaseKernel(kernel_);
@@ -221,8 +221,9 @@ std::string OpenClContext::identity() const {
   return text;
 }
 
-std::shared_ptr<const CompiledKernel> OpenClContext::compile(const std::string& name,
-                                                             const std::string& source) {
+std::shared_ptr<const CompiledKernel> OpenClContext::compile_source(const std::string& name,
+                                                                    const std::string& source,
+                                                                    std::vector<bool> writes) {
   const std::string named = name + "\n" + source;
   if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
   const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
@@ -235,7 +236,7 @@ std::shared_ptr<const CompiledKernel> OpenClContext::compile(const std::string& 
   cl::Kernel kernel = opencl().clCreateKernel(program, name.c_str(), &code);
   if (code != 0) opencl().clReleaseProgram(program);
   check(code, "clCreateKernel", "kernel " + name);
-  auto made = std::make_shared<const Kernel>(name, program, kernel);
+  auto made = std::make_shared<const Kernel>(name, std::move(writes), program, kernel);
   kernels_.emplace(named, made);
   return made;
 }

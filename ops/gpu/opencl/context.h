@@ -31,14 +31,15 @@ class OpenClContext final : public Context {
   void read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) override;
   void copy(const Buffer& from, std::size_t from_offset, const Buffer& to, std::size_t to_offset,
             std::size_t bytes) override;
-  std::shared_ptr<const CompiledKernel> compile(const std::string& name,
-                                                const std::string& source) override;
   void launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
               const Grid& grid) override;
   void wait() override;
   std::vector<KernelTime> take_times() override;
 
  private:
+  std::shared_ptr<const CompiledKernel> compile_source(const std::string& name,
+                                                       const std::string& source,
+                                                       std::vector<bool> writes) override;
   void check_own() const override;
 
   // The commands between two marks (progress.h).

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/error.h"
-#include "ops/gpu/language/generate.h"
 
 namespace flownpu::gpu {
 
@@ -98,8 +97,7 @@ void Run::launch(const KernelDescription& kernel, const Grid& grid,
          kernel.parameters.size(), " parameters and ", kernel.lanes, " lanes, got ", buffers.size(),
          ", ", parameters.size(), " and ", grid.lanes);
   }
-  launch(*context_.compile(kernel.name, generate(kernel, context_.dialect())), grid, buffers,
-         parameters);
+  launch(*context_.compile(kernel), grid, buffers, parameters);
 }
 
 void Run::launch(const CompiledKernel& kernel, const Grid& grid,

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ops/gpu/language/generate.h"
-
 namespace flownpu::gpu {
 namespace {
 
@@ -98,9 +96,7 @@ const HostCheckedStep::Prepared& HostCheckedStep::prepared(
   const auto found = std::ranges::find(kernels_, numbers, &Prepared::numbers);
   if (found != kernels_.end()) return *found;
   const KernelDescription kernel = make();
-  return kernels_.emplace_back(
-      std::move(numbers), context_->compile(kernel.name, generate(kernel, context_->dialect())),
-      kernel.lanes);
+  return kernels_.emplace_back(std::move(numbers), context_->compile(kernel), kernel.lanes);
 }
 
 }  // namespace flownpu::gpu

@@ -86,7 +86,6 @@ inline constexpr Flags kHostRead = 0x2000;
 inline constexpr Flags kHostWrite = 0x4000;
 inline constexpr Flags kComputeStage = 0x20;
 inline constexpr Flags kResettable = 2;
-inline constexpr Flags kOneTime = 1;
 inline constexpr std::uint32_t kBindCompute = 1;
 inline constexpr std::uint32_t kTimestamps = 2;
 inline constexpr Flags kResults64 = 1;
@@ -369,7 +368,7 @@ struct CommandBufferAllocateInfo {
 struct CommandBufferBeginInfo {
   Structure type = Structure::kCommandBufferBeginInfo;
   const void* next = nullptr;
-  Flags flags = kOneTime;
+  Flags flags = 0;
   const void* inheritance = nullptr;
 };
 
@@ -384,6 +383,8 @@ struct BufferCopy {
   Size from = 0;
   Size to = 0;
   Size bytes = 0;
+
+  bool operator==(const BufferCopy&) const = default;
 };
 
 struct QueryPoolCreateInfo {

@@ -12,12 +12,15 @@
 namespace flownpu::gpu {
 namespace {
 
-// Commands of a batch, so that the device computes while the host records. A token has one to four
-// batches.
-constexpr std::uint32_t kCommands = 64;
-// Bytes of all their arguments: 64 times 32 buffers and 64 parameters. Each begins at a multiple of
-// the size of an address.
+// Commands of a batch: those of a token of most models, so that it is one submission.
+constexpr std::uint32_t kCommands = 256;
+// Bytes of all their arguments: 256 times 32 buffers and 64 parameters. Each begins at a multiple
+// of the size of an address.
 constexpr std::size_t kArguments = std::size_t{kCommands} * (32 * 8 + 64 * 4);
+// The batches that are kept to be submitted again: a token's, and those of a graph's or a prompt's.
+constexpr std::size_t kKept = 16;
+// The uses that are compared; a barrier behind so many loses little.
+constexpr std::size_t kMostUsed = 256;
 constexpr std::size_t kAlignment = 8;
 // The most times that are kept if nobody takes them.
 constexpr std::size_t kMostTimes = 1U << 16U;
@@ -32,8 +35,9 @@ std::int64_t now_ns() {
 
 }  // namespace
 
-Batches::Batches(std::shared_ptr<OpenedDevice> device, const VulkanDevice& found, vk::Handle layout)
-    : device_(std::move(device)), layout_(layout), tick_ns_(found.tick_ns) {
+Batches::Batches(std::shared_ptr<OpenedDevice> device, const VulkanDevice& found, vk::Handle layout,
+                 Counts& counts)
+    : device_(std::move(device)), layout_(layout), tick_ns_(found.tick_ns), counts_(counts) {
   const vk::CommandPoolCreateInfo info{.family = found.queue_family};
   check_vulkan(vulkan().vkCreateCommandPool(device_->handle(), &info, nullptr, &pool_),
                "vkCreateCommandPool", "opening " + found.facts.title());
@@ -43,7 +47,6 @@ Batches::~Batches() {
   if (pool_ == 0) return;
   for (auto* batches : {&submitted_, &free_})
     for (const std::unique_ptr<Batch>& one : *batches) destroy(*one);
-  if (current_ != nullptr) destroy(*current_);
   vulkan().vkDestroyCommandPool(device_->handle(), pool_, nullptr);
 }
 
@@ -53,7 +56,6 @@ void Batches::abandon() {
   // NOLINTBEGIN(bugprone-unused-return-value)
   for (auto* batches : {&submitted_, &free_})
     for (std::unique_ptr<Batch>& one : *batches) one.release();
-  current_.release();
   // NOLINTEND(bugprone-unused-return-value)
 }
 
@@ -82,91 +84,158 @@ void Batches::destroy(Batch& batch) const {
   device_->free(std::move(batch.arguments));
 }
 
-// The batch that is being recorded, behind a barrier for the command.
-Batches::Batch& Batches::recording(std::size_t bytes_of_arguments, const std::string& command) {
-  if (current_ != nullptr &&
-      (current_->count == kCommands || current_->used + bytes_of_arguments > kArguments))
+std::size_t Batches::begin_command(std::size_t bytes_of_arguments) {
+  if (commands_.size() == kCommands || arguments_.size() + bytes_of_arguments > kArguments)
     submit();
-  if (current_ == nullptr) {
-    if (free_.empty()) free_.push_back(make());
-    current_ = std::move(free_.back());
-    free_.pop_back();
-    const vk::CommandBufferBeginInfo info;
-    check_vulkan(vulkan().vkBeginCommandBuffer(current_->commands, &info), "vkBeginCommandBuffer",
-                 command);
-    if (current_->queries != 0)
-      vulkan().vkCmdResetQueryPool(current_->commands, current_->queries, 0, 2 * kCommands);
-    current_->first = command;
-    device_->set_busy(true);
-  }
-  constexpr vk::Flags kStages = vk::kComputeShaderStage | vk::kTransferStage;
-  const vk::MemoryBarrier barrier{
-      .from = vk::kShaderWrite | vk::kTransferWrite,
-      .to = vk::kShaderRead | vk::kShaderWrite | vk::kTransferRead | vk::kTransferWrite};
-  vulkan().vkCmdPipelineBarrier(current_->commands, kStages, kStages, 0, 1, &barrier, 0, nullptr, 0,
-                                nullptr);
-  current_->last = command;
-  ++current_->count;
-  return *current_;
+  const std::size_t place = arguments_.size();
+  arguments_.resize(place + (bytes_of_arguments + kAlignment - 1) / kAlignment * kAlignment);
+  return place;
+}
+
+bool Batches::has_to_wait(std::span<const UsedBuffer> buffers) const {
+  if (commands_.empty() || used_.size() > kMostUsed) return true;
+  return std::ranges::any_of(buffers, [&](const UsedBuffer& mine) {
+    return std::ranges::any_of(used_, [&](const UsedBuffer& other) {
+      return mine.buffer == other.buffer && (mine.is_written || other.is_written);
+    });
+  });
+}
+
+// The first command of a batch waits for those of the batches before it.
+void Batches::add(Command command, std::span<const UsedBuffer> buffers) {
+  command.waits = has_to_wait(buffers);
+  if (command.waits) used_.clear();
+  if (command.waits) ++counts_.barriers;
+  used_.insert(used_.end(), buffers.begin(), buffers.end());
+  if (commands_.empty()) device_->set_busy(true);
+  commands_.push_back(std::move(command));
 }
 
 void Batches::dispatch(const std::string& kernel, vk::Handle pipeline,
-                       std::span<const std::uint64_t> addresses,
+                       std::span<const UsedBuffer> buffers,
                        std::span<const std::int32_t> parameters, const Grid& grid,
                        bool takes_time) {
-  const std::size_t bytes =
-      (addresses.size_bytes() + parameters.size_bytes() + kAlignment - 1) / kAlignment * kAlignment;
-  Batch& batch = recording(bytes, "kernel " + kernel);
-  std::byte* place = batch.arguments->mapped + batch.used;
-  std::memcpy(place, addresses.data(), addresses.size_bytes());
-  if (!parameters.empty())
-    std::memcpy(place + addresses.size_bytes(), parameters.data(), parameters.size_bytes());
-  const std::uint64_t at = batch.arguments->address + batch.used;
-  batch.used += bytes;
-  const auto query = static_cast<std::uint32_t>(2 * batch.timed.size());
-  const bool timed = takes_time && batch.queries != 0;
-  vulkan().vkCmdBindPipeline(batch.commands, vk::kBindCompute, pipeline);
-  vulkan().vkCmdPushConstants(batch.commands, layout_, vk::kComputeStage, 0, sizeof(at), &at);
-  if (timed) vulkan().vkCmdWriteTimestamp(batch.commands, vk::kTopOfPipe, batch.queries, query);
-  vulkan().vkCmdDispatch(batch.commands, static_cast<std::uint32_t>(grid.groups[0]),
-                         static_cast<std::uint32_t>(grid.groups[1]),
-                         static_cast<std::uint32_t>(grid.groups[2]));
-  if (!timed) return;
-  vulkan().vkCmdWriteTimestamp(batch.commands, vk::kBottomOfPipe, batch.queries, query + 1);
-  batch.timed.push_back(kernel);
+  const std::size_t place =
+      begin_command(buffers.size() * sizeof(std::uint64_t) + parameters.size_bytes());
+  std::byte* at = arguments_.data() + place;
+  for (const UsedBuffer& one : buffers) {
+    std::memcpy(at, &one.address, sizeof(one.address));
+    at += sizeof(one.address);
+  }
+  if (!parameters.empty()) std::memcpy(at, parameters.data(), parameters.size_bytes());
+  Command command{.kernel = kernel,
+                  .is_timed = takes_time && tick_ns_ > 0,
+                  .pipeline = pipeline,
+                  .arguments = place};
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    command.groups[axis] = static_cast<std::uint32_t>(grid.groups[axis]);
+  add(std::move(command), buffers);
 }
 
 void Batches::copy(vk::Handle from, std::size_t from_offset, vk::Handle to, std::size_t to_offset,
                    std::size_t bytes) {
-  Batch& batch = recording(0, "a copy");
-  const vk::BufferCopy region{.from = from_offset, .to = to_offset, .bytes = bytes};
-  vulkan().vkCmdCopyBuffer(batch.commands, from, to, 1, &region);
+  begin_command(0);
+  const std::array<UsedBuffer, 2> used{{{.buffer = from}, {.buffer = to, .is_written = true}}};
+  add({.from = from, .to = to, .region = {.from = from_offset, .to = to_offset, .bytes = bytes}},
+      used);
 }
 
-// A barrier makes all that the commands wrote visible to the host.
-void Batches::submit() {
+void Batches::write(vk::Handle to, std::size_t offset, std::span<const std::byte> bytes) {
+  const std::size_t place = begin_command(bytes.size());
+  std::memcpy(arguments_.data() + place, bytes.data(), bytes.size());
+  const std::array<UsedBuffer, 1> used{{{.buffer = to, .is_written = true}}};
+  add({.to = to, .region = {.from = place, .to = offset, .bytes = bytes.size()}}, used);
+}
+
+// One that has these commands; else the one that was not needed for longest, without commands.
+// Copies name buffers, of which none may have been destroyed since.
+std::unique_ptr<Batches::Batch> Batches::batch_for(const std::vector<Command>& commands) {
+  auto found = std::ranges::find_if(free_, [&](const std::unique_ptr<Batch>& one) {
+    return one->destroyed == device_->destroyed() && one->recorded == commands;
+  });
+  if (found == free_.end() && free_.size() + submitted_.size() < kKept) return make();
+  if (found == free_.end()) found = free_.begin();
+  if (found == free_.end()) return make();
+  std::unique_ptr<Batch> batch = std::move(*found);
+  free_.erase(found);
+  return batch;
+}
+
+void Batches::record(const Batch& batch, const Command& command, std::uint32_t& query) const {
+  constexpr vk::Flags kStages = vk::kComputeShaderStage | vk::kTransferStage;
+  constexpr vk::MemoryBarrier kBarrier{
+      .from = vk::kShaderWrite | vk::kTransferWrite,
+      .to = vk::kShaderRead | vk::kShaderWrite | vk::kTransferRead | vk::kTransferWrite};
+  if (command.waits)
+    vulkan().vkCmdPipelineBarrier(batch.commands, kStages, kStages, 0, 1, &kBarrier, 0, nullptr, 0,
+                                  nullptr);
+  if (command.kernel.empty()) {
+    const vk::Handle from = command.from == 0 ? batch.arguments->buffer : command.from;
+    vulkan().vkCmdCopyBuffer(batch.commands, from, command.to, 1, &command.region);
+    return;
+  }
+  const std::uint64_t at = batch.arguments->address + command.arguments;
+  vulkan().vkCmdBindPipeline(batch.commands, vk::kBindCompute, command.pipeline);
+  vulkan().vkCmdPushConstants(batch.commands, layout_, vk::kComputeStage, 0, sizeof(at), &at);
+  if (command.is_timed)
+    vulkan().vkCmdWriteTimestamp(batch.commands, vk::kTopOfPipe, batch.queries, query++);
+  vulkan().vkCmdDispatch(batch.commands, command.groups[0], command.groups[1], command.groups[2]);
+  if (command.is_timed)
+    vulkan().vkCmdWriteTimestamp(batch.commands, vk::kBottomOfPipe, batch.queries, query++);
+}
+
+// A barrier behind the last one makes all that the commands wrote visible to the host.
+void Batches::record(Batch& batch, std::vector<Command> commands) const {
+  batch.recorded.clear();
+  const std::string what = commands.front().text() + " to " + commands.back().text();
+  const vk::CommandBufferBeginInfo info;
+  check_vulkan(vulkan().vkBeginCommandBuffer(batch.commands, &info), "vkBeginCommandBuffer", what);
+  if (batch.queries != 0)
+    vulkan().vkCmdResetQueryPool(batch.commands, batch.queries, 0, 2 * kCommands);
+  std::uint32_t query = 0;
+  for (const Command& one : commands) record(batch, one, query);
   const vk::MemoryBarrier barrier{.from = vk::kShaderWrite | vk::kTransferWrite,
                                   .to = vk::kHostRead | vk::kHostWrite};
-  vulkan().vkCmdPipelineBarrier(current_->commands, vk::kComputeShaderStage | vk::kTransferStage,
+  vulkan().vkCmdPipelineBarrier(batch.commands, vk::kComputeShaderStage | vk::kTransferStage,
                                 vk::kHostStage, 0, 1, &barrier, 0, nullptr, 0, nullptr);
-  const std::string what = current_->first + " to " + current_->last;
-  check_vulkan(vulkan().vkEndCommandBuffer(current_->commands), "vkEndCommandBuffer", what);
-  const vk::SubmitInfo info{.commands = &current_->commands};
-  current_->submitted_ns = now_ns();
-  check_vulkan(vulkan().vkQueueSubmit(device_->queue(), 1, &info, current_->fence), "vkQueueSubmit",
-               what);
-  submitted_.push_back(std::move(current_));
+  check_vulkan(vulkan().vkEndCommandBuffer(batch.commands), "vkEndCommandBuffer", what);
+  batch.recorded = std::move(commands);
+  batch.destroyed = device_->destroyed();
+}
+
+// If it fails, the commands are gone: the caller's run fails.
+void Batches::submit() {
+  std::vector<Command> commands = std::exchange(commands_, {});
+  const std::vector<std::byte> arguments = std::exchange(arguments_, {});
+  used_.clear();
+  std::unique_ptr<Batch> batch = batch_for(commands);
+  try {
+    if (batch->recorded != commands || batch->destroyed != device_->destroyed()) {
+      record(*batch, std::move(commands));
+      ++counts_.recordings;
+    }
+    std::memcpy(batch->arguments->mapped, arguments.data(), arguments.size());
+    const vk::SubmitInfo info{.commands = &batch->commands};
+    batch->submitted_ns = now_ns();
+    check_vulkan(vulkan().vkQueueSubmit(device_->queue(), 1, &info, batch->fence), "vkQueueSubmit",
+                 batch->recorded.front().text() + " to " + batch->recorded.back().text());
+  } catch (const GpuError&) {
+    free_.insert(free_.begin(), std::move(batch));
+    throw;
+  }
+  ++counts_.submissions;
+  submitted_.push_back(std::move(batch));
 }
 
 std::string Batches::text() const {
   if (submitted_.empty()) return "a command";
-  const std::string& first = submitted_.front()->first;
-  const std::string& last = submitted_.back()->last;
+  const std::string first = submitted_.front()->recorded.front().text();
+  const std::string last = submitted_.back()->recorded.back().text();
   return first == last ? first : "one of the commands from " + first + " to " + last;
 }
 
 bool Batches::wait(std::chrono::milliseconds limit) {
-  if (current_ != nullptr) submit();
+  if (!commands_.empty()) submit();
   while (!submitted_.empty()) {
     Batch& batch = *submitted_.front();
     const auto begin = std::chrono::steady_clock::now();
@@ -181,9 +250,6 @@ bool Batches::wait(std::chrono::milliseconds limit) {
     collect(batch);
     check_vulkan(vulkan().vkResetFences(device_->handle(), 1, &batch.fence), "vkResetFences",
                  text());
-    batch.used = 0;
-    batch.count = 0;
-    batch.timed.clear();
     free_.push_back(std::move(submitted_.front()));
     submitted_.erase(submitted_.begin());
   }
@@ -194,8 +260,11 @@ bool Batches::wait(std::chrono::milliseconds limit) {
 // A kernel begins after its batch was submitted, so the largest difference between that time and a
 // beginning, by the device's clock, is nearest to the difference of the clocks.
 void Batches::collect(const Batch& batch) {
-  if (batch.timed.empty()) return;
-  std::vector<std::uint64_t> ticks(2 * batch.timed.size());
+  std::vector<const std::string*> timed;
+  for (const Command& one : batch.recorded)
+    if (one.is_timed) timed.push_back(&one.kernel);
+  if (timed.empty()) return;
+  std::vector<std::uint64_t> ticks(2 * timed.size());
   check_vulkan(vulkan().vkGetQueryPoolResults(device_->handle(), batch.queries, 0,
                                               static_cast<std::uint32_t>(ticks.size()),
                                               ticks.size() * sizeof(ticks[0]), ticks.data(),
@@ -205,9 +274,9 @@ void Batches::collect(const Batch& batch) {
     return static_cast<std::int64_t>(static_cast<double>(ticks[i]) * tick_ns_);
   };
   const std::int64_t apart = batch.submitted_ns - ns(0);
-  for (std::size_t i = 0; i < batch.timed.size() && times_.size() < kMostTimes; ++i) {
+  for (std::size_t i = 0; i < timed.size() && times_.size() < kMostTimes; ++i) {
     const auto elapsed = static_cast<double>(ticks[2 * i + 1] - ticks[2 * i]) * tick_ns_;
-    times_.push_back({batch.timed[i], elapsed * 1e-9, ns(2 * i) + apart});
+    times_.push_back({*timed[i], elapsed * 1e-9, ns(2 * i) + apart});
   }
 }
 

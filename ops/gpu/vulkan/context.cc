@@ -14,6 +14,9 @@ namespace {
 
 // Bytes that pass at a time between the host and memory that it does not see.
 constexpr std::size_t kStaging = 4U << 20U;
+// Bytes that are written as commands do, and pass beside their arguments, so that the host does not
+// wait: a token's hidden state.
+constexpr std::size_t kBesideArguments = 32U << 10U;
 
 using Piece = OpenedDevice::Piece;
 
@@ -29,8 +32,11 @@ Piece& piece_of(const Buffer& buffer) { return *static_cast<Piece*>(buffer.handl
 
 class VulkanContext::Kernel final : public CompiledKernel {
  public:
-  Kernel(std::string name, std::shared_ptr<OpenedDevice> device, vk::Handle pipeline)
-      : CompiledKernel(std::move(name)), device_(std::move(device)), pipeline_(pipeline) {}
+  Kernel(std::string name, std::vector<bool> writes, std::shared_ptr<OpenedDevice> device,
+         vk::Handle pipeline)
+      : CompiledKernel(std::move(name), std::move(writes)),
+        device_(std::move(device)),
+        pipeline_(pipeline) {}
   ~Kernel() override {
     if (!vulkan_is_parents() && !device_->is_abandoned())
       vulkan().vkDestroyPipeline(device_->handle(), pipeline_, nullptr);
@@ -50,7 +56,7 @@ VulkanContext::VulkanContext(VulkanDevice device, std::filesystem::path cache_fo
   const vk::PipelineLayoutCreateInfo info{.range = &range};
   check_vulkan(vulkan().vkCreatePipelineLayout(device_->handle(), &info, nullptr, &layout_),
                "vkCreatePipelineLayout", "opening " + facts().title());
-  batches_ = std::make_unique<Batches>(device_, found_, layout_);
+  batches_ = std::make_unique<Batches>(device_, found_, layout_, counts_);
 }
 
 VulkanContext::~VulkanContext() {
@@ -126,9 +132,12 @@ OpenedDevice::Piece& VulkanContext::staging() {
 void VulkanContext::write(const Buffer& buffer, std::span<const std::byte> from,
                           std::size_t offset) {
   if (from.empty()) return;
-  wait();  // kernels may read what is there
   const Piece& to = piece_of(buffer);
   counts_.bytes_to_device += static_cast<std::int64_t>(from.size());
+  const bool is_idle = !batches_->has_commands();
+  if (from.size() <= kBesideArguments && (to.mapped == nullptr || !is_idle))
+    return guarded([&] { batches_->write(to.buffer, offset, from); });
+  wait();  // kernels may read what is there
   if (to.mapped != nullptr) {
     std::memcpy(to.mapped + offset, from.data(), from.size());
     return;
@@ -145,10 +154,10 @@ void VulkanContext::write(const Buffer& buffer, std::span<const std::byte> from,
 
 void VulkanContext::read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) {
   if (to.empty()) return;
-  wait();
   const Piece& from = piece_of(buffer);
   counts_.bytes_to_host += static_cast<std::int64_t>(to.size());
   if (from.mapped != nullptr && from.is_cached) {
+    wait();
     std::memcpy(to.data(), from.mapped + offset, to.size());
     return;
   }
@@ -170,12 +179,13 @@ void VulkanContext::copy(const Buffer& from, std::size_t from_offset, const Buff
   });
 }
 
-std::shared_ptr<const CompiledKernel> VulkanContext::compile(const std::string& name,
-                                                             const std::string& source) {
+std::shared_ptr<const CompiledKernel> VulkanContext::compile_source(const std::string& name,
+                                                                    const std::string& source,
+                                                                    std::vector<bool> writes) {
   const std::string named = name + "\n" + source;
   if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
   const vk::Handle pipeline = guarded([&] { return build(name, source); });
-  auto made = std::make_shared<const Kernel>(name, device_, pipeline);
+  auto made = std::make_shared<const Kernel>(name, std::move(writes), device_, pipeline);
   kernels_.emplace(named, made);
   return made;
 }
@@ -234,16 +244,18 @@ void VulkanContext::launch(const CompiledKernel& kernel, std::span<const KernelA
   check_lanes(kernel, grid);
   if (std::ranges::find(grid.groups, 0) != grid.groups.end()) return;
   check_groups(kernel, grid);
-  addresses_.clear();
+  used_.clear();
   parameters_.clear();
   for (const KernelArgument& argument : arguments) {
-    if (const auto* buffer = std::get_if<const Buffer*>(&argument))
-      addresses_.push_back(piece_of(**buffer).address);
-    else
+    if (const auto* buffer = std::get_if<const Buffer*>(&argument)) {
+      const Piece& piece = piece_of(**buffer);
+      used_.push_back({piece.buffer, piece.address, kernel.writes(used_.size())});
+    } else {
       parameters_.push_back(std::get<std::int32_t>(argument));
+    }
   }
   guarded([&] {
-    batches_->dispatch(kernel.name(), static_cast<const Kernel&>(kernel).pipeline(), addresses_,
+    batches_->dispatch(kernel.name(), static_cast<const Kernel&>(kernel).pipeline(), used_,
                        parameters_, grid, takes_times_);
   });
   ++counts_.dispatches;

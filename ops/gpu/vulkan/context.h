@@ -31,8 +31,6 @@ class VulkanContext final : public Context {
   void read(const Buffer& buffer, std::span<std::byte> to, std::size_t offset) override;
   void copy(const Buffer& from, std::size_t from_offset, const Buffer& to, std::size_t to_offset,
             std::size_t bytes) override;
-  std::shared_ptr<const CompiledKernel> compile(const std::string& name,
-                                                const std::string& source) override;
   void launch(const CompiledKernel& kernel, std::span<const KernelArgument> arguments,
               const Grid& grid) override;
   void wait() override;
@@ -41,6 +39,9 @@ class VulkanContext final : public Context {
  private:
   class Kernel;
 
+  std::shared_ptr<const CompiledKernel> compile_source(const std::string& name,
+                                                       const std::string& source,
+                                                       std::vector<bool> writes) override;
   void check_own() const override;
   // Calls `act`, and remembers that the device failed if a command did.
   template <typename Act>
@@ -55,7 +56,7 @@ class VulkanContext final : public Context {
   std::unique_ptr<Batches> batches_;
   std::unique_ptr<OpenedDevice::Piece> staging_;
   std::map<std::string, std::shared_ptr<const CompiledKernel>> kernels_;  // by name and source
-  std::vector<std::uint64_t> addresses_;
+  std::vector<UsedBuffer> used_;
   std::vector<std::int32_t> parameters_;
 };
 

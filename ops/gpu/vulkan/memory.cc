@@ -89,6 +89,7 @@ std::unique_ptr<OpenedDevice::Piece> OpenedDevice::allocate(std::size_t bytes, M
 
 // A handle of 0 is passed over. Freed memory is unmapped.
 void OpenedDevice::destroy(const Piece& piece) const {
+  ++destroyed_;
   vulkan().vkDestroyBuffer(handle_, piece.buffer, nullptr);
   vulkan().vkFreeMemory(handle_, piece.memory, nullptr);
 }

@@ -50,6 +50,8 @@ class OpenedDevice : public std::enable_shared_from_this<OpenedDevice> {
   // Nothing is freed from now on: commands that did not end may use it.
   void abandon();
   bool is_abandoned() const { return is_abandoned_; }
+  // How many pieces were destroyed so far: while it stays, so do the handles of all others.
+  std::int64_t destroyed() const { return destroyed_; }
 
  private:
   void destroy(const Piece& piece) const;
@@ -62,6 +64,7 @@ class OpenedDevice : public std::enable_shared_from_this<OpenedDevice> {
   std::mutex mutex_;  // guards what follows
   bool is_busy_ = false;
   std::atomic<bool> is_abandoned_ = false;
+  mutable std::atomic<std::int64_t> destroyed_ = 0;
   std::vector<std::unique_ptr<Piece>> kept_;
 };
 

@@ -26,7 +26,7 @@ from flownpu.npu.artifacts import programs_of_model
 
 _DISPATCH, _HOST_STEP = "dispatch", "host step"
 # The events of a GPU's kernels have this in the field "array" (ops/gpu/context/observed_run.h).
-_OPENCL = "opencl"
+_GPU = "gpu"
 
 
 @dataclass
@@ -114,7 +114,7 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None) -> Trace:
     dispatches = of_kind[_DISPATCH]
     operators = _steps(folder, [event for event in of_kind[""] if "device" in event["args"]], profile.prompt_tokens)
     operators += _by_operator(of_kind[_HOST_STEP], "host")
-    kernels = [event for event in dispatches if event["args"]["array"] == _OPENCL]
+    kernels = [event for event in dispatches if event["args"]["array"] == _GPU]
     operators += _by_operator([event for event in kernels if _is_of_token(event)], "gpu kernel")
     document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
     if artifacts is not None and dispatches and not kernels:
@@ -211,7 +211,7 @@ def _is_of_token(event: dict[str, Any]) -> bool:
 def _per_token(dispatches: list[dict[str, Any]]) -> dict[str, float]:
     """Dispatches, and bytes over the boundary between host and device, of one decoded token."""
     decoding = [event for event in dispatches if _is_of_token(event)]
-    if decoding and decoding[0]["args"]["array"] != _OPENCL:
+    if decoding and decoding[0]["args"]["array"] != _GPU:
         del decoding[0]  # The first dispatch also reads back the prompt's results.
     if not decoding:
         return {}

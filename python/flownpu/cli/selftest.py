@@ -59,7 +59,9 @@ def selftest(
         str | None,
         typer.Option("--json", metavar="FILE", help="Write the report here, too; - is stdout, instead of the table."),
     ] = None,
-    gpu_api: Annotated[GpuApi, typer.Option("--gpu-api", help="What computes on a GPU; auto is opencl.")] = "auto",
+    gpu_api: Annotated[
+        GpuApi, typer.Option("--gpu-api", help="What computes on a GPU; auto takes a GPU of opencl, else of vulkan.")
+    ] = "auto",
 ) -> None:
     """Test an NPU, its emulator or a GPU step by step: a copy, each kernel, each design, a layer, a token, a prompt.
 

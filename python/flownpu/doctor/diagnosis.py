@@ -39,8 +39,10 @@ def _diagnose_devices(host: Host) -> Iterator[Check]:
     from flownpu.doctor.compilers import diagnose_compilers  # noqa: PLC0415 other commands need not read the designs
     from flownpu.doctor.npu import diagnose_npu  # noqa: PLC0415 imports the native module
     from flownpu.doctor.opencl import diagnose_opencl, find_opencl  # noqa: PLC0415 likewise
+    from flownpu.doctor.vulkan import diagnose_vulkan, find_vulkan  # noqa: PLC0415 likewise
 
     yield diagnose_opencl(host, find_opencl())
+    yield diagnose_vulkan(host, find_vulkan())
     yield from diagnose_npu(host)
     yield from diagnose_compilers()
 

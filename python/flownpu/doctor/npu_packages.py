@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that install what an NPU needs (XRT, driver, firmware) and a GPU (OpenCL), on each distribution.
+"""The commands that install what an NPU needs (XRT, driver, firmware) and a GPU (OpenCL, Vulkan), on each distribution.
 
 The packages of each release, as of November 2026:
 
@@ -23,6 +23,7 @@ from pathlib import Path
 
 # Debian 12 and newer, and Ubuntu's releases of that age, have both packages.
 _OPENCL = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"
+_VULKAN = "sudo apt install libvulkan1 mesa-vulkan-drivers"
 _RUNTIME, _HEADERS = "libxrt-npu2", "libxrt-dev"
 # As the README of AMD's repository says; the packages that it makes put XRT into /opt/xilinx/xrt.
 _FROM_SOURCE = (
@@ -44,6 +45,7 @@ class Release:
         driver: a kernel with the driver amdxdna.
         firmware: the NPU's firmware, in a version that fits the kernel.
         opencl: OpenCL's loader and Mesa's implementation, for GPUs of AMD and Intel; "": not known for this release.
+        vulkan: Vulkan's loader and Mesa's drivers, likewise.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Release:
     driver: str
     firmware: str
     opencl: str = ""
+    vulkan: str = ""
 
 
 def release_of(root: Path) -> Release:
@@ -62,13 +65,16 @@ def release_of(root: Path) -> Release:
     # Ubuntu and its derivatives call themselves like Debian.
     if "ubuntu" in kinds:
         codename = found.get("UBUNTU_CODENAME") or found.get("VERSION_CODENAME", "")
-        return replace(_ubuntu(name, codename), opencl=_OPENCL)
+        return replace(_ubuntu(name, codename), opencl=_OPENCL, vulkan=_VULKAN)
     if "debian" in kinds:
         codename = found.get("DEBIAN_CODENAME") or found.get("VERSION_CODENAME", "")
-        return replace(_debian(name, codename, root), opencl=_OPENCL)
+        return replace(_debian(name, codename, root), opencl=_OPENCL, vulkan=_VULKAN)
     if "arch" in kinds:
         xrt = "sudo pacman -S xrt xrt-plugin-amdxdna"
-        return Release(name, xrt, xrt, "sudo pacman -S linux && sudo reboot", "sudo pacman -S linux-firmware")
+        return Release(
+            name, xrt, xrt, "sudo pacman -S linux && sudo reboot", "sudo pacman -S linux-firmware",
+            vulkan="sudo pacman -S vulkan-icd-loader vulkan-radeon",
+        )  # fmt: skip
     return Release(name, *[_FROM_SOURCE] * 4)
 
 

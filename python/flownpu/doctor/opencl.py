@@ -30,7 +30,7 @@ class OpenCl:
 
     problem: str = ""
     platforms: Sequence[str] = ()
-    devices: Sequence[_native.OpenClFacts] = ()
+    devices: Sequence[_native.GpuFacts] = ()
     failure: str = ""
     stored_type: str = ""
 

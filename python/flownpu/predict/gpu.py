@@ -140,10 +140,16 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
         for of in bits
     }
     attend = {window: _attention(decoder, window, past, tokens) for window in set(decoder.windows)}
-    yield norm
+    if tokens > 1:
+        yield norm
     for window, layer in zip(decoder.windows, decoder.layers, strict=True):
         qkv, output, gate_up, down = products[layer.eight_bits]
-        yield from (*qkv, append, attend[window], *output, norm, *gate_up, *down, norm)
+        if tokens == 1:  # products normalise, and attention appends
+            yield from (*qkv, attend[window], *output, *gate_up, *down)
+        else:
+            yield from (*qkv, append, attend[window], *output, norm, *gate_up, *down, norm)
+    if tokens == 1:
+        yield norm
     if head:
         yield from _product(
             "LM head", decoder.model.vocabulary, shape.hidden, 1, eight_bits=decoder.model.head_eight_bits

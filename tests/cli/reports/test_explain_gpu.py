@@ -14,7 +14,7 @@ def test_decoder_is_on_gpu(flownpu, model):
     placement = json.loads(done.out)["placement"]
     assert "gpu (" in placement["device"]
     assert "Portable Computing Language" in placement["device"]
-    assert "6 layers and the LM head in 50 kernels a token" in placement["summary"]
+    assert "6 layers and the LM head in 32 kernels a token" in placement["summary"]
     assert set(placement["counts"]) <= {"flownpu", "folded"}
 
 
@@ -24,3 +24,19 @@ def test_left_nodes_have_reason(flownpu, converted):
     left = [node for node in json.loads(done.out)["placement"]["nodes"] if node["place"] == "host"]
     assert {node["operator"].rpartition(":")[2] for node in left} >= {"FlowQKVAttention", "Q4NXMatMul"}
     assert all("the graph computes logits of all tokens" in node["reason"] for node in left)
+
+
+def test_explain_names_vulkan_device(flownpu, model, lavapipe):
+    del lavapipe
+    options = ("--device", "gpu", "--option", "gpu_api=vulkan", "--bandwidth", "10", "--json")
+    done = flownpu("explain", model, *options)
+    assert done.code == 0, done.err
+    assert "gpu (llvmpipe" in json.loads(done.out)["placement"]["device"]
+
+
+def test_explain_says_what_vulkan_device_lacks(flownpu, model, vulkan_double):
+    vulkan_double.pretend("no shaderInt16")
+    options = ("--device", "gpu", "--option", "gpu_api=vulkan", "--bandwidth", "10", "--json")
+    done = flownpu("explain", model, *options)
+    left = [node for node in json.loads(done.out)["placement"]["nodes"] if node["place"] == "host"]
+    assert any("(without shaderInt16)" in node["reason"] for node in left)

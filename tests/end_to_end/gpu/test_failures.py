@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoding import DecoderSession
 from tests.end_to_end.conftest import Tokens
-from tests.opencl_double import Double, Way
+from tests.loader_double import Double, Way
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 

@@ -48,4 +48,4 @@ def test_tower_and_decoder_are_on_gpu(on_gpu: Opened) -> None:
     assert all(placement["on_host"] == placement["left"] == [] for placement in told)
     lowered = " / ".join(line for placement in told for line in placement["lowered"])
     assert re.search(r"\d+ of \d+ steps on the device", lowered)
-    assert "4 layers and the LM head in 34 kernels a token, prompts in chunks of 256" in lowered
+    assert "4 layers and the LM head in 22 kernels a token, prompts in chunks of 256" in lowered

@@ -1,33 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trained small model in GenAI on Vulkan, by lavapipe, writes the cpu device's tokens."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import lavapipe as packages
 from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.gpu.test_genai import CAPACITY, CPU, GPU, assert_same, turns_of
 from tests.end_to_end.replies import rewound_and_fresh
 
-pytestmark = pytest.mark.opencl
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("lavapipe")]
 
 VULKAN = GPU | {"gpu_api": "vulkan"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def lavapipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder: Path = tmp_path_factory.mktemp("vulkan")
-    try:
-        variables = packages.variables(folder)
-    except packages.MissingError as missing:
-        pytest.skip(str(missing))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        yield
 
 
 @pytest.mark.parametrize("share", [True, False])

@@ -7,6 +7,7 @@
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
@@ -70,6 +71,39 @@ void run(Context& context, const KernelDescription& kernel,
   run.launch(kernel, {.groups = groups, .lanes = kernel.lanes}, buffers, parameters);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (tensors[i].access == Access::kWrite) run.read(buffers[i], bytes_of(arrays[i]));
+}
+
+// Buffers of a float each, on which a kernel (x, y; number) is launched, as `launches` say: x, y,
+// and a number, to which the round is added. Each round begins with `content`. Returns what the
+// buffers have at last, and (submissions, recordings, barriers, allocations) of each round.
+std::pair<std::vector<float>, std::vector<std::array<std::int64_t, 4>>> run_rounds(
+    Context& context, const KernelDescription& kernel,
+    const std::vector<std::array<std::int64_t, 3>>& launches, std::vector<float> content,
+    std::int32_t rounds) {
+  const std::lock_guard lock(context.mutex());
+  std::vector<Buffer> buffers;
+  for (std::size_t i = 0; i < content.size(); ++i)
+    buffers.push_back(context.allocate(sizeof(float)));
+  const auto compiled = context.compile(kernel);
+  std::vector<std::array<std::int64_t, 4>> spent;
+  std::vector<float> found(content.size());
+  for (std::int32_t round = 0; round < rounds; ++round) {
+    const Counts before = context.counts();
+    for (std::size_t i = 0; i < content.size(); ++i)
+      context.write(buffers[i], std::as_bytes(std::span(&content[i], 1)));
+    for (const auto& [x, y, number] : launches) {
+      const std::array<KernelArgument, 3> arguments{&buffers[static_cast<std::size_t>(x)],
+                                                    &buffers[static_cast<std::size_t>(y)],
+                                                    static_cast<std::int32_t>(number) + round};
+      context.launch(*compiled, arguments, {.lanes = kernel.lanes});
+    }
+    for (std::size_t i = 0; i < content.size(); ++i)
+      context.read(buffers[i], std::as_writable_bytes(std::span(&found[i], 1)));
+    const Counts& after = context.counts();
+    spent.push_back({after.submissions - before.submissions, after.recordings - before.recordings,
+                     after.barriers - before.barriers, after.allocations - before.allocations});
+  }
+  return {found, spent};
 }
 
 void bind_language(nb::module_& module) {
@@ -137,6 +171,7 @@ void bind_gpu(nb::module_& module) {
            [](Context& context, std::size_t bytes) { return context.allocate(bytes).bytes(); })
       .def("run", &run, nb::arg("kernel"), nb::arg("groups"), nb::arg("arrays"),
            nb::arg("parameters") = std::vector<std::int64_t>());
+  module.def("run_rounds", &run_rounds);
   module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "",
              nb::arg("vulkan") = false);
   // Takes kernels that write one float.
@@ -147,8 +182,7 @@ void bind_gpu(nb::module_& module) {
         const std::array<KernelArgument, 1> arguments{&y};
         return Tuner(context).fastest(what, kernels.size(), [&](std::size_t way) {
           const KernelDescription& kernel = kernels[way];
-          context.launch(*context.compile(kernel.name, generate(kernel, opencl_c())), arguments,
-                         {.lanes = kernel.lanes});
+          context.launch(*context.compile(kernel), arguments, {.lanes = kernel.lanes});
         });
       },
       nb::arg("context"), nb::arg("what"), nb::arg("kernels"));

@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,11 +36,10 @@ namespace {
 
 std::map<std::string, std::int64_t> counts_of(const SessionDevice& device) {
   const Counts counts = device.counts().value_or(Counts());
-  return {{"dispatches", counts.dispatches},
-          {"allocations", counts.allocations},
-          {"bytes_to_device", counts.bytes_to_device},
-          {"bytes_to_host", counts.bytes_to_host},
-          {"compiled", counts.compiled},
+  return {{"dispatches", counts.dispatches},       {"submissions", counts.submissions},
+          {"recordings", counts.recordings},       {"barriers", counts.barriers},
+          {"allocations", counts.allocations},     {"bytes_to_device", counts.bytes_to_device},
+          {"bytes_to_host", counts.bytes_to_host}, {"compiled", counts.compiled},
           {"from_cache", counts.from_cache}};
 }
 
@@ -122,27 +123,28 @@ void bind_gpu_session(nb::module_& module) {
         const SharedBuffers shared = share_buffers(lifetimes);
         return std::pair(shared.buffer, shared.bytes);
       });
-  module.def(
-      "append_heads",
-      [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
-         const std::string& cache, float scale, bool qk_norm, float epsilon) {
-        return append_heads({.heads = heads,
-                             .kv_heads = kv_heads,
-                             .head_size = head_size,
-                             .cache = element_of_cache(flownpu::native::type_of(cache)),
-                             .scale = scale,
-                             .qk_norm = qk_norm,
-                             .epsilon = epsilon});
-      },
-      nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("cache"),
-      nb::arg("scale"), nb::arg("qk_norm"), nb::arg("epsilon"));
+  nb::class_<HeadsShape>(module, "Heads")
+      .def("__init__",
+           [](HeadsShape* made, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+              const std::string& cache, float scale, bool qk_norm, float epsilon) {
+             new (made) HeadsShape{.heads = heads,
+                                   .kv_heads = kv_heads,
+                                   .head_size = head_size,
+                                   .cache = element_of_cache(flownpu::native::type_of(cache)),
+                                   .scale = scale,
+                                   .qk_norm = qk_norm,
+                                   .epsilon = epsilon};
+           });
+  module.def("append_heads", &append_heads);
   module.def(
       "attention_of_sequence",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
-         bool has_blocks, bool in_tiles, std::int64_t lanes, std::int64_t tokens) {
+         bool has_blocks, bool in_tiles, std::int64_t lanes, std::int64_t tokens,
+         const std::string& cache) {
         const AttentionShape shape{.heads = heads,
                                    .kv_heads = kv_heads,
                                    .head_size = head_size,
+                                   .cache = element_of_cache(flownpu::native::type_of(cache)),
                                    .softcap = softcap,
                                    .one_sequence = true,
                                    .has_blocks = has_blocks,
@@ -152,7 +154,36 @@ void bind_gpu_session(nb::module_& module) {
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
       nb::arg("has_blocks"), nb::arg("in_tiles") = false, nb::arg("lanes") = AttentionShape{}.lanes,
-      nb::arg("tokens") = 1);
+      nb::arg("tokens") = 1, nb::arg("cache") = "float");
+  // attention of a token that appends its key and value, as append_heads would
+  module.def("appending_attention",
+             [](const HeadsShape& heads, float softcap, std::int64_t parts, std::int64_t lanes) {
+               const AttentionShape shape{.heads = heads.heads,
+                                          .kv_heads = heads.kv_heads,
+                                          .head_size = heads.head_size,
+                                          .cache = heads.cache,
+                                          .softcap = softcap,
+                                          .one_sequence = true,
+                                          .has_parts = parts > 1,
+                                          .appends = true,
+                                          .qk_norm = heads.qk_norm,
+                                          .epsilon = heads.epsilon,
+                                          .scale = heads.scale,
+                                          .lanes = lanes};
+               return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
+                                 merge_attention(shape));
+             });
+  // a product with the normalised sum of x and an update, or of x alone
+  module.def("normalising_product", [](std::int64_t rows, std::int64_t columns, bool has_skip,
+                                       bool norms_skip, float epsilon) {
+    const NormShape norm{.columns = columns,
+                         .epsilon = epsilon,
+                         .has_skip = has_skip,
+                         .norms_skip = norms_skip,
+                         .writes_sum = has_skip};
+    const ProductShape shape{.rows = rows, .columns = columns, .norm = norm, .teams = 2};
+    return std::pair(fused_dqp(shape), fused_dqp_grid(shape, 2).groups);
+  });
   module.def(
       "attention_memory",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size) {

@@ -4,15 +4,19 @@ among others, and the norms at an entry of the residual stream."""
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from flownpu.ops import q4nx
+from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
 from tests.ops.device import testing
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
 
 gpu = testing.gpu
 F32 = 2.0**-24
+BFLOAT16 = ml_dtypes.bfloat16
 EPSILON = 1e-6
 
 
@@ -20,6 +24,11 @@ EPSILON = 1e-6
 def context(pocl):
     del pocl
     return gpu.open()
+
+
+@pytest.fixture(scope="module")
+def context_in_turn(gpu_api):
+    return gpu.open(vulkan=gpu_api == "vulkan")
 
 
 @pytest.mark.parametrize(("qk_norm", "half_cache"), [(True, True), (False, False)])
@@ -35,7 +44,7 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     store = np.float16 if half_cache else np.float32
     key, value = (np.full((kv_heads, capacity, size), 7, store) for _ in range(2))
     cache = "float16" if half_cache else "float"
-    kernel = gpu.append_heads(heads, kv_heads, size, cache, scale, qk_norm, EPSILON)
+    kernel = gpu.append_heads(gpu.Heads(heads, kv_heads, size, cache, scale, qk_norm, EPSILON))
     context.run(
         kernel, [all_heads, tokens, 1], [packed, cos, sin, query, key, value, *weights], [first, past, capacity]
     )
@@ -158,6 +167,108 @@ def test_keys_shared_among_work_groups_equal_float64(context, rng, softcap, wind
     # off by exp's 3 units and the score's error, which is the same in both.
     np.testing.assert_allclose(y, whole, rtol=0, atol=(2 * 200 + 20) * F32 * np.abs(value).max())
     assert (y[:first] == 7).all()
+
+
+_CACHES = {"float": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8}
+
+
+def _stored(rows, cache):
+    """Rows as a cache of that type has them."""
+    if cache == "int8":
+        return quantise_rows(rows)
+    return rows.astype(BFLOAT16).view(np.uint16) if cache == "bfloat16" else rows.astype(_CACHES[cache])
+
+
+@pytest.mark.parametrize(
+    ("cache", "heads", "kv_heads", "size", "qk_norm", "parts", "past", "window", "lanes"),
+    [
+        ("float", 4, 2, 26, True, 1, 130, 70, 256),
+        ("float16", 4, 2, 28, False, 3, 150, 0, 64),
+        ("bfloat16", 3, 1, 64, True, 2, 40, 0, 64),
+        ("int8", 20, 2, 16, True, 1, 129, 0, 64),  # two work-groups of a KV head, of which one appends
+        ("int8", 2, 2, 26, False, 2, 64, 0, 64),
+        ("float", 2, 1, 8, False, 1, 0, 5, 64),  # no key but its own
+    ],
+)
+def test_token_that_appends_equals_appending_before(
+    context_in_turn, rng, cache, heads, kv_heads, size, qk_norm, parts, past, window, lanes
+):
+    """The rows in the cache and the output are those of the two kernels that a prompt takes."""
+    context, (first, capacity) = context_in_turn, (2, past + 3)
+    all_heads, softcap = heads + 2 * kv_heads, 3.0 if qk_norm else 0.0
+    shape = gpu.Heads(heads, kv_heads, size, cache, 0.3, qk_norm, EPSILON)
+    packed = rng.standard_normal((first + 1, all_heads * size), dtype=np.float32)
+    angles = rng.uniform(-np.pi, np.pi, (past + 1, size // 2))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    norms = [rng.uniform(0.5, 1.5, size).astype(np.float32) for _ in range(2)] if qk_norm else []
+    old = [_stored(rng.standard_normal((kv_heads, capacity, size), dtype=np.float32), cache) for _ in range(2)]
+    key, value = (part.copy() for part in old)
+    query, y = (np.full((first + 1, heads * size), 7, np.float32) for _ in range(2))
+    context.run(
+        gpu.append_heads(shape), [all_heads, 1, 1], [packed, cos, sin, query, key, value, *norms],
+        [first, past, capacity],
+    )  # fmt: skip
+    plain, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, False, lanes=lanes, cache=cache)
+    context.run(plain, grid, [query, key, value, y], [first, past, 1, capacity, window])
+
+    found, lengths = np.full_like(y, 7), [first, past, 1, capacity, window]
+    appended = [part.copy() for part in old]
+    kernel, grid, merge = gpu.appending_attention(shape, softcap, parts, lanes)
+    tables = [cos, sin, *appended, *norms]
+    if parts == 1:
+        context.run(kernel, grid, [packed, *old, found, *tables], lengths)
+    else:
+        sums, states = np.full((parts, heads * size), np.nan, np.float32), np.zeros((parts, heads, 2), np.float32)
+        context.run(kernel, grid, [packed, *old, sums, states, *tables], [*lengths, parts])
+        context.run(merge, [heads, 1, 1], [sums, states, found], [first, parts])
+    values = _read(value, cache)
+    # Both add products in the same precision and different orders: scores of `size` terms, weights' sums over all keys
+    # (twice, numerator and denominator), and with QK-norm sums of squares.
+    bound = (4 * (size + 24) * np.abs(query[first]).max() * np.abs(_read(key, cache)).max() + 2 * (past + 30)) * F32
+    np.testing.assert_allclose(found, y, rtol=0, atol=bound * np.abs(values).max())
+    for mine, its in zip(appended, (key, value), strict=True):
+        row, expected = _read(mine[:, past], cache), _read(its[:, past], cache)
+        # Without QK-norm the same operations; else a key may be rounded to the neighbour.
+        step = {"float": 16 * F32, "float16": 2.0**-10, "bfloat16": 2.0**-7, "int8": 2.0**-6}[cache] * qk_norm
+        np.testing.assert_allclose(row, expected, rtol=0, atol=step * np.abs(expected).max())
+
+
+def _read(rows, cache):
+    if cache == "int8":
+        return dequantise_rows(rows)
+    return rows.view(BFLOAT16).astype(np.float32) if cache == "bfloat16" else rows.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("columns", "has_skip", "norms_skip"), [(64, False, False), (77, True, False), (96, True, True)]
+)
+def test_product_normalises_its_input(context_in_turn, rng, columns, has_skip, norms_skip):
+    """And adds the update, which is normalised before, and writes the sum once."""
+    rows, tokens = 40, 2
+    x, skip = (rng.standard_normal((tokens, columns), dtype=np.float32) for _ in range(2))
+    weight, of_skip = (rng.uniform(0.5, 1.5, columns).astype(np.float32) for _ in range(2))
+    given = rng.standard_normal((rows, columns), dtype=np.float32)
+    blocks = q4nx.pack(*q4nx.quantize(given), q4nx.NARROW)
+    matrix = q4nx.dequantize(blocks, rows, columns).astype(np.float64)
+    y, total = np.zeros((tokens, rows), np.float32), np.zeros_like(x)
+    kernel, grid = gpu.normalising_product(rows, columns, has_skip, norms_skip, EPSILON)
+    others = [weight, *([skip] if has_skip else []), *([of_skip] if norms_skip else []), *([total] if has_skip else [])]
+    context_in_turn.run(kernel, grid, [x, blocks, y, *others])
+
+    def norm(values):
+        return values / np.sqrt(np.mean(values**2, axis=-1, keepdims=True) + EPSILON)
+
+    wide = skip.astype(np.float64)
+    added = (norm(wide) * of_skip if norms_skip else wide) * has_skip
+    expected = x + added
+    if has_skip:
+        # 16 units of a norm (selftest/gpu/rows.py), and the sum's.
+        assert (np.abs(total - expected) <= 16 * F32 * np.abs(added) + F32 * np.abs(expected)).all()
+    normalised = norm(expected) * weight
+    # A row's elements are off by two norms and a sum; then come as many additions as a lane and the lanes make.
+    assert (
+        np.abs(y - normalised @ matrix.T) <= (2 * 17 + 3 + columns) * F32 * (np.abs(normalised) @ np.abs(matrix.T))
+    ).all()
 
 
 def test_skip_is_normalised_before_adding(context, rng):

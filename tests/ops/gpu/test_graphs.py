@@ -85,7 +85,7 @@ def test_network_equals_cpu_provider_and_moves_nothing_between(ep_devices: Any, 
         moved[0] += x.nbytes
         moved[1] += expected.nbytes
     events = [event.get("args", {}) for event in json.loads(Path(session.end_profiling()).read_text())]
-    kernels = [event for event in events if event.get("array") == "opencl"]
+    kernels = [event for event in events if event.get("array") == "gpu"]
     assert len(kernels) > 3 * 20
     assert [sum(int(event[f"bytes_to_{place}"]) for event in kernels) for place in ("device", "host")] == moved
     # All steps but Shape, which reads no pixels.

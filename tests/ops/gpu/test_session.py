@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder's layers as one node on an OpenCL device: numbers, transfers and refusals."""
+"""A decoder's layers as one node on a device of each API: numbers, commands, transfers and refusals."""
 
 import numpy as np
 import pytest
@@ -15,18 +15,28 @@ pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 gpu = testing.gpu
 
 
-@pytest.fixture(scope="module")
-def opened(models, pocl):
-    """Sessions of models with caches and products in float32, so that neither rounds; each is made once."""
-    del pocl
+def sessions(models, **options):
+    """Makes sessions of models with caches and products in float32, so that neither rounds; each is made once."""
     made = {}
 
     def session(name, *, new=False):
         if new or name not in made:
-            made[name] = Session(gpu.SessionDevice(), *read_nodes(models.converted(name, kv_dtype="fp32")))
+            nodes = read_nodes(models.converted(name, kv_dtype="fp32"))
+            made[name] = Session(gpu.SessionDevice(half=False, **options), *nodes)
         return made[name]
 
     return session
+
+
+@pytest.fixture(scope="module")
+def opened(models, pocl):
+    del pocl
+    return sessions(models)
+
+
+@pytest.fixture(scope="module")
+def opened_in_turn(models, gpu_api):
+    return sessions(models, vulkan=gpu_api == "vulkan")
 
 
 def hidden_of(models, name, ids):
@@ -51,9 +61,9 @@ def run_all(session, hidden, stops, capacity):
 
 # A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
 @pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0)])
-def test_logits_equal_transformers(name, capacity, models, opened):
+def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
-    session = opened(name)
+    session = opened_in_turn(name)
     sizes = session.attributes
     ids = np.random.default_rng(5).integers(3, 250, 310)
     stops = [270, 271, 272, 309, 310]
@@ -63,22 +73,31 @@ def test_logits_equal_transformers(name, capacity, models, opened):
     assert np.abs(found[:, : expected.shape[1]] - expected).max() <= tolerance
 
 
-def test_token_allocates_and_compiles_nothing(models, opened):
-    """Its hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved."""
-    session = opened("trained")
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_tokens_are_one_list_of_commands_each(tokens, models, opened_in_turn, gpu_api):
+    """A hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved.
+
+    Four products and attention are a layer's kernels, and a norm and the LM head follow. Each needs what the one before
+    it wrote. Vulkan's commands are recorded once; what differs from token to token are their arguments.
+    """
+    session = opened_in_turn("trained")
     sizes = session.attributes
-    ids = np.arange(3, 12)
-    hidden = hidden_of(models, "trained", ids)
-    _, past = run_all(session, hidden[:7], [6, 7], 16)
+    hidden = hidden_of(models, "trained", np.arange(3, 63))
+    _, past = run_all(session, hidden[:7], [6, 7], 64)
     before = session.device.counts()
-    session.run(hidden[7:8], 8, past)
+    for end in range(8, 8 + tokens):
+        _, past = session.run(hidden[end - 1 : end], end, past)
     spent = {name: count - before[name] for name, count in session.device.counts().items()}
-    # 4 products, append, attention and two entries' norms a layer; the first norm, the LM head.
+    kernels = 5 * sizes["layers"] + 2
+    replayed = gpu_api == "vulkan"
     assert spent == {
-        "dispatches": 8 * sizes["layers"] + 2,
+        "dispatches": tokens * kernels,
+        "submissions": tokens * replayed,
+        "recordings": 0,
+        "barriers": tokens * kernels * replayed,
         "allocations": 0,
-        "bytes_to_device": 4 * sizes["hidden"],
-        "bytes_to_host": 4 * sizes["vocabulary"],
+        "bytes_to_device": tokens * 4 * sizes["hidden"],
+        "bytes_to_host": tokens * 4 * sizes["vocabulary"],
         "compiled": 0,
         "from_cache": 0,
     }

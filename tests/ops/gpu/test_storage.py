@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
+from tests.loader_double import Way
 from tests.npu.decoders import Session, read_nodes
-from tests.opencl_double import Way
 from tests.ops.device import testing
 from tests.ops.gpu.test_session import hidden_of
 

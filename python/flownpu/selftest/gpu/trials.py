@@ -137,7 +137,7 @@ def _compared(case: Case, found: Sequence[np.ndarray | None], times: Sequence[li
     )
 
 
-def facts_of(facts: _native.OpenClFacts) -> dict[str, Any]:
+def facts_of(facts: _native.GpuFacts) -> dict[str, Any]:
     """A device's properties, by their names in ops/gpu/context/facts.h."""
     return {name: getattr(facts, name) for name in dir(facts) if not name.startswith("_")}
 
@@ -149,7 +149,7 @@ def document(device: _native.GpuDevice, results: Sequence[KernelResult]) -> dict
         "flownpu": __version__,
         "device": "gpu",
         "passed": all(result.passed for result in results),
-        "opencl": facts_of(device.facts),
+        "facts": facts_of(device.facts),
         "is_software": device.facts.kind == "cpu",
         "stored_type": device.stored_type(),
         "counts": device.counts(),

@@ -3,6 +3,7 @@
 
 import struct
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,12 +40,12 @@ def test_kernel_variant_passes(name, devices):
     assert result.kernels
 
 
-def test_emitted_modules_are_valid(devices, kept, tmp_path):
+def test_emitted_modules_are_valid(devices, lavapipe, tmp_path):
     """Those of the kernels above, as the cache on disk has them: behind the text of the device, before the binary."""
     for variant in VARIANTS.values():
         run_variant(variant, devices)
     found = 0
-    for file in (kept / "vulkan").glob("*.bin"):
+    for file in Path(lavapipe["FLOWNPU_GPU_CACHE"]).glob("*.bin"):
         content = file.read_bytes()
         begin = content.find(HEAD)
         if begin < 0:

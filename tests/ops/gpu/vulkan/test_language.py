@@ -97,3 +97,135 @@ def test_other_texts_are_refused(body, message):
         return
     with pytest.raises(RuntimeError, match=r"\[kernel tried\].*" + re.escape(message)):
         testing.gpu.spirv(Kernel(body, tensors))
+
+
+# Numbers of both signs, the extremes, and shifts; / and % as C has them: towards 0, with the dividend's sign.
+_LEFT = np.array([7, -7, 7, -7, 2**31 - 1, -(2**31), -1, 0, 123456789, -123456789, 5, -(2**31)], np.int32)
+_RIGHT = np.array([3, 3, -3, -3, 31, 1, 30, 5, 10007, -10007, 5, 31], np.int32)
+_SHIFT = np.array([0, 1, 5, 31, 4, 31, 30, 9, 3, 7, 2, 31], np.int32)
+
+
+def _quotient(a, b):
+    return np.trunc(a.astype(np.float64) / b.astype(np.float64)).astype(np.int64)
+
+
+@pytest.mark.parametrize("kind", ["int", "uint"])
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("a + b", lambda a, b, _s: a + b),
+        ("a - b", lambda a, b, _s: a - b),
+        ("a * b", lambda a, b, _s: a * b),
+        ("a / b", lambda a, b, _s: _quotient(a, b)),
+        ("a % b", lambda a, b, _s: a - _quotient(a, b) * b),
+        ("a << s", lambda a, _b, s: a << s),
+        ("a >> s", lambda a, _b, s: a >> s),
+        ("(a & b) | (a ^ (TYPE)(15))", lambda a, b, _s: (a & b) | (a ^ 15)),
+        ("~a", lambda a, _b, _s: ~a),
+        ("a < b", lambda a, b, _s: a < b),
+        ("a <= b", lambda a, b, _s: a <= b),
+        ("a > b", lambda a, b, _s: a > b),
+        ("a >= b", lambda a, b, _s: a >= b),
+        ("a == b", lambda a, b, _s: a == b),
+        ("a != b", lambda a, b, _s: a != b),
+        ("min(a, b)", lambda a, b, _s: np.minimum(a, b)),
+        ("max(a, b)", lambda a, b, _s: np.maximum(a, b)),
+        ("as_int((float)a)", lambda a, _b, _s: a.astype(np.float32).view(np.int32)),
+    ],
+)
+def test_integers_equal_numpy(context, kind, expression, expected):
+    """Modulo 2^32, in which numpy has int64 here."""
+    count = len(_LEFT)
+    names = [Tensor(name, "int32", [count]) for name in ("left", "right", "shift")]
+    body = f"""
+      for (int i = 0; i < {count}; ++i) {{
+        const {kind} a = ({kind})args.left.Read(i);
+        const {kind} b = ({kind})args.right.Read(i);
+        const {kind} s = ({kind})args.shift.Read(i);
+        args.y.Write((int)({expression.replace("TYPE", kind)}), i);
+      }}
+    """
+    found = np.zeros(count, np.int32)
+    kernel = Kernel(body, [*names, Tensor("y", "int32", [count], written=True)])
+    context.run(kernel, [1, 1, 1], [_LEFT, _RIGHT, _SHIFT, found])
+    wide = [
+        (values if kind == "int" else values.view(np.uint32)).astype(np.int64) for values in (_LEFT, _RIGHT, _SHIFT)
+    ]
+    np.testing.assert_array_equal(found, np.asarray(expected(*wide)).astype(np.int64).astype(np.int32))
+
+
+def test_small_elements_keep_sign_and_place(context):
+    """int8, float16 and bfloat16 are read one by one, in pairs of different words, and written beside one another."""
+    count = 16
+    eighths = np.array([*range(-128, 128, 16)], np.int8)
+    halves = np.linspace(-3, 3, count).astype(np.float16)
+    tensors = [
+        Tensor("c", "int8", [count]), Tensor("h", "float16", [count]), Tensor("d", "int8", [count], written=True),
+        Tensor("g", "float16", [count], written=True), Tensor("y", "float", [2, count], written=True),
+    ]  # fmt: skip
+    body = """
+      const int i = lane();
+      args.d.Write(args.c.Read(args.lanes - 1 - i), i);
+      args.g.Write(args.h.Read(args.lanes - 1 - i), i);
+      args.y.Write((float)args.c.Read(i), 0, i);
+      args.y.Write(rounded_to_half(args.h.Read(i) / 3.0f), 1, i);
+    """
+    d, g, y = np.zeros(count, np.int8), np.zeros(count, np.float16), np.zeros((2, count), np.float32)
+    context.run(Kernel(body, tensors, lanes=count), [1, 1, 1], [eighths, halves, d, g, y])
+    np.testing.assert_array_equal(d, eighths[::-1])
+    np.testing.assert_array_equal(g, halves[::-1])
+    np.testing.assert_array_equal(y[0], eighths)
+    np.testing.assert_array_equal(y[1], (halves.astype(np.float32) / np.float32(3)).astype(np.float16))
+
+
+def test_rounding_to_half_equals_numpy(context):
+    """Ties, the smallest and largest numbers, infinities and NaN."""
+    bits = np.arange(0, 2**31, 2**31 // 3001, dtype=np.uint32)
+    ties = (np.arange(0x33000000, 0x47800000, 0x01231000, dtype=np.uint32) & 0xFFFFF000).astype(np.uint32)
+    x = np.concatenate([bits, bits | 0x80000000, ties, ties + 1]).astype(np.uint32).view(np.float32)
+    x = np.concatenate([x, np.float32([65504, 65519.99, 65520, 2**-24, 2**-25, 1.5 * 2**-25, np.inf, -np.inf, np.nan])])
+    body = f"for (int i = 0; i < {x.size}; ++i) args.y.Write(rounded_to_half(args.x0.Read(i)), i);"
+    with np.errstate(over="ignore"):
+        expected = x.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(computed(context, body, count=x.size, inputs=[x]), expected)
+
+
+def _instructions(module):
+    """(opcode, operands) of each instruction."""
+    words = np.frombuffer(module, np.uint32)
+    at = 5  # behind the head
+    while at < words.size:
+        yield int(words[at] & 0xFFFF), [int(word) for word in words[at + 1 : at + (words[at] >> 16)]]
+        at += int(words[at] >> 16)
+
+
+def test_rules_that_no_validator_checks():
+    """Blocks behind addresses are decorated, arrays have the stride of their elements, barriers order shared memory.
+
+    Debian's spirv-val and lavapipe take modules without these; a GPU's compiler need not.
+    """
+    runtime_array, struct, pointer, decorate, int_type, float_type, constant, barrier = 29, 30, 32, 71, 21, 22, 43, 224
+    physical, block, stride = 5349, 2, 6
+    body = """
+      shared float a[args.lanes];
+      a[lane()] = args.x.Read(lane()) + (float)args.c.Read(lane()) + args.h.Read(lane());
+      synchronise();
+      args.y.Write(a[args.lanes - 1 - lane()], lane());
+    """
+    tensors = [Tensor("x", "float", [64]), Tensor("c", "int8", [64]), Tensor("h", "float16", [64])]
+    module = testing.gpu.spirv(Kernel(body, [*tensors, Tensor("y", "float", [64], written=True)], lanes=64))
+    found = list(_instructions(module))
+    bytes_of = {operands[0]: operands[1] // 8 for op, operands in found if op in (int_type, float_type)}
+    blocks = {operands[0] for op, operands in found if op == decorate and operands[1] == block}
+    strides = {operands[0]: operands[2] for op, operands in found if op == decorate and operands[1] == stride}
+    elements = {operands[0]: operands[1] for op, operands in found if op == runtime_array}
+    structs = {operands[0] for op, operands in found if op == struct}
+    behind = {operands[2] for op, operands in found if op == pointer and operands[1] == physical} & structs
+    numbers = {operands[1]: operands[2] for op, operands in found if op == constant}
+    assert behind
+    assert behind <= blocks
+    assert {array: bytes_of[element] for array, element in elements.items()} == strides
+    assert sorted(strides.values()) == [1, 2, 4]
+    (orders,) = [operands for op, operands in found if op == barrier]
+    workgroup, acquire_release_of_workgroup = 2, 0x8 | 0x100
+    assert [numbers[one] for one in orders] == [workgroup, workgroup, acquire_release_of_workgroup]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A double of OpenCL's loader: the same functions, which go to the loader that OPENCL_DOUBLE_OF
-// names, unless a fault is injected. FLOWNPU_OPENCL names the double; tests/opencl_double.py steers
+// names, unless a fault is injected. FLOWNPU_OPENCL names the double; tests/loader_double.py steers
 // it.
 #include <dlfcn.h>
 
@@ -11,12 +11,17 @@
 #include <type_traits>
 
 #include "ops/gpu/opencl/abi.h"
-#include "tests/ops/gpu/opencl_double/faults.h"
-#include "tests/ops/gpu/opencl_double/processor.h"
+#include "tests/ops/gpu/doubles/faults.h"
+#include "tests/ops/gpu/doubles/processor.h"
 
 using namespace flownpu::gpu::cl;  // NOLINT(google-build-using-namespace): the interface's types
 
 namespace opencl_double {
+
+using loader_double::Faults;
+using loader_double::faults;
+using loader_double::Way;
+
 namespace {
 
 Functions load() {
@@ -167,11 +172,11 @@ FLOWNPU_OPENCL_FUNCTIONS(FORWARD)
 
 // --- How tests steer it.
 void opencl_double_inject(const char* call, std::int64_t nth, std::int32_t way, Int code) {
-  opencl_double::faults().inject(call, nth, static_cast<opencl_double::Way>(way), code);
+  loader_double::faults().inject(call, nth, static_cast<loader_double::Way>(way), code);
 }
-void opencl_double_reset() { opencl_double::faults().reset(); }
-std::int64_t opencl_double_calls(const char* call) { return opencl_double::faults().calls(call); }
-std::int64_t opencl_double_endless_waits() { return opencl_double::faults().endless_waits(); }
+void opencl_double_reset() { loader_double::faults().reset(); }
+std::int64_t opencl_double_calls(const char* call) { return loader_double::faults().calls(call); }
+std::int64_t opencl_double_endless_waits() { return loader_double::faults().endless_waits(); }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `flownpu doctor` for OpenCL, on made-up machines and on PoCL."""
+"""The checks of `flownpu doctor` for OpenCL and Vulkan, on made-up machines, on PoCL and on lavapipe."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,8 @@ import pytest
 
 from flownpu.doctor.checks import Host, Status
 from flownpu.doctor.opencl import OpenCl, diagnose_opencl, find_opencl
+from flownpu.doctor.vulkan import Vulkan, diagnose_vulkan, find_vulkan
+from tests.loader_double import Way
 
 APT = "sudo apt install ocl-icd-libopencl1 mesa-opencl-icd"
 GPU = SimpleNamespace(title="AMD Radeon 780M (rusticl)", kind="gpu", driver="25.0.7", compute_units=12)
@@ -65,3 +67,40 @@ def test_pocl_is_found(pocl, debian):
     assert check.status is Status.NOTE
     assert "Portable Computing Language" in check.found
     assert "a CPU's" in check.found
+
+
+OF_VULKAN = "sudo apt install libvulkan1 mesa-vulkan-drivers"
+RADV = SimpleNamespace(title="AMD Radeon 780M (Vulkan, radv)", kind="gpu", driver="Mesa 25.0.7", compute_units=12)
+LLVMPIPE = SimpleNamespace(title="llvmpipe (Vulkan, llvmpipe)", kind="cpu", driver="Mesa", compute_units=2)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "text", "remedy"),
+    [
+        (Vulkan("expected Vulkan's loader (...)"), Status.NOTE, "no loader (libvulkan.so.1) of 1.3", OF_VULKAN),
+        (Vulkan("VK_ERROR_INCOMPATIBLE_DRIVER (-9)"), Status.NOTE, "no driver; the gpu device can use it", OF_VULKAN),
+        (Vulkan(), Status.NOTE, "a driver, but no device", OF_VULKAN),
+        (Vulkan(devices=[(LLVMPIPE, "")]), Status.NOTE, f"{LLVMPIPE.title}: a CPU's, which is there", OF_VULKAN),
+        (Vulkan(devices=[(RADV, "shaderInt8")]), Status.NOTE, f"{RADV.title} without shaderInt8", "update the driver"),
+        (Vulkan(failure="vkEnumerate... ended with"), Status.BAD, "vkEnumerate", "update or remove the driver"),
+        (Vulkan(devices=[(LLVMPIPE, ""), (RADV, "")]), Status.GOOD, f"{RADV.title}, driver Mesa 25.0.7, 12", ""),
+    ],
+)
+def test_missing_vulkan_parts_are_distinguished(debian, found, status, text, remedy):
+    check = diagnose_vulkan(debian, found)
+    assert (check.name, check.status) == ("vulkan", status)
+    assert check.found.startswith(text)
+    assert check.remedy.startswith(remedy)
+    assert bool(check.remedy) == bool(remedy)
+
+
+@pytest.mark.opencl
+def test_lavapipe_is_found(vulkan_double, debian):
+    """As a CPU; and what it lacks, or a call that fails, with the name."""
+    check = diagnose_vulkan(debian, find_vulkan())
+    assert check.status is Status.NOTE
+    assert "llvmpipe" in check.found
+    vulkan_double.pretend("no shaderInt16")
+    assert find_vulkan().devices[0][1] == "shaderInt16"
+    vulkan_double.inject("vkEnumeratePhysicalDevices", 1, Way.ONCE, -3)
+    assert "VK_ERROR_INITIALIZATION_FAILED" in find_vulkan().failure

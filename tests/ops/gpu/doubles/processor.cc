@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/ops/gpu/opencl_double/processor.h"
+#include "tests/ops/gpu/doubles/processor.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>

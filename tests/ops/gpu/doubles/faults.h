@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures of the double of OpenCL's loader, and their times.
+// Failures of the doubles of the loaders of OpenCL and Vulkan, and their times.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,12 @@
 #include <string>
 #include <string_view>
 
-#include "ops/gpu/opencl/abi.h"
-
-namespace opencl_double {
-
-namespace cl = flownpu::gpu::cl;
+namespace loader_double {
 
 enum class Way : std::uint8_t {
   kNone,
   kOnce,  // the call ends with the code, and does nothing
-  kLost,  // and so does every later call that enqueues, flushes, allocates or compiles
+  kLost,  // and so does every later call that submits, waits, allocates or compiles
   kLate,  // the call succeeds and does nothing; marks behind it end with the code
   kHung,  // the call succeeds and does nothing; no later command ends
 };
@@ -25,14 +21,14 @@ enum class Way : std::uint8_t {
 class Faults {
  public:
   // The nth call of this function from now on, 1: the next. Another fault takes its place.
-  void inject(std::string call, std::int64_t nth, Way way, cl::Int code);
+  void inject(std::string call, std::int64_t nth, Way way, std::int32_t code);
   // Forgets the fault and all counts.
   void reset();
 
   // Called for each call: its fate. kNone: it goes to the real loader.
   struct Fate {
     Way way = Way::kNone;
-    cl::Int code = 0;
+    std::int32_t code = 0;
   };
   Fate meet(std::string_view call);
   // The fault that has begun; kNone if none has.
@@ -58,4 +54,4 @@ class Faults {
 
 Faults& faults();
 
-}  // namespace opencl_double
+}  // namespace loader_double

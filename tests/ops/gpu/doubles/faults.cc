@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/ops/gpu/opencl_double/faults.h"
+#include "tests/ops/gpu/doubles/faults.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
-namespace opencl_double {
+namespace loader_double {
 
-void Faults::inject(std::string call, std::int64_t nth, Way way, cl::Int code) {
+void Faults::inject(std::string call, std::int64_t nth, Way way, std::int32_t code) {
   const std::lock_guard lock(mutex_);
   call_ = std::move(call);
   left_ = nth;
@@ -26,8 +26,13 @@ void Faults::reset() {
 
 // Whether a lost device refuses the call; releasing objects and queries still work.
 bool Faults::is_work(std::string_view call) {
-  constexpr std::array kOthers{std::string_view("clFlush"), std::string_view("clCreateBuffer"),
-                               std::string_view("clBuildProgram")};
+  constexpr std::array kOthers{std::string_view("clFlush"),
+                               std::string_view("clCreateBuffer"),
+                               std::string_view("clBuildProgram"),
+                               std::string_view("vkQueueSubmit"),
+                               std::string_view("vkWaitForFences"),
+                               std::string_view("vkAllocateMemory"),
+                               std::string_view("vkCreateComputePipelines")};
   return call.starts_with("clEnqueue") || std::ranges::find(kOthers, call) != kOthers.end();
 }
 
@@ -37,7 +42,7 @@ bool Faults::waits(std::string_view call) {
 }
 
 Faults::Fate Faults::meet(std::string_view call) {
-  constexpr cl::Int kOutOfResources = -5;
+  constexpr std::int32_t kOutOfResources = -5;
   const std::lock_guard lock(mutex_);
   const auto counted = calls_.try_emplace(std::string(call), 0).first;
   ++counted->second;
@@ -57,7 +62,10 @@ Faults::Fate Faults::meet(std::string_view call) {
         ++endless_waits_;
         return {Way::kOnce, kOutOfResources};  // so that a test ends
       }
-      return call == "clEnqueueNDRangeKernel" || call == "clEnqueueCopyBuffer" ? fate_ : Fate{};
+      return call == "clEnqueueNDRangeKernel" || call == "clEnqueueCopyBuffer" ||
+                     call == "vkQueueSubmit" || call == "vkWaitForFences"
+                 ? fate_
+                 : Fate{};
     default:
       return {};
   }
@@ -84,4 +92,4 @@ Faults& faults() {
   return all;
 }
 
-}  // namespace opencl_double
+}  // namespace loader_double

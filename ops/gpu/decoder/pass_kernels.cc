@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// ForwardPass's kernels: their shapes, their compilation, and the choice of a product's fastest
+// way.
+#include <algorithm>
+#include <utility>
+
+#include "ops/error.h"
+#include "ops/gpu/decoder/forward_pass.h"
+#include "ops/gpu/language/generate.h"
+
+namespace flownpu::gpu {
+namespace {
+
+Gating gating_of(const transformer::Decoder& decoder) {
+  switch (decoder.feed_forward().activation) {
+    case transformer::Activation::kGeGlu:
+      return Gating::kGeGlu;
+    case transformer::Activation::kSwiGlu:
+      return Gating::kSwiGlu;
+  }
+  fail("expected a feed-forward with a gate");
+}
+
+}  // namespace
+
+// The LM head does not normalise: it has many work-groups, each of which would do so.
+ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
+  const LayerConstants& given = constants_.layers[layer];
+  const auto normalising = [&](ProductShape shape, bool adds) {
+    shape.given = Element::kFloat32;
+    shape.norm = {.columns = decoder_.hidden,
+                  .epsilon = decoder_.epsilon,
+                  .has_skip = adds,
+                  .norms_skip = adds,
+                  .writes_sum = adds};
+    return shape;
+  };
+  const auto adding = [&](ProductShape shape) {
+    shape.has_residual = !decoder_.post_norms();
+    return shape;
+  };
+  const ProductShape qkv{.rows = decoder_.packed_heads(), .columns = decoder_.hidden};
+  const ProductShape output{
+      .rows = decoder_.hidden, .columns = decoder_.attended(), .result = Element::kFloat32};
+  const ProductShape gate_up{.rows = decoder_.feed_forward().size,
+                             .columns = decoder_.hidden,
+                             .gating = gating_of(decoder_),
+                             .result = Element::kFloat32};
+  const ProductShape down{.rows = decoder_.hidden,
+                          .columns = decoder_.feed_forward().size,
+                          .given = Element::kFloat32,
+                          .result = Element::kFloat32};
+  const bool adds = decoder_.post_norms();
+  return {.qkv = compile_product(qkv, normalising(qkv, adds && layer > 0), given.qkv),
+          .output = compile_product(output, adding(output), given.output),
+          .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
+          .down = compile_product(down, adding(down), given.down)};
+}
+
+std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
+  return context_->compile(kernel, stored_.element);
+}
+
+ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& shape,
+                                                          const ProductShape& of_token,
+                                                          const Weight& weight) {
+  CompiledProduct product{.shape = of_token,
+                          .weight = &weight.blocks,
+                          .image = {},
+                          .fused = nullptr,
+                          .many = nullptr,
+                          .quantize = nullptr,
+                          .rounded = nullptr};
+  product.shape.layout = weight.layout;
+  tune(product);
+  ProductShape many = shape;
+  many.layout = weight.layout;
+  many.storage = product.shape.storage;
+  many.teams = product.shape.teams;
+  if (!rounds_) {
+    product.many = compile(fused_dqp(many));
+    return product;
+  }
+  product.quantize = compile(quantize_rows(shape.columns, shape.given));
+  product.rounded = compile(q4nx_matmul(many));
+  return product;
+}
+
+// The ways to launch a product: numbers of teams, and storages of the weight. The rule's choice
+// comes first. Another storage is tried only with the rule's number of teams, because the two are
+// independent.
+std::vector<ProductShape> ForwardPass::ways_of(const CompiledProduct& product) const {
+  std::vector<ProductShape> ways;
+  const DeviceFacts& facts = context_->facts();
+  const std::vector<std::int64_t> teams = teams_for(product.shape, facts);
+  const std::vector<Storage> storages = storages_for(weights_, product.weight->bytes(), facts);
+  const auto add = [&](Storage storage, std::int64_t of) {
+    ways.push_back(product.shape);
+    ways.back().storage = storage;
+    ways.back().teams = of;
+  };
+  for (const std::int64_t of : teams) add(storages.front(), of);
+  for (std::size_t other = 1; other < storages.size(); ++other) add(storages[other], teams.front());
+  return ways;
+}
+
+// Chooses the fastest measured way, or the rule's if nothing is measured.
+void ForwardPass::tune(CompiledProduct& product) {
+  const std::vector<ProductShape> ways = ways_of(product);
+  std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
+  const auto kernel_of = [&](std::size_t way) {
+    if (kernels[way] == nullptr) kernels[way] = compile(fused_dqp(ways[way]));
+    return kernels[way];
+  };
+  const bool has_image = std::ranges::any_of(
+      ways, [](const ProductShape& way) { return way.storage == Storage::kImage; });
+  if (has_image && (tuner_.measures() || ways.front().storage == Storage::kImage))
+    product.image = context_->image_of(*product.weight);
+  // Zeros in the place of each vector.
+  Buffer read;
+  Buffer written;
+  const KernelDescription described = fused_dqp(ways.front());
+  if (tuner_.measures()) {
+    const std::int64_t longest = std::max(product.shape.columns, product.shape.rows);
+    const std::vector<float> zeros(static_cast<std::size_t>(longest));
+    read = context_->allocate(zeros.size() * sizeof(float));
+    written = context_->allocate(zeros.size() * sizeof(float));
+    context_->write(read, std::as_bytes(std::span(zeros)));
+  }
+  const auto launch_way = [&](std::size_t one) {
+    std::vector<const Buffer*> buffers;
+    for (const TensorDescription& tensor : described.arguments())
+      buffers.push_back(tensor.access == Access::kWrite ? &written : &read);
+    buffers[1] = product.held_in(ways[one].storage);
+    launch(*kernel_of(one), fused_dqp_grid(ways[one], 1), buffers, {});
+  };
+  const std::size_t way = tuner_.fastest(generate(described, context_->dialect(), stored_.element),
+                                         ways.size(), launch_way);
+  product.shape = ways[way];
+  product.fused = kernel_of(way);
+  if (product.shape.storage == Storage::kBuffer) product.image = {};
+}
+
+AttentionShape ForwardPass::attention_shape() const {
+  const AttentionShape shape{.heads = decoder_.attention().heads,
+                             .kv_heads = decoder_.attention().kv_heads,
+                             .head_size = decoder_.attention().head_size,
+                             .cache = cache_,
+                             .softcap = decoder_.attention().softcap,
+                             .one_sequence = true,
+                             .appends = true,
+                             .qk_norm = heads_shape_.qk_norm,
+                             .epsilon = heads_shape_.epsilon,
+                             .scale = heads_shape_.scale,
+                             .lanes = attention_lanes(context_->facts())};
+  if (flow_attention_memory(shape) > context_->facts().local_memory)
+    fail("expected heads that take at most ", context_->facts().local_memory,
+         " bytes of a work-group's memory on ", context_->facts().title(), ", got ",
+         flow_attention_memory(shape), ": use device = cpu");
+  return shape;
+}
+
+void ForwardPass::compile_attention() {
+  attention_shape_ = attention_shape();
+  attention_ = compile(flow_attention(attention_shape_));
+  tiles_shape_ = attention_shape_;
+  tiles_shape_.appends = false;
+  tiles_shape_.scale = 1;  // append_heads has scaled queries
+  tiles_shape_.in_tiles = true;
+  attention_in_tiles_ = compile(flow_attention(tiles_shape_));
+  AttentionShape in_parts = attention_shape_;
+  in_parts.has_parts = true;
+  attention_in_parts_ = compile(flow_attention(in_parts));
+  merge_ = compile(merge_attention(in_parts));
+  if (!decoder_.attention().bidirectional_blocks) return;
+  AttentionShape of_blocks = tiles_shape_;
+  of_blocks.has_blocks = true;
+  attention_of_blocks_ = compile(flow_attention(of_blocks));
+}
+
+}  // namespace flownpu::gpu

@@ -13,6 +13,8 @@ long.
     experts        s' = s + experts(x); y = norm(s'), or s' without a weight
     route          the experts that the router chooses for x (i32), and their shares (f32)
     add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
+    mixer          y = what is between the projections of a layer that keeps a state; x: what they read, projected: their
+                   products
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on; with an int8 cache also its rows
 
@@ -27,12 +29,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flownpu._native import GatedDelta
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS
 from flownpu.aie.plan.data import HostBuffer, Type
 from flownpu.aie.programs.call import HostArgument, HostCall
 
 if TYPE_CHECKING:
-    from flownpu._native import FeedForward
+    from flownpu._native import Decoder, FeedForward
     from flownpu.aie.designs.decode_layer.shape import LayerShape
 
 
@@ -143,6 +146,43 @@ class Experts:
     @property
     def _parameters(self) -> tuple[tuple[str, int | float], ...]:
         return ("layer", self.layer), ("experts", self.feed_forward.experts_per_token), ("columns", self.columns)
+
+
+def mixer(
+    model: Decoder, layer: int, rows: int, *, x_line: int = 0, line: int = 0, y_line: int = 0
+) -> HostCall:
+    """The step between the projections of a layer that keeps a state, which the host reads and writes once for each row.
+
+    Args:
+        model: the decoder.
+        layer: the layer's number.
+        rows: rows of x.
+        x_line: elements from one row of x to the next; 0: as many as it has.
+        line: the same of the products.
+        y_line: the same of what the output projection reads.
+    """
+    found = model.layers[layer]
+    columns, projected, mixed = model.hidden, model.input_rows(found), model.output_columns(found)
+    x_line, line, y_line = x_line or columns, line or projected, y_line or mixed
+    constants, state, products = 0, 0, 0
+    if isinstance(found.mixer, GatedDelta):
+        of = found.mixer
+        state = of.value_heads * of.key_size * of.value_size
+        # The rates a and b of each head, in f32; a row reads its state's product with a key and with a query, and
+        # writes the outer product with a value.
+        constants, products = 2 * 4 * of.value_heads * columns, rows * (2 * of.value_heads * columns + 3 * state)
+    # Read and written; a prompt's rows go through in chunks, whose states stay in the host's caches.
+    moved = 2 * 4 * state
+    parameters = (
+        ("layer", layer), ("rows", rows), ("columns", columns), ("projected", projected), ("mixed", mixed),
+        ("x_line", x_line), ("line", line), ("y_line", y_line),
+    )  # fmt: skip
+    arguments = (
+        _argument("x", "bf16", rows * x_line, reads=rows * columns),
+        _argument("projected", "bf16", rows * line, reads=rows * projected),
+        _argument("y", "bf16", rows * y_line, writes=rows * mixed),
+    )
+    return HostCall("mixer", parameters, arguments, constants + moved, products)
 
 
 def norm_rope(

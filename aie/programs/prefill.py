@@ -103,6 +103,8 @@ def prefill_program(
     """
     if tokens > context:
         raise ValueError(f"expected a context of {tokens} or more, got {context}")
+    if decoder.keeps_states or decoder.shape.output_gate:
+        raise ValueError("[prefill] expected attention without a gate of its output in all layers")
     return _Chunk(decoder, target, context, tokens, weights, block, {} if calls is None else calls).program()
 
 

@@ -15,6 +15,7 @@ long.
     add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
     mixer          y = what is between the projections of a layer that keeps a state; x: what they read, projected: their
                    products
+    output_gate    y = y sigmoid(gate): attention's output; a row of gate is `first` elements behind one of QKV
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on; with an int8 cache also its rows
 
@@ -183,6 +184,18 @@ def mixer(
         _argument("y", "bf16", rows * y_line, writes=rows * mixed),
     )
     return HostCall("mixer", parameters, arguments, constants + moved, products)
+
+
+def output_gate(shape: LayerShape, rows: int, line: int) -> HostCall:
+    """The step that multiplies attention's output by its gate; `line`: elements from one row of QKV to the next."""
+    columns = shape.heads * shape.d
+    moved = rows * columns
+    arguments = (
+        _argument("gate", "bf16", rows * line, reads=moved),
+        _argument("y", "bf16", moved, reads=moved, writes=moved),
+    )
+    parameters = ("rows", rows), ("columns", columns), ("first", shape.heads_size), ("line", line)
+    return HostCall("output_gate", parameters, arguments)
 
 
 def norm_rope(

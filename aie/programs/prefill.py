@@ -3,8 +3,9 @@
 
     rms_norm (host), then for some layers at a time
         dequant_engine, the weights of these layers; in each layer
-            gemm (QKV) -> norm_rope (host) -> flow_qkv -> gemm (output) -> residual and norm (host)
-            -> gemm (gate, up), gemm (down) -> residual and norm of the next layer (host)
+            gemm (QKV) -> norm_rope (host) -> flow_qkv (-> output_gate, host) -> gemm (output)
+            -> residual and norm (host) -> gemm (gate, up), gemm (down) -> residual and norm of the next layer (host)
+        in a layer that keeps a state, gemm -> mixer (host) -> gemm (output) in their place
 
 Each design is an array of its own, and a change of array costs more than any of the host's steps: each layer has two,
 to attention and back, and each group of up to four layers that are dequantised together has two more, three if some of
@@ -16,9 +17,10 @@ its weights have 8 bits and some 4. One array computes all products (designs/gem
     residual   [tokens][D] f32        the residual stream; host
     x          [tokens][x line]       the stream, normalised (or as it is, where a layer's parts have no norm before
                                       them: then the first is `hidden`): A of QKV, and of gate and up
-    qkv        [tokens][line]         products of H + 2 G heads
+    qkv        [tokens][line]         products of H + 2 G heads, and of an output's gate
+    mixed      [tokens][line]         products before a state
     q          [tokens][H][d]         queries, normalised and turned; keys and values go to the cache
-    context    [tokens][line]         attention's output [H][d]: A of the output projection
+    context    [tokens][line]         attention's output [H][d], or what a state gives: A of the output projection
     attended   [tokens][line]         its product
     activated  [tokens][I]            act(gate) * up: A of down
     update     [tokens][line]         its product
@@ -35,7 +37,7 @@ reads the results. Such rows have no keys: the cache is written for tokens only,
 (ops/npu/artifacts/program_record.h says why).
 
 **The last layer** has to give only keys and values: a prompt's last token goes by the decode program, which has the LM
-head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`. If the model
+head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`, or with its mixer. If the model
 gives logits of all tokens, it is like the others, and ends with the last norm, whose rows the host multiplies by the LM
 head (ops/npu/run/decoder_layers.cc):
 
@@ -59,10 +61,11 @@ from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import ArtifactCall, fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.decoder_shape import DecoderBuffers
-from flownpu.aie.programs.host import NormOfRows, norm_rope
+from flownpu.aie.programs.host import NormOfRows, mixer, norm_rope, output_gate
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
+    from flownpu.aie.designs.decode_layer.call import CalledLayer
     from flownpu.aie.designs.decode_layer.shape import Projection
     from flownpu.aie.programs.call import HostCall
     from flownpu.aie.programs.decoder_shape import DecoderShape
@@ -103,8 +106,6 @@ def prefill_program(
     """
     if tokens > context:
         raise ValueError(f"expected a context of {tokens} or more, got {context}")
-    if decoder.keeps_states or decoder.shape.output_gate:
-        raise ValueError("[prefill] expected attention without a gate of its output in all layers")
     return _Chunk(decoder, target, context, tokens, weights, block, {} if calls is None else calls).program()
 
 
@@ -126,26 +127,36 @@ class _Chunk:
         self.writer = ProgramWriter(self.buffers.constants())
         self.gemm = Gemm(self.target, self.weights, shape.activation)
         self.x_line = shape.line if shape.qkv_bias else shape.hidden
-        self.lines = {"x": self.x_line, "context": self.buffers.context_line}
+        self.lines = {"x": self.x_line} | ({"context": self.buffers.context_line} if shape.output_bias else {})
         self.buffers.fill_ones(self.writer)
         # The beginning of each projection's weights in a layer's part of `panels`, and the end of that part.
-        sizes = [self._engine(part).buffers[1].type.bytes for part in shape.own_projections()]
-        self.panels = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
-        self.group = max(1, min(_MOST_LAYERS, _MOST_BYTES // self.panels[-1]))
+        self.panels = {}
+        for keeps_state in {layer.keeps_state for layer in self.decoder.layers}:
+            parts = shape.own_projections(keeps_state=keeps_state)
+            sizes = [self._engine(part).buffers[1].type.bytes for part in parts]
+            self.panels[keeps_state] = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
+        self.panels_of_layer = max(places[-1] for places in self.panels.values())
+        self.group = max(1, min(_MOST_LAYERS, _MOST_BYTES // self.panels_of_layer))
 
     def program(self) -> Program:
         given = self.writer.rows("hidden", self.tokens, self.shape.hidden)
         if self.shape.norms_before:
             self._step(self._norm("rms_norm").call(), "hidden", self.buffers.norm(0, self.shape.entry_norms - 1), "x")
-        last = len(self.decoder.windows) - 1
+        last = len(self.decoder.layers) - 1
         for self.layer in range(last + 1):
             if self.layer % self.group == 0:
                 self._dequantise(last)
-            self._multiply(0, "x" if self.layer or self.shape.norms_before else "hidden", "qkv")
-            self._norm_rope()
-            if self.layer == last and not self.all_logits:
+            ends = self.layer == last and not self.all_logits
+            if self.own.keeps_state:
+                self._multiply(0, "x", "mixed")
+                self._mix()
+            else:
+                self._multiply(0, "x" if self.layer or self.shape.norms_before else "hidden", "qkv")
+                self._norm_rope()
+            if ends:
                 break
-            self._flow_qkv()
+            if not self.own.keeps_state:
+                self._flow_qkv()
             self._multiply(1, "context", "attended")
             self._add("attended", self.buffers.norm(self.layer, self.shape.entry_norms))
             if self.shape.experts:
@@ -160,6 +171,11 @@ class _Chunk:
             self.tokens if self.block else 1, self.context, self.buffers.layout, self.writer.buffers, given, made,
             tuple(self.writer.steps),
         )  # fmt: skip
+
+    @property
+    def own(self) -> CalledLayer:
+        """The layer that is written."""
+        return self.decoder.layers[self.layer]
 
     def _once(self, call: ArtifactCall) -> ArtifactCall:
         """An equal call of another layer or chunk, if there is one, so that its plan is recorded and checked once."""
@@ -211,21 +227,23 @@ class _Chunk:
         layers = range(self.layer, min(self.layer + self.group, last + 1))
         for eight_bits in (False, True):
             for layer in layers:
-                parts = self.shape.own_projections(self.decoder.layers[layer].eight_bits)
+                of = self.decoder.layers[layer]
+                parts = self.shape.own_projections(of.eight_bits, keeps_state=of.keeps_state)
                 for number, part in enumerate(parts if layer < last or self.all_logits else parts[:1]):
                     if part.eight_bits == eight_bits:
                         views = self.buffers.weights(layer, number), self._panels(layer, number)
                         self.writer.step(self._engine(part), f"layer {layer}", *views)
 
     def _panels(self, layer: int, number: int) -> View:
-        return View("panels", layer % self.group * self.panels[-1] + self.panels[number])
+        places = self.panels[self.decoder.layers[layer].keeps_state]
+        return View("panels", layer % self.group * self.panels_of_layer + places[number])
 
     def _line(self, n: int) -> int:
         """Columns that a product of n columns without gating has: at least a megatile's."""
         return max(n, self.gemm.plain().width)
 
     def _multiply(self, number: int, source: str, product: str) -> None:
-        gemm, projection = self.gemm, self.shape.projections[number]
+        gemm, projection = self.gemm, self.shape.of_bits(0, keeps_state=self.own.keeps_state)[number]
         k, gated = projection.columns, projection.gated
         n = projection.rows if gated else self._line(projection.rows)
         line = self.lines.get(source, k)
@@ -251,14 +269,15 @@ class _Chunk:
 
     def _flow_qkv(self) -> None:
         """Attend part by part: the words of a call for all positions grow with its tokens squared (call_family.py)."""
-        shape, window = self.shape, self.decoder.windows[self.layer]
+        shape, window = self.shape, self.own.window or 0
         flow = FlowQKV(
             self.target, shape.heads, shape.kv_heads, shape.d, softcap=shape.softcap, has_sinks=shape.has_sinks
         )
         item = TILES * flow.queries
         # In a block all queries see keys up to the last token's, so a block is one part.
         part = self.tokens if self.block else min(ceil_div(_ATTENDED, item) * item, self.tokens)
-        line, o_line = shape.heads * shape.d, self.lines["context"]
+        line = shape.heads * shape.d
+        o_line = self.lines.get("context", line)
         for start in range(0, self.tokens, part):
             tokens = min(part, self.tokens - start)
             attend = partial(
@@ -275,3 +294,14 @@ class _Chunk:
             q, context = (View(name, start * n * BF16_BYTES) for name, n in (("q", line), ("context", o_line)))
             sinks = self.buffers.sinks(self.layer)
             self._step(call, q, self.buffers.cache(self.layer), context, *sinks, offset=start)
+        if shape.output_gate:
+            qkv = self._line(shape.projections[0].rows)
+            self._step(output_gate(shape, self.tokens, qkv), "qkv", "context")
+
+    # --- States -------------------------------------------------------------------------------------------------------
+
+    def _mix(self) -> None:
+        """The host's step between the projections of a layer that keeps a state."""
+        rows = self.shape.state_projections[0].rows
+        call = mixer(self.decoder.model, self.layer, self.tokens, x_line=self.x_line, line=self._line(rows))
+        self._step(call, "x", "mixed", "context")

@@ -383,6 +383,9 @@ void Matcher::finish(const Entry& entry) {
   check_multiple(*first, "hidden size", decoder.hidden, limits_);
   if (decoder.has_states() && decoder.attention().sinks)
     fail(to_string(*attentions.front()), ": expected no head_sink among layers that keep states");
+  if (decoder.has_states() && decoder.attention().bidirectional_blocks)
+    fail(to_string(*attentions.front()), ": expected no bidirectional_blocks among layers that ",
+         "keep states");
   if (decoder.has_states() && decoder.feed_forward().experts > 0)
     fail(to_string(*mixtures.front()), ": expected a dense feed-forward in layers that keep states");
   check_multiple(*attentions.front(), "head size", decoder.attention().head_size, limits_);

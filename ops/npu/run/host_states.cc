@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/npu/run/host_states.h"
 
+#include <array>
+#include <cmath>
+#include <vector>
+
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/run/layer_states.h"
 #include "ops/transformer/decoder.h"
@@ -49,7 +53,44 @@ class MixerOfRows final : public HostOperator {
   std::array<std::vector<float>, 3> values_;
 };
 
+// Multiplies attention's output by the sigmoid of rows behind those of QKV.
+class OutputGate final : public HostOperator {
+ public:
+  explicit OutputGate(const HostCallReader& reader)
+      : rows_(reader.size("rows")),
+        columns_(reader.size("columns")),
+        first_(reader.size("first")),
+        line_(reader.line("line", first_ + columns_)) {
+    reader.arguments({{"gate", rows_ * line_ * kBFloat16Bytes},
+                      {"y", rows_ * columns_ * kBFloat16Bytes}});
+  }
+
+  void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
+           std::size_t rows) override {
+    const std::size_t count = std::min(rows, rows_);
+    for (const View& view : arguments) to_host(view, 0, view.bytes / rows_ * count);
+    const auto* gate = elements_of<std::uint16_t>(arguments[0]);
+    auto* y = elements_of<std::uint16_t>(arguments[1]);
+    for_rows(compute, count, 2 * columns_, scratch_, [&](std::size_t row, float* values) {
+      widen(y + row * columns_, columns_, values);
+      float* open = values + columns_;
+      widen(gate + row * line_ + first_, columns_, open);
+      for (std::size_t i = 0; i < columns_; ++i) values[i] /= 1 + std::exp(-open[i]);
+      narrow(*compute.kernels, values, columns_, y + row * columns_);
+    });
+    to_device(arguments[1], 0, arguments[1].bytes / rows_ * count);
+  }
+
+ private:
+  std::size_t rows_, columns_, first_, line_;
+  std::vector<float> scratch_;
+};
+
 }  // namespace
+
+std::unique_ptr<HostOperator> make_output_gate(const HostCallReader& reader) {
+  return std::make_unique<OutputGate>(reader);
+}
 
 std::unique_ptr<HostOperator> make_mixer(const HostCallReader& reader) {
   return std::make_unique<MixerOfRows>(reader);

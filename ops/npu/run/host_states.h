@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's operator for layers that keep a state (aie/programs/host.py).
+// The host's operators for layers that keep a state, and for attention whose output has a gate
+// (aie/programs/host.py).
 #pragma once
 
 #include <memory>
@@ -9,5 +10,6 @@
 namespace flownpu::npu {
 
 std::unique_ptr<HostOperator> make_mixer(const HostCallReader& reader);
+std::unique_ptr<HostOperator> make_output_gate(const HostCallReader& reader);
 
 }  // namespace flownpu::npu

@@ -54,7 +54,7 @@ Node node_of(std::string_view domain, std::string_view op_type, std::string name
   node.name = std::move(name);
   node.domain = domain;
   node.op_type = op_type;
-  node.since_version = domain.empty() ? 22 : 1;
+  node.since_version = op_type == "MatMul" ? 13 : 1;
   node.inputs = std::move(inputs);
   return node;
 }

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that keep a state, on the emulated array and its host: trained models in GenAI's loop, against transformers."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from flownpu.convert import convert
+from flownpu.generate.cached_sequence import CachedSequence
+from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.npu.artifacts import build_artifacts
+from flownpu.npu.layers import read_decoder
+from tests.decoding import DecoderSession
+from tests.generate.test_trained_states import NAMES, held_out, logits_of, reference
+from tests.npu.match.verdicts import told_by_build, told_by_session
+from tests.npu.rounding import BLOCK_ROUNDING, _error, _Noise
+
+CONTEXT = 512
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+LATER = 4  # tokens of each answer
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
+    models = {}
+    for name in NAMES:
+        folder = tmp_path_factory.mktemp("states") / name
+        convert(FIXTURES / name, folder)
+        build_artifacts(folder, context=CONTEXT)
+        models[name] = LanguageModel(folder, options={"device": "emulate", "activations": "bf16"})
+    return models
+
+
+def array_error(name: str, tokens: np.ndarray, rows: slice, *, prompt: bool) -> float:
+    """The rms error of logits, as tests/npu/rounding.py estimates it: every product and norm is rounded to bf16.
+
+    In a prompt's products, both factors also share an exponent among 8 neighbours. The host's mixers have what they
+    read and what they give rounded, which are products, too, or inputs of products.
+    """
+    model: Any = reference(name)
+    ids = torch.from_numpy(tokens[None].astype(np.int64))
+
+    def hooks(noise: _Noise) -> list[Any]:
+        found = [layer.register_forward_hook(noise.after) for layer in model.model.layers for _ in range(2)]
+        for part, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and part != "lm_head":
+                found.append(module.register_forward_hook(noise.product(part, BLOCK_ROUNDING * prompt)))
+                found.append(module.register_forward_pre_hook(noise.before))
+            elif "norm" in part or part == "lm_head":
+                found.append(module.register_forward_hook(noise.after))
+        return found
+
+    return _error(lambda: model(ids).logits[0, rows], hooks, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("qwen3.5-topics", 120),  # a chunk
+        ("lfm2-topics", 5),  # token by token, as later prompts
+        pytest.param("lfm2-topics", 120, marks=pytest.mark.slow),
+    ],
+)
+def test_logits_through_turns_and_a_rewind_are_near_transformers(
+    name: str, prompt: int, built: dict[str, LanguageModel]
+) -> None:
+    """A prompt, one behind its answer, and one that goes back into the first.
+
+    The bound is twice the estimate, which takes roundings for independent and evenly spread, though they are not quite.
+    A state that is lost, or a gate that is left out, changes logits by about their own spread.
+    """
+    cached, text = CachedSequence(built[name], CONTEXT, Sampling(temperature=0)), held_out(name)
+
+    def answer(asked: np.ndarray, *, chunk: bool) -> np.ndarray:
+        generator, new, _ = cached.resume(asked, ())
+        built[name].append(generator, new)
+        found = []
+        for _ in range(LATER):
+            found.append(np.array(generator.get_logits(), np.float64).reshape(-1))
+            generator.generate_next_token()
+        sequence = np.array(generator.get_sequence(0))
+        rows = slice(len(asked) - 1, len(sequence) - 1)
+        expected = logits_of(reference(name), sequence)[rows]
+        error = math.sqrt(np.square(np.array(found) - expected).mean())
+        bound = 2 * array_error(name, sequence, rows, prompt=chunk)
+        assert error < bound < expected.std() / 3
+        return sequence
+
+    first = answer(text[:prompt], chunk=prompt > LATER)
+    answer(np.concatenate([first, text[200:202]]), chunk=prompt > LATER)
+    answer(np.concatenate([first[:3], text[300:302]]), chunk=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_calls_the_array_once_more_than_the_host_has_states(
+    name: str, built: dict[str, LanguageModel]
+) -> None:
+    """Both models have two layers of eight with attention, which are on the array as a whole."""
+    manifest = json.loads((built[name].folder / "artifacts" / "emulate" / "manifest.json").read_text())
+    dispatches = manifest["programs"][0]["dispatches"]
+    assert [dispatch["array"] == "host" for dispatch in dispatches] == [False, True] * 6 + [False]
+    array, *others = {dispatch["array"] for dispatch in dispatches} - {"host"}
+    assert not others
+    assert ("-gate" in array) == (name == "qwen3.5-topics")
+    mixers = [step for dispatch in dispatches[1::2] for step in dispatch["steps"] if "mixer" in step]
+    assert len(mixers) == 6
+
+
+def test_a_mask_that_hides_a_token_is_refused(
+    built: dict[str, LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
+    """The array's programs take all tokens up to the last one; a mask on the right only makes the prompt shorter."""
+    decoder = DecoderSession(built["qwen3.5-topics"].folder, ep_devices[:1], {"device": "emulate"})
+    ids = np.array([[5, 6, 7]])
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.Fail, match="2 tokens before all padding"):
+        decoder(ids, np.array([[1, 0, 1]]))
+
+
+def test_build_and_session_agree_that_the_array_takes_a_model_with_states(
+    built: dict[str, LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
+) -> None:
+    for model in built.values():
+        assert not told_by_build(model.folder, read_decoder)
+        assert not told_by_session(model.folder / "model.onnx", ep_devices[:1])

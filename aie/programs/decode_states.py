@@ -20,7 +20,7 @@ from flownpu.aie.programs.call import moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.decode_operators import TokenSteps
 from flownpu.aie.programs.decoder_shape import DecoderBuffers, bits_name
-from flownpu.aie.programs.host import NormOfRows, mixer
+from flownpu.aie.programs.host import NormOfRows, StateMixer
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class _Token:
         weight = self._buffers.norm(layer)
         views = self._region("update"), self._region("hidden"), weight, "stream", "x"
         self._writer.step(norm.call("bf16"), where, *views)
-        self._writer.step(mixer(model, layer, 1), where, "x", self._region("mixed"), self._region("context"))
+        call = StateMixer(model, layer, 1).call()
+        self._writer.step(call, where, "x", self._region("mixed"), self._region("context"))
 
     def _region(self, name: str) -> View:
         return View("state", self._design.regions[name].offset * BF16_BYTES)

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from flownpu._native import Attention
+from flownpu._native import Attention, GatedDelta
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, ceil_div
 from flownpu.aie.designs.decode_layer.call import BEFORE_STATE, CalledLayer
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
+from flownpu.aie.designs.gated_delta import GatedDelta as GatedDeltaDesign
 from flownpu.aie.programs.host import Experts
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
@@ -140,6 +141,26 @@ class DecoderShape:
     def keeps_states(self) -> bool:
         """Whether some layers keep a state in the place of keys and values."""
         return bool(self.shape.state_rows)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all delta rules, in f32."""
+        of = [layer.mixer for layer in self.model.layers if isinstance(layer.mixer, GatedDelta)]
+        return sum(4 * each.value_heads * each.key_size * each.value_size for each in of)
+
+    @property
+    def has_delta_rule(self) -> bool:
+        """Whether the states are those of a gated delta rule."""
+        return any(isinstance(layer.mixer, GatedDelta) for layer in self.model.layers)
+
+    def delta_design(self, target: str) -> GatedDeltaDesign:
+        """The array for that rule.
+
+        Raises:
+            ValueError: it does not take the heads.
+        """
+        of = next(layer.mixer for layer in self.model.layers if isinstance(layer.mixer, GatedDelta))
+        return GatedDeltaDesign(target, of.value_heads, of.key_size, of.value_size)
 
     def cached_before(self, layer: int) -> int:
         """How many of the layers before one have a cache."""

@@ -15,6 +15,7 @@ long.
     add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
     mixer          y = what is between the projections of a layer that keeps a state; x: what they read, projected: their
                    products
+    before_delta, after_delta  the same around a gated delta rule that an array applies (designs/gated_delta.py)
     output_gate    y = y sigmoid(gate): attention's output; a row of gate is `first` elements behind one of QKV
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on; with an int8 cache also its rows
@@ -28,7 +29,7 @@ order; ops/npu/run/host_operators.h, which computes these operators, checks them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flownpu._native import GatedDelta
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS
@@ -36,7 +37,7 @@ from flownpu.aie.plan.data import HostBuffer, Type
 from flownpu.aie.programs.call import HostArgument, HostCall
 
 if TYPE_CHECKING:
-    from flownpu._native import Decoder, FeedForward
+    from flownpu._native import Decoder, FeedForward, Layer
     from flownpu.aie.designs.decode_layer.shape import LayerShape
 
 
@@ -154,42 +155,102 @@ class Experts:
         return ("layer", self.layer), ("experts", self.feed_forward.experts_per_token), ("columns", self.columns)
 
 
-def mixer(
-    model: Decoder, layer: int, rows: int, *, x_line: int = 0, line: int = 0, y_line: int = 0
-) -> HostCall:
-    """The step between the projections of a layer that keeps a state, which the host reads and writes once for each row.
+@dataclass(frozen=True)
+class StateMixer:
+    """The host's steps between the projections of a layer that keeps a state.
 
-    Args:
+    Attributes:
         model: the decoder.
         layer: the layer's number.
         rows: rows of x.
         x_line: elements from one row of x to the next; 0: as many as it has.
         line: the same of the products.
-        y_line: the same of what the output projection reads.
     """
-    found = model.layers[layer]
-    columns, projected, mixed = model.hidden, model.input_rows(found), model.output_columns(found)
-    x_line, line, y_line = x_line or columns, line or projected, y_line or mixed
-    constants, state, products = 0, 0, 0
-    if isinstance(found.mixer, GatedDelta):
-        of = found.mixer
-        state = of.value_heads * of.key_size * of.value_size
-        # The rates a and b of each head, in f32; a row takes its state's products with a key and with a query, and adds
-        # the outer product with a value.
-        constants = 2 * 4 * of.value_heads * columns
-        products = rows * (2 * of.value_heads * columns + 3 * _RECURRENCE * state)
-    # Read and written; a prompt's rows go through in chunks, whose states stay in the host's caches.
-    moved = 2 * 4 * state
-    parameters = (
-        ("layer", layer), ("rows", rows), ("columns", columns), ("projected", projected), ("mixed", mixed),
-        ("x_line", x_line), ("line", line), ("y_line", y_line),
-    )  # fmt: skip
-    arguments = (
-        _argument("x", "bf16", rows * x_line, reads=rows * columns),
-        _argument("projected", "bf16", rows * line, reads=rows * projected),
-        _argument("y", "bf16", rows * y_line, writes=rows * mixed),
-    )
-    return HostCall("mixer", parameters, arguments, constants + moved, products)
+
+    model: Decoder
+    layer: int
+    rows: int
+    x_line: int = 0
+    line: int = 0
+
+    def call(self) -> HostCall:
+        """All of it: the host reads and writes the state."""
+        constants, products, state = self._work
+        products += self.rows * 3 * _RECURRENCE * state
+        # In float32, read and written once: a prompt's rows go through the host's caches.
+        return HostCall(
+            "mixer", self._parameters, (self._x, self._projected, self._y), constants + 2 * 4 * state, products
+        )
+
+    def before_delta(self, token: int) -> HostCall:
+        """Up to the delta rule, which the array applies; `token`: elements of a token's x in a head there."""
+        constants, products, state = self._work
+        heads = self._mixer.value_heads
+        arguments = (
+            self._x,
+            self._projected,
+            _argument("tokens", "bf16", self.rows * heads * token, writes=self.rows * heads * token),
+            _argument("states", "bf16", state, writes=state),
+        )
+        parameters = *self._parameters, ("token", token), ("state", state), ("heads", heads)
+        return HostCall("before_delta", parameters, arguments, constants + 4 * state, products)
+
+    def after_delta(self) -> HostCall:
+        """From there on."""
+        _, _, state = self._work
+        elements = self.rows * self.model.output_columns(self._layer)
+        arguments = (
+            self._projected,
+            _argument("delta", "bf16", elements, reads=elements),
+            _argument("states", "bf16", state, reads=state),
+            self._y,
+        )
+        return HostCall("after_delta", (*self._parameters, ("state", state)), arguments, 4 * state)
+
+    @property
+    def _layer(self) -> Layer:
+        return self.model.layers[self.layer]
+
+    @property
+    def _mixer(self) -> Any:
+        return self._layer.mixer
+
+    @property
+    def _work(self) -> tuple[int, int, int]:
+        """(bytes of constants, multiply-adds without those of the state, elements of the state)."""
+        of = self._mixer
+        if not isinstance(of, GatedDelta):
+            return 0, 0, 0
+        rates = 2 * of.value_heads * self.model.hidden  # a and b of each head, in f32
+        return 4 * rates, self.rows * rates, of.value_heads * of.key_size * of.value_size
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        layer = self._layer
+        return self.model.hidden, self.model.input_rows(layer), self.model.output_columns(layer)
+
+    @property
+    def _parameters(self) -> tuple[tuple[str, int | float], ...]:
+        columns, projected, mixed = self._sizes
+        return (
+            ("layer", self.layer), ("rows", self.rows), ("columns", columns), ("projected", projected),
+            ("mixed", mixed), ("x_line", self.x_line or columns), ("line", self.line or projected), ("y_line", mixed),
+        )  # fmt: skip
+
+    @property
+    def _x(self) -> HostArgument:
+        columns, _, _ = self._sizes
+        return _argument("x", "bf16", self.rows * (self.x_line or columns), reads=self.rows * columns)
+
+    @property
+    def _projected(self) -> HostArgument:
+        _, projected, _ = self._sizes
+        return _argument("projected", "bf16", self.rows * (self.line or projected), reads=self.rows * projected)
+
+    @property
+    def _y(self) -> HostArgument:
+        _, _, mixed = self._sizes
+        return _argument("y", "bf16", self.rows * mixed, writes=self.rows * mixed)
 
 
 def output_gate(shape: LayerShape, rows: int, line: int) -> HostCall:

@@ -5,7 +5,8 @@
         dequant_engine, the weights of these layers; in each layer
             gemm (QKV) -> norm_rope (host) -> flow_qkv (-> output_gate, host) -> gemm (output)
             -> residual and norm (host) -> gemm (gate, up), gemm (down) -> residual and norm of the next layer (host)
-        in a layer that keeps a state, gemm -> mixer (host) -> gemm (output) in their place
+        in a layer that keeps a state, gemm -> mixer (host) -> gemm (output) in their place, where the mixer of a gated
+        delta rule may be before_delta (host) -> gated_delta -> after_delta (host)
 
 Each design is an array of its own, and a change of array costs more than any of the host's steps: each layer has two,
 to attention and back, and each group of up to four layers that are dequantised together has two more, three if some of
@@ -19,6 +20,7 @@ its weights have 8 bits and some 4. One array computes all products (designs/gem
                                       them: then the first is `hidden`): A of QKV, and of gate and up
     qkv        [tokens][line]         products of H + 2 G heads, and of an output's gate
     mixed      [tokens][line]         products before a state
+    tokens, states, delta             what the array's delta rule reads and makes (designs/gated_delta.py)
     q          [tokens][H][d]         queries, normalised and turned; keys and values go to the cache
     context    [tokens][line]         attention's output [H][d], or what a state gives: A of the output projection
     attended   [tokens][line]         its product
@@ -50,6 +52,7 @@ window goes. Everything else, the arrays included, is as in the kind `prefill`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -61,13 +64,16 @@ from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import ArtifactCall, fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.decoder_shape import DecoderBuffers
-from flownpu.aie.programs.host import NormOfRows, mixer, norm_rope, output_gate
+from flownpu.aie.programs.host import NormOfRows, StateMixer, norm_rope, output_gate
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flownpu.aie.designs.decode_layer.call import CalledLayer
     from flownpu.aie.designs.decode_layer.shape import Projection
     from flownpu.aie.programs.call import HostCall
+    from flownpu.aie.programs.cost import Prices
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
 # Layers that are dequantised together. n of them need 2 + 2 / n changes of array each, so more than a few save little.
@@ -88,6 +94,7 @@ def prefill_program(
     *,
     block: bool = False,
     calls: dict[tuple[str, str], ArtifactCall] | None = None,
+    prices: Prices | None = None,
 ) -> Program:
     """The program of a chunk of `tokens` tokens, with caches of `context` positions; chunks.py sets its `fewest`.
 
@@ -100,13 +107,25 @@ def prefill_program(
         block: whether the tokens are a block, which see one another.
         calls: calls of the decoder's other chunks with this context, by array and name, which this one uses rather than
             make them again; its own are added.
+        prices: by which a gated delta rule goes to the array or to the host; None: to the host.
 
     Raises:
         ValueError: a design does not take the sizes, or the cache has fewer positions than the chunk tokens.
     """
     if tokens > context:
         raise ValueError(f"expected a context of {tokens} or more, got {context}")
-    return _Chunk(decoder, target, context, tokens, weights, block, {} if calls is None else calls).program()
+    made = partial(_Chunk, decoder, target, context, tokens, weights, block, {} if calls is None else calls)
+    programs = [made().program()]
+    if prices is None or not decoder.has_delta_rule:
+        return programs[0]
+    with suppress(ValueError):  # the array has no place for the heads
+        programs.append(made(delta_on_array=True).program())
+    return fastest(programs, prices)
+
+
+def fastest(programs: Sequence[Program], prices: Prices) -> Program:
+    """The program that is predicted to take the least time for a prompt's first chunk."""
+    return min(programs, key=lambda program: prices.of(program, 0).total)
 
 
 @dataclass
@@ -118,6 +137,7 @@ class _Chunk:
     weights: str
     block: bool
     calls: dict[tuple[str, str], ArtifactCall]
+    delta_on_array: bool = False
     layer: int = 0
 
     def __post_init__(self) -> None:
@@ -301,7 +321,16 @@ class _Chunk:
     # --- States -------------------------------------------------------------------------------------------------------
 
     def _mix(self) -> None:
-        """The host's step between the projections of a layer that keeps a state."""
+        """The step between the projections of a layer that keeps a state, by the host, or a part of it by the array."""
         rows = self.shape.state_projections[0].rows
-        call = mixer(self.decoder.model, self.layer, self.tokens, x_line=self.x_line, line=self._line(rows))
-        self._step(call, "x", "mixed", "context")
+        host = StateMixer(self.decoder.model, self.layer, self.tokens, x_line=self.x_line, line=self._line(rows))
+        if not self.delta_on_array:
+            self._step(host.call(), "x", "mixed", "context")
+            return
+        design = self.decoder.delta_design(self.target)
+        name = f"gated_delta-h{design.heads}-{design.dk}x{design.dv}"
+        make = partial(design.program, self.tokens)
+        self._step(host.before_delta(design.line), "x", "mixed", "tokens", "states")
+        call = fixed_call("gated_delta", name, f"tokens{self.tokens}", make, self.context)
+        self._step(call, "tokens", "states", "delta", "states")
+        self._step(host.after_delta(), "mixed", "delta", "states", "context")

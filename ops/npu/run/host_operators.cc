@@ -256,7 +256,7 @@ struct Known {
   std::unique_ptr<HostOperator> (*make)(const HostCallReader& reader);
 };
 
-constexpr std::array<Known, 11> kOperators{{
+constexpr std::array<Known, 13> kOperators{{
     {"rms_norm", make<NormOfRows, Norm::kRms>},
     {"add_rms_norm", make<NormOfRows, Norm::kAddRms>},
     {"rms_norm_add", make<NormOfRows, Norm::kRmsAdd>},
@@ -267,6 +267,8 @@ constexpr std::array<Known, 11> kOperators{{
     {"route", make_route},
     {"add_experts", make_add_experts},
     {"mixer", make_mixer},
+    {"before_delta", make_before_delta},
+    {"after_delta", make_after_delta},
     {"output_gate", make_output_gate},
 }};
 

@@ -10,6 +10,8 @@
 namespace flownpu::npu {
 
 std::unique_ptr<HostOperator> make_mixer(const HostCallReader& reader);
+std::unique_ptr<HostOperator> make_before_delta(const HostCallReader& reader);
+std::unique_ptr<HostOperator> make_after_delta(const HostCallReader& reader);
 std::unique_ptr<HostOperator> make_output_gate(const HostCallReader& reader);
 
 }  // namespace flownpu::npu

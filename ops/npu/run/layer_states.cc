@@ -9,13 +9,14 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/formats/numbers.h"
 #include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
 namespace {
 
+using Rows = LayerStates::Rows;
 using transformer::GatedDelta;
-using transformer::ShortConvolution;
 
 constexpr std::size_t kDeltaConstants = 6;  // taps, a, b, time bias, decay scale, norm
 
@@ -83,8 +84,17 @@ class LayerStates::Mixer {
   virtual ~Mixer() = default;
   // `constants`: the layer's, where this run has them. `before` and `after`: its states.
   virtual void mix(std::span<const Tensor> constants, std::span<const Tensor> before,
-                   std::span<const Tensor> after, std::span<float> x, std::span<float> projected,
-                   std::span<float> mixed, std::int64_t rows) = 0;
+                   std::span<const Tensor> after, const Rows& given) = 0;
+  // LayerStates::before_delta, for the convolution's state, and after_delta.
+  virtual void before_delta(std::span<const Tensor> /*constants*/, const Tensor& /*before*/,
+                            const Tensor& /*after*/, const Rows& /*given*/,
+                            std::span<std::uint16_t> /*tokens*/, std::size_t /*line*/) {
+    fail("[FlowNPU] expected a layer with a gated delta rule");
+  }
+  virtual void after_delta(std::span<const Tensor> /*constants*/, const Rows& /*given*/,
+                           std::span<float> /*delta*/) {
+    fail("[FlowNPU] expected a layer with a gated delta rule");
+  }
 };
 
 namespace {
@@ -106,44 +116,52 @@ class DeltaMixer final : public LayerStates::Mixer {
         norm_(host, norm(node, constants[5], epsilon), 1) {}
 
   void mix(std::span<const Tensor> constants, std::span<const Tensor> before,
-           std::span<const Tensor> after, std::span<float> x, std::span<float> projected,
-           std::span<float> mixed, std::int64_t rows) override {
-    const std::int64_t keys = sizes_.key_heads * sizes_.key_size;
-    const std::int64_t line = sizes_.channels() + sizes_.values();
-    const auto part = [&](std::vector<float>& to, std::span<const float> from, std::int64_t of,
-                          std::int64_t first, std::int64_t columns) {
-      to.resize(static_cast<std::size_t>(rows * columns));
-      copy_part(from, static_cast<std::size_t>(of), static_cast<std::size_t>(first), to,
-                static_cast<std::size_t>(columns));
-      return floats(to, Shape{1, rows, columns});
-    };
-    const auto room = [&](std::vector<float>& to, std::int64_t columns) {
-      to.resize(static_cast<std::size_t>(rows * columns));
-      return floats(to, Shape{1, rows, columns});
-    };
-    const Tensor convolved = room(convolved_, sizes_.channels());
-    convolution_.run(
-        std::array{part(channels_, projected, line, 0, sizes_.channels()), constants[0], Tensor{},
-                   before[0]},
-        std::array{convolved, after[0]});
-    const Tensor q = in_units(part(query_, convolved_, sizes_.channels(), 0, keys), units_of_q_);
-    const Tensor k = in_units(part(key_, convolved_, sizes_.channels(), keys, keys), units_of_k_);
-    const Tensor v = part(value_, convolved_, sizes_.channels(), 2 * keys, sizes_.values());
+           std::span<const Tensor> after, const Rows& given) override {
+    prepare(constants, before[0], after[0], given);
+    made_.resize(given.mixed.size());
+    const Shape heads = of_heads(given);
+    delta_.run(std::array{q_, k_, v_, before[1], floats(decay_, heads), floats(beta_, heads)},
+               std::array{floats(made_, Shape{1, given.count, sizes_.values()}), after[1]});
+    after_delta(constants, given, made_);
+  }
 
-    const Tensor given = floats(x, Shape{1, rows, static_cast<std::int64_t>(x.size()) / rows});
-    const Tensor a = room(a_of_x_, sizes_.value_heads);
-    const Tensor b = room(b_of_x_, sizes_.value_heads);
-    a_.run(std::array{given, constants[1]}, std::array{a});
-    b_.run(std::array{given, constants[2]}, std::array{b});
-    const Tensor decay = room(decay_, sizes_.value_heads);
-    const Tensor beta = room(beta_, sizes_.value_heads);
-    rates_.run(std::array{a, constants[3], constants[4], b}, std::array{decay, beta});
+  void before_delta(std::span<const Tensor> constants, const Tensor& before, const Tensor& after,
+                    const Rows& given, std::span<std::uint16_t> tokens,
+                    std::size_t line) override {
+    prepare(constants, before, after, given);
+    const auto keys = static_cast<std::size_t>(sizes_.key_size);
+    const auto values = static_cast<std::size_t>(sizes_.value_size);
+    const auto heads = static_cast<std::size_t>(sizes_.value_heads);
+    const auto key_heads = static_cast<std::size_t>(sizes_.key_heads);
+    if (line < 2 * keys + values + 2 * sizeof(float) / sizeof(std::uint16_t))
+      fail("[FlowNPU] expected lines for a token's q, k, v and rates, got ", line, " elements");
+    const float scale = 1 / std::sqrt(static_cast<float>(keys));
+    const auto narrow = [](const float* from, std::size_t count, float factor, std::uint16_t* to) {
+      for (std::size_t i = 0; i < count; ++i) to[i] = to_bfloat16(factor * from[i]);
+    };
+    for (std::size_t i = 0; (i + 1) * line <= tokens.size(); ++i) {
+      std::uint16_t* head = tokens.data() + i * line;
+      std::array<float, 2> rates{1, 0};  // nothing is forgotten, and nothing written
+      std::memset(head, 0, line * sizeof *head);
+      if (i < static_cast<std::size_t>(given.count) * heads) {
+        const std::size_t shared = heads / key_heads;
+        const std::size_t key = (i / heads * key_heads + i % heads / shared) * keys;
+        narrow(q_.as<const float>() + key, keys, scale, head);
+        narrow(k_.as<const float>() + key, keys, 1, head + keys);
+        narrow(v_.as<const float>() + i * values, values, 1, head + 2 * keys);
+        rates = {std::exp(decay_[i]), beta_[i]};
+      }
+      std::memcpy(head + 2 * keys + values, rates.data(), sizeof rates);
+    }
+  }
 
-    const Tensor made = room(made_, sizes_.values());
-    delta_.run(std::array{q, k, v, before[1], decay, beta}, std::array{made, after[1]});
-    const Tensor gate = part(gate_, projected, line, sizes_.channels(), sizes_.values());
-    norm_.run(std::array{made, constants[5], gate},
-              std::array{floats(mixed, Shape{1, rows, sizes_.values()})});
+  void after_delta(std::span<const Tensor> constants, const Rows& given,
+                   std::span<float> delta) override {
+    const Shape shape{1, given.count, sizes_.values()};
+    const Tensor gate = part(gate_, given.projected, sizes_.channels() + sizes_.values(),
+                             sizes_.channels(), sizes_.values(), given.count);
+    norm_.run(std::array{floats(delta, shape), constants[5], gate},
+              std::array{floats(given.mixed, shape)});
   }
 
  private:
@@ -172,6 +190,46 @@ class DeltaMixer final : public LayerStates::Mixer {
     return found;
   }
 
+  Shape of_heads(const Rows& given) const { return Shape{1, given.count, sizes_.value_heads}; }
+
+  // `columns` columns of rows of `line` elements, from `first` on.
+  static Tensor part(std::vector<float>& to, std::span<const float> from, std::int64_t line,
+                     std::int64_t first, std::int64_t columns, std::int64_t rows) {
+    to.resize(static_cast<std::size_t>(rows * columns));
+    copy_part(from, static_cast<std::size_t>(line), static_cast<std::size_t>(first), to,
+              static_cast<std::size_t>(columns));
+    return floats(to, Shape{1, rows, columns});
+  }
+
+  // Makes queries, keys, values, decays and betas of the rows.
+  void prepare(std::span<const Tensor> constants, const Tensor& before, const Tensor& after,
+               const Rows& given) {
+    const std::int64_t rows = given.count;
+    const std::int64_t keys = sizes_.key_heads * sizes_.key_size;
+    const std::int64_t channels = sizes_.channels();
+    convolved_.resize(static_cast<std::size_t>(rows * channels));
+    convolution_.run(
+        std::array{part(channels_, given.projected, channels + sizes_.values(), 0, channels, rows),
+                   constants[0], Tensor{}, before},
+        std::array{floats(convolved_, Shape{1, rows, channels}), after});
+    q_ = in_units(part(query_, convolved_, channels, 0, keys, rows), units_of_q_);
+    k_ = in_units(part(key_, convolved_, channels, keys, keys, rows), units_of_k_);
+    v_ = part(value_, convolved_, channels, 2 * keys, sizes_.values(), rows);
+
+    const auto columns = static_cast<std::int64_t>(given.x.size()) / rows;
+    const Tensor x = floats(given.x, Shape{1, rows, columns});
+    const auto room = [&](std::vector<float>& to) {
+      to.resize(static_cast<std::size_t>(rows * sizes_.value_heads));
+      return floats(to, of_heads(given));
+    };
+    const Tensor a = room(a_of_x_);
+    const Tensor b = room(b_of_x_);
+    a_.run(std::array{x, constants[1]}, std::array{a});
+    b_.run(std::array{x, constants[2]}, std::array{b});
+    rates_.run(std::array{a, constants[3], constants[4], b},
+               std::array{room(decay_), room(beta_)});
+  }
+
   // Each head divided by its length.
   Tensor in_units(Tensor heads, std::vector<float>& made) {
     const Shape shape = heads.shape;
@@ -182,6 +240,7 @@ class DeltaMixer final : public LayerStates::Mixer {
   }
 
   GatedDelta sizes_;
+  Tensor q_, k_, v_;  // of the last rows
   HostStep convolution_, a_, b_, rates_, unit_, delta_, norm_;
   std::vector<float> channels_, convolved_, query_, key_, value_, units_of_q_, units_of_k_, a_of_x_,
       b_of_x_, decay_, beta_, made_, gate_;
@@ -194,22 +253,19 @@ class ConvolutionMixer final : public LayerStates::Mixer {
         convolution_(host, convolution_of(node, taps, "none"), 2) {}
 
   void mix(std::span<const Tensor> constants, std::span<const Tensor> before,
-           std::span<const Tensor> after, std::span<float> /*x*/, std::span<float> projected,
-           std::span<float> mixed, std::int64_t rows) override {
-    gated_.resize(mixed.size());
-    convolved_.resize(mixed.size());
-    for (std::size_t row = 0; row < static_cast<std::size_t>(rows); ++row) {
-      const float* from = projected.data() + row * 3 * hidden_;
-      for (std::size_t i = 0; i < hidden_; ++i)
-        gated_[row * hidden_ + i] = from[i] * from[2 * hidden_ + i];
+           std::span<const Tensor> after, const Rows& given) override {
+    gated_.resize(given.mixed.size());
+    convolved_.resize(given.mixed.size());
+    for (std::size_t i = 0; i < given.mixed.size(); ++i) {
+      const float* row = given.projected.data() + i / hidden_ * 3 * hidden_ + i % hidden_;
+      gated_[i] = row[0] * row[2 * hidden_];
     }
-    const Shape shape{1, rows, static_cast<std::int64_t>(hidden_)};
+    const Shape shape{1, given.count, static_cast<std::int64_t>(hidden_)};
     convolution_.run(std::array{floats(gated_, shape), constants[0], Tensor{}, before[0]},
                      std::array{floats(convolved_, shape), after[0]});
-    for (std::size_t row = 0; row < static_cast<std::size_t>(rows); ++row) {
-      const float* gate = projected.data() + row * 3 * hidden_ + hidden_;
-      for (std::size_t i = 0; i < hidden_; ++i)
-        mixed[row * hidden_ + i] = gate[i] * convolved_[row * hidden_ + i];
+    for (std::size_t i = 0; i < given.mixed.size(); ++i) {
+      const float* row = given.projected.data() + i / hidden_ * 3 * hidden_ + i % hidden_;
+      given.mixed[i] = row[hidden_] * convolved_[i];
     }
   }
 
@@ -304,25 +360,58 @@ void LayerStates::begin(std::span<const Tensor> inputs, std::span<const Tensor> 
                 ": pad prompts on the right, or set the provider option on_unsupported to cpu");
 }
 
-void LayerStates::mix(std::size_t layer, std::span<float> x, std::span<float> projected,
-                      std::span<float> mixed) {
+LayerStates::StateLayer& LayerStates::checked(std::size_t layer, const Rows& given) {
   if (layer >= layers_.size() || layers_[layer].mixer == nullptr)
     fail("[FlowNPU] expected a layer that keeps a state, got layer ", layer);
   StateLayer& own = layers_[layer];
-  const std::int64_t rows = static_cast<std::int64_t>(mixed.size()) / own.mixed;
-  if (rows < 1 || static_cast<std::int64_t>(mixed.size()) != rows * own.mixed ||
-      static_cast<std::int64_t>(projected.size()) != rows * own.projected ||
-      static_cast<std::int64_t>(x.size()) != rows * own.hidden)
-    fail("[FlowNPU] expected rows of ", own.hidden, ", ", own.projected, " and ", own.mixed,
-         " elements for layer ", layer, ", got ", x.size(), ", ", projected.size(), " and ",
-         mixed.size());
+  const auto of_rows = [&](std::size_t size, std::int64_t columns) {
+    return size == 0 || static_cast<std::int64_t>(size) == given.count * columns;
+  };
+  if (given.count < 1 || !of_rows(given.x.size(), own.hidden) ||
+      !of_rows(given.projected.size(), own.projected) || !of_rows(given.mixed.size(), own.mixed))
+    fail("[FlowNPU] expected ", given.count, " rows of ", own.hidden, ", ", own.projected, " and ",
+         own.mixed, " elements for layer ", layer, ", got ", given.x.size(), ", ",
+         given.projected.size(), " and ", given.mixed.size());
+  return own;
+}
+
+void LayerStates::mix(std::size_t layer, const Rows& given) {
+  StateLayer& own = checked(layer, given);
   std::vector<Tensor> before, after;
   for (State& state : own.states) {
     before.push_back(state.current);
     after.push_back(state.next());
   }
-  own.mixer->mix(own.given, before, after, x, projected, mixed, rows);
+  own.mixer->mix(own.given, before, after, given);
   for (std::size_t i = 0; i < own.states.size(); ++i) own.states[i].current = after[i];
+}
+
+void LayerStates::before_delta(std::size_t layer, const Rows& given,
+                               std::span<std::uint16_t> tokens, std::size_t line,
+                               std::span<std::uint16_t> states) {
+  StateLayer& own = checked(layer, given);
+  const Tensor& state = own.states.back().current;
+  if (static_cast<std::int64_t>(states.size()) != state.shape.elements())
+    fail("[FlowNPU] expected room for a state of ", state.shape.elements(), " elements, got ",
+         states.size());
+  State& elements = own.states.front();
+  const Tensor next = elements.next();
+  own.mixer->before_delta(own.given, elements.current, next, given, tokens, line);
+  elements.current = next;
+  std::transform(state.as<const float>(), state.as<const float>() + states.size(), states.begin(),
+                 to_bfloat16);
+}
+
+void LayerStates::after_delta(std::size_t layer, const Rows& given, std::span<float> delta,
+                              std::span<const std::uint16_t> states) {
+  StateLayer& own = checked(layer, given);
+  State& state = own.states.back();
+  const Tensor next = state.next();
+  if (static_cast<std::int64_t>(states.size()) != next.shape.elements())
+    fail("[FlowNPU] expected a state of ", next.shape.elements(), " elements, got ", states.size());
+  std::transform(states.begin(), states.end(), next.as<float>(), from_bfloat16);
+  state.current = next;
+  own.mixer->after_delta(own.given, given, delta);
 }
 
 void LayerStates::finish() {

@@ -31,11 +31,23 @@ class LayerStates {
   // To be called when a run of `count` tokens begins: the last inputs and the last outputs of the
   // node's run. Throws Unsupported if the graph's mask hides one of the tokens.
   void begin(std::span<const Tensor> inputs, std::span<const Tensor> outputs, std::int64_t count);
-  // mixed [rows][columns] = the mixer of the layer for its next rows, which moves its states on.
-  // x [rows][D]: what the layer's projections read; projected [rows][..]: their products. Throws
-  // Error if there is no such layer, or sizes are not the layer's.
-  void mix(std::size_t layer, std::span<float> x, std::span<float> projected,
-           std::span<float> mixed);
+  // A layer's next rows: x [count][D], what its projections read; projected [count][..], their
+  // products; mixed [count][columns], what its output projection reads. Empty: not used.
+  struct Rows {
+    std::int64_t count;
+    std::span<float> x, projected, mixed;
+  };
+  // Makes `mixed`, and moves the layer's states on. Throws Error if there is no such layer, or sizes
+  // are not the layer's.
+  void mix(std::size_t layer, const Rows& given);
+  // The same in two parts, between which an array applies a gated delta rule
+  // (aie/designs/gated_delta.py). The first gives x of that design in bf16, [tokens][heads][line],
+  // and the states before it; tokens behind the rows change nothing. The second takes the states
+  // behind the tokens, and what the rule made of them, `delta` [count][columns].
+  void before_delta(std::size_t layer, const Rows& given, std::span<std::uint16_t> tokens,
+                    std::size_t line, std::span<std::uint16_t> states);
+  void after_delta(std::size_t layer, const Rows& given, std::span<float> delta,
+                   std::span<const std::uint16_t> states);
   // To be called when the run has succeeded: the outputs then have the states.
   void finish();
 
@@ -53,6 +65,9 @@ class LayerStates {
     Tensor next();
   };
   struct StateLayer;
+
+  // Throws Error unless the layer keeps a state and has rows of these sizes.
+  StateLayer& checked(std::size_t layer, const Rows& given);
 
   std::vector<StateLayer> layers_;  // of all layers, those without states empty
 };

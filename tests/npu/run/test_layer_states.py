@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that keep a state, on the emulated array and its host: trained models in GenAI's loop, against transformers."""
 
+import functools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import onnxruntime
 import pytest
 import torch
 
+from flownpu.aie.programs import prefill
 from flownpu.convert import convert
 from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.language_model import LanguageModel, Sampling
@@ -27,14 +30,19 @@ LATER = 4  # tokens of each answer
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LanguageModel]:
-    models = {}
-    for name in NAMES:
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], LanguageModel]:
+    """Opens a trained model on the emulated array; `on_array`: whether prompts have the delta rule there, too."""
+
+    @functools.cache
+    def opened(name: str, on_array: bool = True) -> LanguageModel:
         folder = tmp_path_factory.mktemp("states") / name
         convert(FIXTURES / name, folder)
-        build_artifacts(folder, context=CONTEXT)
-        models[name] = LanguageModel(folder, options={"device": "emulate", "activations": "bf16"})
-    return models
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefill, "fastest", lambda programs, _prices: programs[-1 if on_array else 0])
+            build_artifacts(folder, context=CONTEXT)
+        return LanguageModel(folder, options={"device": "emulate", "activations": "bf16"})
+
+    return opened
 
 
 def array_error(name: str, tokens: np.ndarray, rows: slice, *, prompt: bool) -> float:
@@ -60,26 +68,28 @@ def array_error(name: str, tokens: np.ndarray, rows: slice, *, prompt: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "prompt"),
+    ("name", "prompt", "on_array"),
     [
-        ("qwen3.5-topics", 120),  # a chunk
-        ("lfm2-topics", 5),  # token by token, as later prompts
-        pytest.param("lfm2-topics", 120, marks=pytest.mark.slow),
+        ("qwen3.5-topics", 120, True),  # a chunk
+        pytest.param("qwen3.5-topics", 120, False, marks=pytest.mark.slow),
+        ("lfm2-topics", 5, True),  # token by token, as later prompts
+        pytest.param("lfm2-topics", 120, True, marks=pytest.mark.slow),
     ],
 )
 def test_logits_through_turns_and_a_rewind_are_near_transformers(
-    name: str, prompt: int, built: dict[str, LanguageModel]
+    name: str, prompt: int, on_array: bool, model_of: Callable[[str, bool], LanguageModel]
 ) -> None:
     """A prompt, one behind its answer, and one that goes back into the first.
 
     The bound is twice the estimate, which takes roundings for independent and evenly spread, though they are not quite.
     A state that is lost, or a gate that is left out, changes logits by about their own spread.
     """
-    cached, text = CachedSequence(built[name], CONTEXT, Sampling(temperature=0)), held_out(name)
+    model = model_of(name, on_array)
+    cached, text = CachedSequence(model, CONTEXT, Sampling(temperature=0)), held_out(name)
 
     def answer(asked: np.ndarray, *, chunk: bool) -> np.ndarray:
         generator, new, _ = cached.resume(asked, ())
-        built[name].append(generator, new)
+        model.append(generator, new)
         found = []
         for _ in range(LATER):
             found.append(np.array(generator.get_logits(), np.float64).reshape(-1))
@@ -99,10 +109,10 @@ def test_logits_through_turns_and_a_rewind_are_near_transformers(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_token_calls_the_array_once_more_than_the_host_has_states(
-    name: str, built: dict[str, LanguageModel]
+    name: str, model_of: Callable[[str, bool], LanguageModel]
 ) -> None:
     """Both models have two layers of eight with attention, which are on the array as a whole."""
-    manifest = json.loads((built[name].folder / "artifacts" / "emulate" / "manifest.json").read_text())
+    manifest = json.loads((model_of(name, True).folder / "artifacts" / "emulate" / "manifest.json").read_text())
     dispatches = manifest["programs"][0]["dispatches"]
     assert [dispatch["array"] == "host" for dispatch in dispatches] == [False, True] * 6 + [False]
     array, *others = {dispatch["array"] for dispatch in dispatches} - {"host"}
@@ -113,18 +123,19 @@ def test_a_token_calls_the_array_once_more_than_the_host_has_states(
 
 
 def test_a_mask_that_hides_a_token_is_refused(
-    built: dict[str, LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
+    model_of: Callable[[str, bool], LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
     """The array's programs take all tokens up to the last one; a mask on the right only makes the prompt shorter."""
-    decoder = DecoderSession(built["qwen3.5-topics"].folder, ep_devices[:1], {"device": "emulate"})
+    decoder = DecoderSession(model_of("qwen3.5-topics", True).folder, ep_devices[:1], {"device": "emulate"})
     ids = np.array([[5, 6, 7]])
     with pytest.raises(RuntimeError, match="expected 2 tokens before all padding"):
         decoder(ids, np.array([[1, 0, 1]]))
 
 
 def test_build_and_session_agree_that_the_array_takes_a_model_with_states(
-    built: dict[str, LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
+    model_of: Callable[[str, bool], LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
-    for model in built.values():
-        assert not told_by_build(model.folder, read_decoder)
-        assert not told_by_session(model.folder / "model.onnx", ep_devices[:1])
+    for name in NAMES:
+        folder = model_of(name, True).folder
+        assert not told_by_build(folder, read_decoder)
+        assert not told_by_session(folder / "model.onnx", ep_devices[:1])

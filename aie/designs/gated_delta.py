@@ -62,8 +62,8 @@ class GatedDelta:
     def __post_init__(self) -> None:
         if self.heads % TILES or self.dk % 16 or self.dv % 32 or self.dk % self.rows:
             raise ValueError(
-                f"[gated_delta] expected heads in multiples of {TILES}, keys of 16 and values of 32 elements, and whole "
-                f"pieces of {self.rows} rows in a state, got {self.heads}, {self.dk} and {self.dv}"
+                f"[gated_delta] expected heads in multiples of {TILES}, keys of 16 and values of 32 elements, and "
+                f"whole pieces of {self.rows} rows in a state, got {self.heads}, {self.dk} and {self.dv}"
             )
 
     @property
@@ -86,8 +86,8 @@ class GatedDelta:
     def program(self, tokens: int) -> Program:
         """`tokens` tokens of all heads.
 
-        Host buffers, bf16: x [tokens, H, line]; states [H, dk, dv], which are read; y [tokens, H, dv]; made [H, dk, dv],
-        the states behind the tokens, which may be the memory of `states`.
+        Host buffers, bf16: x [tokens, H, line]; states [H, dk, dv], which are read; y [tokens, H, dv]; made
+        [H, dk, dv], the states behind the tokens, which may be the memory of `states`.
 
         Raises:
             ValueError: no token.
@@ -104,7 +104,7 @@ class GatedDelta:
         ]
         ins, outs, workers = list[ObjectFifo](), list[ObjectFifo](), list[Any]()
         for column in range(columns):
-            memory, x, y = Tile(column, 1), ObjectFifo(whole, name=f"x_{column}"), None
+            memory, x = Tile(column, 1), ObjectFifo(whole, name=f"x_{column}")
             offsets = [row * line for row in range(TILES)]
             xs = x.cons().split(offsets, memory, obj_types=[of_head] * TILES)
             y = ObjectFifo(tensor(TILES * dv), name=f"y_{column}")

@@ -141,7 +141,7 @@ class TokenSteps:
     def _attend(self, layer: int) -> None:
         """QK-norm and RoPE into q and the cache, then attention over it."""
         decoder, shape, cache = self._decoder, self._shape, self._buffers.cache(layer)
-        table, window = decoder.model.layers[layer].mixer.table, decoder.windows[layer]
+        table, window = decoder.layers[layer].table, decoder.windows[layer]
         design = NormRope(self._target, shape.heads, shape.kv_heads, shape.d, shape.qk_norm)
         turn = partial(
             design.program, 1, capacity=self._context, tables=decoder.model.tables, table=table,

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program of a token through layers of which some keep a state, over one array of the design `decode_layer`.
 
-    decode_layer (up to the first projection of the first such layer)
-    for each such layer   add_rms_norm (host; where the mixer also reads the layer's input) -> mixer (host)
-                          -> decode_layer (from its output projection to the next one's first projection, or to the
-                          LM head; whole layers with attention lie between)
+The host computes the mixers of these layers between two calls of the array; whole layers with attention are in a call.
 
-    state    bf16  as in decode.py; `mixed` has what the host reads, `context` what it gives
-    stream, x      f32, bf16 [D]: the host's residual stream in such a layer, and its norm; host
+    decode_layer (up to the first projection of the first such layer)
+    for each such layer   add_rms_norm (host), mixer (host)
+                          -> decode_layer (from its output projection to the next one's first projection, or to the
+                          LM head)
+
+    state      bf16      as in decode.py; `mixed` has what the host reads, `context` what it gives
+    stream, x  f32, bf16 the host's residual stream [D] in such a layer, and its norm, which mixers may read; host
 """
 
 from __future__ import annotations
@@ -78,10 +80,9 @@ class _Token:
 
     def _call(self, first: int, parts: Sequence[CalledLayer], *, head: bool = False) -> None:
         """A call of parts of the layers from `first` on; equal calls of several layers are one."""
-        name = "+".join(
-            f"{part.part.partition(' ')[0] or f'window{part.window or 0}-table{part.table}'}{bits_name(part.eight_bits)}"
-            for part in parts
-        ) + "-head" * head  # fmt: skip
+        names = [part.part.partition(" ")[0] or f"window{part.window or 0}-table{part.table}" for part in parts]
+        bits = [bits_name(part.eight_bits) for part in parts]
+        name = "+".join(map("".join, zip(names, bits, strict=True))) + "-head" * head
         if name not in self._calls:
             sweeps = [CallSweep(0, 1, 1, part.window or 0) for part in parts if not part.part]
             self._calls[name] = moving_call(
@@ -90,15 +91,17 @@ class _Token:
             )  # fmt: skip
         buffers = self._buffers
         cached = [number for number, part in enumerate(parts, first) if not part.part]
-        of_cache = ["rotary", buffers.cache(cached[0])] if cached else []
-        again = self._design.byte_arguments(self._context) if cached else 0
+        of_cache, again = list[View | str](), list[View | str]()
+        if cached:
+            of_cache = ["rotary", buffers.cache(cached[0])]
+            again = [buffers.read_by_token(cached[0])] * self._design.byte_arguments(self._context)
         self._writer.step(
             self._calls[name], f"layers {first}-{first + len(parts) - 1}",
             buffers.weights(first, int(parts[0].part == AFTER_STATE)), buffers.norm(first), *of_cache, "state",
-            *[buffers.read_by_token(layer) for layer in cached[:1] * again], *["logits"] * head,
+            *again, *["logits"] * head,
         )  # fmt: skip
 
-    def _layers(self, parts: Sequence[CalledLayer], head: bool, position: int) -> DesignProgram:  # noqa: FBT001
+    def _layers(self, parts: Sequence[CalledLayer], head: bool, position: int) -> DesignProgram:
         decoder = self._decoder
         return self._design.program(
             position, self._context, layers=parts, vocabulary=decoder.head.rows * head,

@@ -169,8 +169,7 @@ class DecoderShape:
     def weights_before(self, layer: int) -> int:
         """Bytes of the weights of the layers before one, without experts."""
         return sum(
-            self.shape.weight_bytes(before.eight_bits, keeps_state=before.keeps_state)
-            for before in self.layers[:layer]
+            self.shape.weight_bytes(before.eight_bits, keeps_state=before.keeps_state) for before in self.layers[:layer]
         )
 
     def experts_before(self, layer: int) -> int:

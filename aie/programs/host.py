@@ -13,9 +13,10 @@ long.
     experts        s' = s + experts(x); y = norm(s'), or s' without a weight
     route          the experts that the router chooses for x (i32), and their shares (f32)
     add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
-    mixer          y = what is between the projections of a layer that keeps a state; x: what they read, projected: their
-                   products
-    before_delta, after_delta  the same around a gated delta rule that an array applies (designs/gated_delta.py)
+    mixer          y = what is between the projections of a layer that keeps a state; x: what they read, projected:
+                   their products
+    before_delta   up to a gated delta rule that an array applies (designs/gated_delta.py)
+    after_delta    from there on
     output_gate    y = y sigmoid(gate): attention's output; a row of gate is `first` elements behind one of QKV
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on; with an int8 cache also its rows
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.shape import LayerShape
 
 
-# How much longer the delta rule's multiply-adds take than those of `host_products` (docs/model.md), 1.44e11 a second and
-# core: 32 states of 128 x 128 took a thread 131 us a token, 1.2e10 a second (Zen 5, AVX-512, on a loaded machine).
+# How much longer the delta rule's multiply-adds take than those of `host_products` (docs/model.md), 1.44e11 a second
+# and core: 32 states of 128 x 128 took a thread 131 us a token, 1.2e10 a second (Zen 5, AVX-512, loaded machine).
 _RECURRENCE = 12
 
 

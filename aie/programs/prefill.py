@@ -39,9 +39,9 @@ reads the results. Such rows have no keys: the cache is written for tokens only,
 (ops/npu/artifacts/program_record.h says why).
 
 **The last layer** has to give only keys and values: a prompt's last token goes by the decode program, which has the LM
-head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`, or with its mixer. If the model
-gives logits of all tokens, it is like the others, and ends with the last norm, whose rows the host multiplies by the LM
-head (ops/npu/run/decoder_layers.cc):
+head, and needs nothing of the tokens before it but the cache. So the last layer ends with `norm_rope`, or with its
+mixer. If the model gives logits of all tokens, it is like the others, and ends with the last norm, whose rows the host
+multiplies by the LM head (ops/npu/run/decoder_layers.cc):
 
     normalised [tokens][D]            made; host
 
@@ -280,7 +280,7 @@ class _Chunk:
         decoder, shape = self.decoder, self.shape
         call = norm_rope(
             shape, self.tokens, self.context, line=self._line(shape.projections[0].rows),
-            table=decoder.model.layers[self.layer].mixer.table, tables=decoder.model.tables,
+            table=self.own.table, tables=decoder.model.tables,
             epsilon=decoder.model.epsilon,
         )  # fmt: skip
         norms = [self.buffers.qk_norm(self.layer)] * shape.qk_norm

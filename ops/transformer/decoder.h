@@ -97,8 +97,9 @@ struct Attention {
     visit(field("output_bias", &Attention::output_bias, "the output projection has a bias"));
     visit(field("sinks", &Attention::sinks,
                 "each query head has a sink, a score without a value in its softmax"));
-    visit(field("output_gate", &Attention::output_gate,
-                "each element of its output is multiplied by the sigmoid of a row of a projection"));
+    visit(
+        field("output_gate", &Attention::output_gate,
+              "each element of its output is multiplied by the sigmoid of a row of a projection"));
     visit(field("qk_norm", &Attention::qk_norm, "norm of queries and keys"));
   }
 };
@@ -121,7 +122,8 @@ struct GatedDelta {
 
   template <typename Visit>
   static void fields(Visit&& visit) {
-    visit(field("key_heads", &GatedDelta::key_heads, "heads of queries and of keys", 1, kMostHeads));
+    visit(
+        field("key_heads", &GatedDelta::key_heads, "heads of queries and of keys", 1, kMostHeads));
     visit(field("value_heads", &GatedDelta::value_heads,
                 "heads of values, each with a state; a multiple of key_heads", 1, kMostHeads));
     visit(field("key_size", &GatedDelta::key_size, "elements of a head of queries or keys", 1,
@@ -309,9 +311,9 @@ struct Decoder {
 // Throws Error unless a node DecoderLayers has the following values, which are the same for all
 // devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
-//            value of each layer with attention; with blocks, bidirectional_blocks int32 [B, S] of all layers;
-//            with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or H, S, T];
-//            with given_tables, cosines and sines f32 [P, r/2] of each table
+//            value of each layer with attention; with blocks, bidirectional_blocks int32 [B, S] of
+//            all layers; with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or
+//            H, S, T]; with given_tables, cosines and sines f32 [P, r/2] of each table
 //   outputs  logits f32 [B, 1, V], or [B, S, V] of all tokens; present key, present value of each
 //            layer with attention; the states of the other layers, which are among the last inputs
 void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra = 0);

@@ -23,8 +23,8 @@ struct DecoderLimits {
   // Norms of queries and keys over all heads, and parts that read the stream without a norm
   // (OLMo 2).
   bool norms_after = false;
-  bool biases = false;        // of the QKV projection and of the output projection
-  bool experts = false;       // mixtures of experts
+  bool biases = false;   // of the QKV projection and of the output projection
+  bool experts = false;  // mixtures of experts
   // Layers that keep a state (a gated delta rule, a short convolution) in the place of a KV cache,
   // and gates of attention's output.
   bool states = false;

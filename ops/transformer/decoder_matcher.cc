@@ -294,7 +294,8 @@ const Node& Matcher::projection_beside(std::string_view x, const Node& gate) {
   std::vector<const Node*> others = graph_.readers(x);
   std::erase(others, &gate);
   if (others.size() != 1 || !is_projection(*others.front()))
-    fail(to_string(gate), ": expected one other projection of '", x, "', of queries, keys and values");
+    fail(to_string(gate), ": expected one other projection of '", x,
+         "', of queries, keys and values");
   take(*others.front());
   return *others.front();
 }
@@ -327,7 +328,8 @@ Entry Matcher::finish_layer(const Entry& entry, LayerConstants layer, std::strin
   if (biased) decoder.layers.back().attention().output_bias = true;
   std::int64_t eight_bits = 0;
   if (layer.gates && layer.gates->eight_bits() != layer.qkv.eight_bits())
-    fail(to_string(output), ": expected the projections of the layer's input in weights of as many ",
+    fail(to_string(output),
+         ": expected the projections of the layer's input in weights of as many ",
          "bits as those of its gates");
   for (const Q4NXWeight* weight : {&layer.down, &layer.gate_up, &layer.output, &layer.qkv})
     eight_bits = 2 * eight_bits + (weight->eight_bits() ? 1 : 0);
@@ -387,7 +389,8 @@ void Matcher::finish(const Entry& entry) {
     fail(to_string(*attentions.front()), ": expected no bidirectional_blocks among layers that ",
          "keep states");
   if (decoder.has_states() && decoder.feed_forward().experts > 0)
-    fail(to_string(*mixtures.front()), ": expected a dense feed-forward in layers that keep states");
+    fail(to_string(*mixtures.front()),
+         ": expected a dense feed-forward in layers that keep states");
   check_multiple(*attentions.front(), "head size", decoder.attention().head_size, limits_);
 }
 

@@ -6,10 +6,10 @@
 // where a layer is: packed QKV projection, attention (QK-norm and RoPE inside), output projection,
 // (norm,) norm with the residual, gate/up projection, down projection, (norm,) norm with the
 // residual. In the place of QKV projection and attention there may be a gated delta rule or a short
-// convolution (state_matcher.cc). A mixture of experts may be in the place of gate, up and down projections. Sizes,
-// activation and the presence of norms must be the same in all layers; mixers, windows, rotary tables,
-// masks and caches may differ. What a projection adds to the residual stream may be multiplied by a
-// number before (Granite's residual_multiplier).
+// convolution (state_matcher.cc). A mixture of experts may be in the place of gate, up and down
+// projections. Sizes, activation and the presence of norms must be the same in all layers; mixers,
+// windows, rotary tables, masks and caches may differ. What a projection adds to the residual
+// stream may be multiplied by a number before (Granite's residual_multiplier).
 #pragma once
 
 #include <string>

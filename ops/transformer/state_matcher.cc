@@ -91,8 +91,7 @@ void Matcher::read_convolution(const Node& convolution, std::string_view activat
           weight.constant != nullptr && weight.shape && weight.shape->rank() == 3 &&
               weight.type == DataType::kFloat32 && (*weight.shape)[2] >= 2,
           "a weight that is an initializer, float [channels, 1, taps]");
-  require(convolution,
-          convolution.input(kPastElements) != nullptr && convolution.has_output(1),
+  require(convolution, convolution.input(kPastElements) != nullptr && convolution.has_output(1),
           "past_state and present_state");
   take(convolution);
   values.constants.push_back(weight);
@@ -159,8 +158,8 @@ void Matcher::read_gates(std::string_view x, const Node& delta, const GatedDelta
   require(delta, &masked(delta.inputs[kBeta]) == &gate, "decay and beta of one node");
   take(gate);
   const auto rate = [&](std::size_t input) {
-    const Node* product = gate.input(input) == nullptr ? nullptr
-                                                       : graph_.producer(gate.inputs[input].name);
+    const Node* product =
+        gate.input(input) == nullptr ? nullptr : graph_.producer(gate.inputs[input].name);
     bool fits = product != nullptr && (is(*product, "", "MatMul") || is_dense_product(*product)) &&
                 product->inputs[0].name == x && product->integer("transposed", 0) == 0;
     for (std::size_t i = 2; fits && i < product->inputs.size(); ++i)
@@ -211,8 +210,7 @@ std::string_view Matcher::gated_delta(std::string_view x, const Node& convolutio
                         .key_size = (*past.shape)[2],
                         .value_size = (*past.shape)[3],
                         .taps = (*convolution.inputs[kTaps].shape)[2]};
-  require(delta,
-          read.key_size > 0 && read.value_size > 0 && read.value_heads % read.key_heads == 0,
+  require(delta, read.key_size > 0 && read.value_size > 0 && read.value_heads % read.key_heads == 0,
           "past_state of known sizes, and heads of values in multiples of those of keys");
   const double scale = 1 / std::sqrt(static_cast<double>(read.key_size));
   require(delta, std::abs(delta.number("scale", 0) - scale) < 1e-6 * scale,

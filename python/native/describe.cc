@@ -73,8 +73,8 @@ nb::dict decoder_fields(const Decoder& decoder) {
 
 void bind_decoder(nb::module_& module) {
   bind_fields<Attention>(module, "Attention", "The attention of a layer, with packed QKV.");
-  bind_fields<transformer::GatedDelta>(
-      module, "GatedDelta", "A gated delta rule, in the place of a layer's attention.");
+  bind_fields<transformer::GatedDelta>(module, "GatedDelta",
+                                       "A gated delta rule, in the place of a layer's attention.");
   bind_fields<transformer::ShortConvolution>(
       module, "ShortConvolution",
       "A short convolution between two gates, in the place of a layer's attention.");

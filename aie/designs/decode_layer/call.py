@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_Part = TypeVar("_Part")
 BEFORE_STATE, AFTER_STATE = "before state", "after state"
 
 
@@ -35,7 +36,7 @@ class CalledLayer:
         """Whether it is a part of a layer without attention."""
         return bool(self.part)
 
-    def own(self, projections: Sequence[Any]) -> Sequence[Any]:
+    def own(self, projections: Sequence[_Part]) -> Sequence[_Part]:
         """Those of a layer's projections, or of what there is for each, that the part has."""
         if not self.part:
             return projections

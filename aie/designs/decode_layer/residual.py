@@ -42,6 +42,15 @@ def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle,
         heads.release(1)
 
 
+def _deal_gated(shape: LayerShape, vectors: ObjectFifoHandle, x: ObjectFifoHandle, gated_part: Kernel) -> None:
+    """Deal a line of attention's output, behind a line of its gate, out in parts that the gate has opened."""
+    held = vectors.acquire(2)
+    for part in range_(shape.line // BLOCK_COLUMNS):
+        gated_part(held[1], held[0], x.acquire(1), part, BLOCK_COLUMNS)
+        x.release(1)
+    vectors.release(2)
+
+
 def _enter(
     shape: LayerShape, kernels: list[Kernel], weights: list[Any], vectors: tuple[Any, ...], sizes: tuple[Any, ...],
     second: Any,
@@ -140,11 +149,7 @@ def residual_tile(
                     _deal_heads(shape, dealt, x, copy_heads)
             for gated_part in opening:
                 for _ in range_(rtp[6]):
-                    held = vectors.acquire(2)
-                    for part in range_(shape.line // BLOCK_COLUMNS):
-                        gated_part(held[1], held[0], x.acquire(1), part, BLOCK_COLUMNS)
-                        x.release(1)
-                    vectors.release(2)
+                    _deal_gated(shape, vectors, x, gated_part)
             pass_on(context_lines)
             for _ in range_(second):
                 held, after = vectors.acquire(norms + 1), hidden.acquire(1)
@@ -166,7 +171,7 @@ def residual_tile(
     if way.deals_heads:
         copy_heads = kernel("copy_part", "copy_into", heads.obj_type, tensor(BLOCK_COLUMNS), *[I32] * 3)
         dealt = [(heads.cons(), copy_heads)]
-    opening = [kernel("gated_part", "gated_part", line, line, tensor(BLOCK_COLUMNS), I32, I32)] * shape.output_gate
+    opening = [kernel("gates", "gated_part", line, line, tensor(BLOCK_COLUMNS), I32, I32)] * shape.output_gate
     tile = Tile(RESIDUAL_COLUMN, limits_of("npu2").first_compute_row)
     return (
         vectors,

@@ -62,9 +62,7 @@ class LayerSequence:
         self._alike = self._starts()
         # The phases of layers, by which of their weights have 8 bits, and the head's, if there is one.
         self._phases = {
-            (bits, state): deal_rows(
-                way.shape.own_projections(bits, keeps_state=state), way.columns, way.span
-            )
+            (bits, state): deal_rows(way.shape.own_projections(bits, keeps_state=state), way.columns, way.span)
             for bits, state in {(layer.eight_bits, layer.keeps_state) for layer in layers}
         }
         self._of_head = deal_rows([head] if head else [], way.columns, way.span)

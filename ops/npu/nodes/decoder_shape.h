@@ -2,7 +2,8 @@
 // DecoderShape: the packing of a decoder's constants for the array. aie/programs/decoder_shape.py
 // defines the layouts:
 //
-//   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; with QKV the gates
+//   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; with QKV the
+//   gates
 //                   of attention's output, and in its place what a state is made of; wide Q4NX
 //                   blocks (ops/formats/q4nx.h), of 8 bits two planes of each (nodes/planes.h)
 //   experts   u8    [layer][expert][gate and up | down], where the feed-forward is a mixture of

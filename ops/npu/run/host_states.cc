@@ -72,8 +72,8 @@ class MixerOfRows final : public StateOperator {
     x_.read(arguments[0], rows_, count);
     projected_.read(arguments[1], rows_, count);
     y_.room(count);
-    states_of(compute).mix(layer_, {static_cast<std::int64_t>(count), x_.values,
-                                    projected_.values, y_.values});
+    states_of(compute).mix(
+        layer_, {static_cast<std::int64_t>(count), x_.values, projected_.values, y_.values});
     y_.write(compute, arguments[2], rows_, count);
   }
 };
@@ -82,9 +82,12 @@ class MixerOfRows final : public StateOperator {
 class BeforeDelta final : public StateOperator {
  public:
   explicit BeforeDelta(const HostCallReader& reader)
-      : StateOperator(reader), token_(reader.size("token")), state_(reader.size("state")),
+      : StateOperator(reader),
+        token_(reader.size("token")),
+        state_(reader.size("state")),
         heads_(reader.size("heads")) {
-    reader.arguments({x_.argument("x", rows_), projected_.argument("projected", rows_),
+    reader.arguments({x_.argument("x", rows_),
+                      projected_.argument("projected", rows_),
                       {"tokens", rows_ * heads_ * token_ * kBFloat16Bytes},
                       {"states", state_ * kBFloat16Bytes}});
   }
@@ -109,8 +112,10 @@ class AfterDelta final : public StateOperator {
  public:
   explicit AfterDelta(const HostCallReader& reader)
       : StateOperator(reader), state_(reader.size("state")), delta_{y_.columns, y_.columns, {}} {
-    reader.arguments({projected_.argument("projected", rows_), delta_.argument("delta", rows_),
-                      {"states", state_ * kBFloat16Bytes}, y_.argument("y", rows_)});
+    reader.arguments({projected_.argument("projected", rows_),
+                      delta_.argument("delta", rows_),
+                      {"states", state_ * kBFloat16Bytes},
+                      y_.argument("y", rows_)});
   }
 
   void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,
@@ -121,8 +126,8 @@ class AfterDelta final : public StateOperator {
     to_host(arguments[2], 0, arguments[2].bytes);
     y_.room(count);
     states_of(compute).after_delta(
-        layer_, {static_cast<std::int64_t>(count), {}, projected_.values, y_.values},
-        delta_.values, elements(arguments[2]));
+        layer_, {static_cast<std::int64_t>(count), {}, projected_.values, y_.values}, delta_.values,
+        elements(arguments[2]));
     y_.write(compute, arguments[3], rows_, count);
   }
 
@@ -139,8 +144,8 @@ class OutputGate final : public HostOperator {
         columns_(reader.size("columns")),
         first_(reader.size("first")),
         line_(reader.line("line", first_ + columns_)) {
-    reader.arguments({{"gate", rows_ * line_ * kBFloat16Bytes},
-                      {"y", rows_ * columns_ * kBFloat16Bytes}});
+    reader.arguments(
+        {{"gate", rows_ * line_ * kBFloat16Bytes}, {"y", rows_ * columns_ * kBFloat16Bytes}});
   }
 
   void run(const HostCompute& compute, std::span<const View> arguments, std::int64_t /*position*/,

@@ -126,8 +126,7 @@ class DeltaMixer final : public LayerStates::Mixer {
   }
 
   void before_delta(std::span<const Tensor> constants, const Tensor& before, const Tensor& after,
-                    const Rows& given, std::span<std::uint16_t> tokens,
-                    std::size_t line) override {
+                    const Rows& given, std::span<std::uint16_t> tokens, std::size_t line) override {
     prepare(constants, before, after, given);
     const auto keys = static_cast<std::size_t>(sizes_.key_size);
     const auto values = static_cast<std::size_t>(sizes_.value_size);
@@ -226,8 +225,7 @@ class DeltaMixer final : public LayerStates::Mixer {
     const Tensor b = room(b_of_x_);
     a_.run(std::array{x, constants[1]}, std::array{a});
     b_.run(std::array{x, constants[2]}, std::array{b});
-    rates_.run(std::array{a, constants[3], constants[4], b},
-               std::array{room(decay_), room(beta_)});
+    rates_.run(std::array{a, constants[3], constants[4], b}, std::array{room(decay_), room(beta_)});
   }
 
   // Each head divided by its length.

@@ -37,8 +37,8 @@ class LayerStates {
     std::int64_t count;
     std::span<float> x, projected, mixed;
   };
-  // Makes `mixed`, and moves the layer's states on. Throws Error if there is no such layer, or sizes
-  // are not the layer's.
+  // Makes `mixed`, and moves the layer's states on. Throws Error if there is no such layer, or
+  // sizes are not the layer's.
   void mix(std::size_t layer, const Rows& given);
   // The same in two parts, between which an array applies a gated delta rule
   // (aie/designs/gated_delta.py). The first gives x of that design in bf16, [tokens][heads][line],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that keep a state, on the emulated array and its host: trained models in GenAI's loop, against transformers."""
+"""Layers that keep a state, on the emulated array and its host: trained models against transformers."""
 
 import functools
 import json

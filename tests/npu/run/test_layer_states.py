@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flownpu.aie.programs import prefill
+from flownpu.aie.programs.decode import decode_program
 from flownpu.convert import convert
 from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.language_model import LanguageModel, Sampling
@@ -120,6 +121,22 @@ def test_a_token_calls_the_array_once_more_than_the_host_has_states(
     assert ("-gate" in array) == (name == "qwen3.5-topics")
     mixers = [step for dispatch in dispatches[1::2] for step in dispatch["steps"] if "mixer" in step]
     assert len(mixers) == 6
+
+
+def test_mixers_read_their_own_layers_norm_and_products(model_of: Callable[[str, bool], LanguageModel]) -> None:
+    """Norms of the trained model are so alike that its logits hardly tell one from another; places in buffers do."""
+    decoder = read_decoder(model_of("qwen3.5-topics", True).folder)
+    program, shape = decode_program(decoder, "npu2", CONTEXT).program, decoder.shape
+    steps = [step for step in program.steps if step.call.operator in ("add_rms_norm", "mixer")]
+    layers = [layer for layer in range(8) if layer % 4 != 3]  # every fourth has attention
+    for norm, mixer, layer in zip(steps[::2], steps[1::2], layers, strict=True):
+        assert norm.views[2] == ("vectors", layer * shape.vector_size * 2)
+        assert norm.views[-1] == mixer.views[0]
+        assert dict(mixer.call.parameters)["layer"] == layer
+    # Weights of a call begin behind the first projection of its first layer.
+    before = sum(shape.weight_bytes(keeps_state=layer in layers) for layer in range(6))
+    calls = [step for step in program.steps if step.call.operator == "decode_layer"]
+    assert calls[-1].views[0] == ("weights", before + shape.state_projections[0].bytes)
 
 
 def test_a_mask_that_hides_a_token_is_refused(

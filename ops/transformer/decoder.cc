@@ -31,6 +31,7 @@ Kind mixer_or_first(const Decoder& decoder, const Layer& layer) {
 template <typename Kind>
 void write_mixers(Node& node, const Decoder& decoder) {
   std::vector<Kind> mixers;
+  mixers.reserve(decoder.layers.size());
   for (const Layer& layer : decoder.layers) mixers.push_back(mixer_or_first<Kind>(decoder, layer));
   const auto has = [](const Layer& layer) { return std::holds_alternative<Kind>(layer.mixer); };
   if (std::ranges::any_of(decoder.layers, has)) write_fields(node, prefix<Kind>(), mixers);

@@ -55,7 +55,8 @@ class Matcher : public FoundDecoder {
   std::string_view mixed(std::string_view x, const Node& convolution, LayerConstants& layer);
   std::string_view gated_delta(std::string_view x, const Node& convolution, LayerConstants& layer);
   std::string_view short_convolution(const Node& convolution, LayerConstants& layer);
-  void read_convolution(const Node& convolution, std::string_view activation, StateValues& values);
+  std::int64_t read_convolution(const Node& convolution, std::string_view activation,
+                                StateValues& values);
   void read_gates(std::string_view x, const Node& delta, const GatedDelta& read,
                   StateValues& values);
   void check_unit_length(const Node& delta, std::size_t input, const Value& part,

@@ -6,8 +6,8 @@
 //                      -> norm, times SiLU(gate projection) -> output projection
 //   short convolution  projection -> B, C, x -> C * convolution(B * x) -> output projection
 //
-// What keeps padding out of states (a mask of decay and beta, the last tokens before it) is taken
-// away: a device computes tokens alone, and compares the mask with their number.
+// Nodes that keep padding out of states (a mask of decay and beta, the last tokens before it) are
+// taken away: a device computes tokens alone, and compares the mask with their number.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -78,18 +78,20 @@ std::string_view Matcher::mixed(std::string_view x, const Node& convolution,
   return made;
 }
 
-// The convolution's weight and states. Its newest elements may be chosen where a row is padded.
-void Matcher::read_convolution(const Node& convolution, std::string_view activation,
-                               StateValues& values) {
+// Reads the convolution's weight and states, and returns the number of its taps. Its newest
+// elements may be chosen where a row is padded.
+std::int64_t Matcher::read_convolution(const Node& convolution, std::string_view activation,
+                                       StateValues& values) {
   require(convolution, convolution.text("activation", "none") == activation,
           "the activation of such a layer");
   require(convolution, convolution.integer("channels_last", 0) == 1, "channels_last = 1");
   require(convolution, convolution.integer("dilation", 1) == 1, "dilation = 1");
   require(convolution, convolution.input(kTapsBias) == nullptr, "no bias");
   const Value& weight = convolution.inputs[kTaps];
+  const Shape size = weight.shape.value_or(Shape{});
   require(convolution,
-          weight.constant != nullptr && weight.shape && weight.shape->rank() == 3 &&
-              weight.type == DataType::kFloat32 && (*weight.shape)[2] >= 2,
+          weight.constant != nullptr && size.rank() == 3 && weight.type == DataType::kFloat32 &&
+              size[2] >= 2,
           "a weight that is an initializer, float [channels, 1, taps]");
   require(convolution, convolution.input(kPastElements) != nullptr && convolution.has_output(1),
           "past_state and present_state");
@@ -100,7 +102,7 @@ void Matcher::read_convolution(const Node& convolution, std::string_view activat
   const auto& readers = graph_.readers(newest.name);
   if (readers.empty()) {
     values.presents.push_back(newest);
-    return;
+    return size[2];
   }
   const Node& chosen = graph_.only_reader(newest.name, "a Where that chooses the last tokens");
   require(chosen, is(chosen, "", "Where") && chosen.inputs[1].name == newest.name,
@@ -113,6 +115,7 @@ void Matcher::read_convolution(const Node& convolution, std::string_view activat
           "the last tokens before the padding where there is some");
   for (const Node* node : {&chosen, before, rows}) take(*node);
   values.presents.push_back(chosen.outputs[0]);
+  return size[2];
 }
 
 // Throws Error unless heads of `size` elements of a part of the convolution's output, divided by
@@ -193,7 +196,7 @@ void Matcher::take_gates(const Node& gate, LayerConstants& layer) {
 std::string_view Matcher::gated_delta(std::string_view x, const Node& convolution,
                                       LayerConstants& layer) {
   StateValues values;
-  read_convolution(convolution, "silu", values);
+  const std::int64_t taps = read_convolution(convolution, "silu", values);
   const Node& split = graph_.only_reader(convolution.outputs[0].name, "a Split into q, k and v");
   require(split, is(split, "", "Split") && split.outputs.size() == 3, "a Split into three parts");
   const Node& delta = graph_.only_reader(split.outputs[2].name, "a delta rule");
@@ -204,12 +207,13 @@ std::string_view Matcher::gated_delta(std::string_view x, const Node& convolutio
               graph_.readers(delta.outputs[1].name).empty(),
           "a LinearAttention by the gated delta rule, with states");
   const Value& past = delta.inputs[kPastState];
-  require(delta, past.shape && past.shape->rank() == 4, "past_state of known sizes");
+  const Shape state = past.shape.value_or(Shape{});
+  require(delta, state.rank() == 4, "past_state of known sizes");
   const GatedDelta read{.key_heads = delta.required_integer("q_num_heads"),
                         .value_heads = delta.required_integer("kv_num_heads"),
-                        .key_size = (*past.shape)[2],
-                        .value_size = (*past.shape)[3],
-                        .taps = (*convolution.inputs[kTaps].shape)[2]};
+                        .key_size = state[2],
+                        .value_size = state[3],
+                        .taps = taps};
   require(delta, read.key_size > 0 && read.value_size > 0 && read.value_heads % read.key_heads == 0,
           "past_state of known sizes, and heads of values in multiples of those of keys");
   const double scale = 1 / std::sqrt(static_cast<double>(read.key_size));
@@ -239,7 +243,7 @@ std::string_view Matcher::gated_delta(std::string_view x, const Node& convolutio
 
 std::string_view Matcher::short_convolution(const Node& convolution, LayerConstants& /*layer*/) {
   StateValues values;
-  read_convolution(convolution, "none", values);
+  const std::int64_t taps = read_convolution(convolution, "none", values);
   const Node& gated = *graph_.producer(convolution.inputs[0].name);
   const Node& split = *graph_.producer(gated.inputs[0].name);
   const Node& output = graph_.only_reader(convolution.outputs[0].name, "the second gate");
@@ -252,8 +256,7 @@ std::string_view Matcher::short_convolution(const Node& convolution, LayerConsta
                                                  }),
           "the product of the convolution with the projection's second part");
   for (const Node* node : {&gated, &split, &output}) take(*node);
-  decoder.layers.emplace_back().mixer =
-      ShortConvolution{.taps = (*convolution.inputs[kTaps].shape)[2]};
+  decoder.layers.emplace_back().mixer = ShortConvolution{.taps = taps};
   states.push_back(std::move(values));
   return output.outputs[0].name;
 }

@@ -58,7 +58,7 @@ class StateOperator : public HostOperator {
   RowsOf x_, projected_, y_;
 };
 
-// What is between the projections of a layer that keeps a state.
+// All between the projections of a layer that keeps a state.
 class MixerOfRows final : public StateOperator {
  public:
   explicit MixerOfRows(const HostCallReader& reader) : StateOperator(reader) {

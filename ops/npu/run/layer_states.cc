@@ -20,8 +20,8 @@ using transformer::GatedDelta;
 
 constexpr std::size_t kDeltaConstants = 6;  // taps, a, b, time bias, decay scale, norm
 
-Tensor floats(std::span<float> values, Shape shape) {
-  return {.data = values.data(), .type = DataType::kFloat32, .shape = std::move(shape)};
+Tensor floats(std::span<float> values, const Shape& shape) {
+  return {.data = values.data(), .type = DataType::kFloat32, .shape = shape};
 }
 
 // A step of the host with its working memory.

@@ -217,7 +217,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3.5-2b": _QWEN3_5
     | {
         "hidden_size": 2048,
-        # Of the sizes that are multiples of 512, the one that makes 1.9 billion weights.
+        # The multiple of 512 that makes 1.9 billion weights; no configuration was read.
         "intermediate_size": 6144,
         "num_hidden_layers": 24,
         "num_attention_heads": 8,

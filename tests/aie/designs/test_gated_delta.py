@@ -8,7 +8,7 @@ from flownpu.aie.designs.gated_delta import GatedDelta
 from tests.aie.emulation import emulate, plan_of
 from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, bf16, wide
 
-# What a product of two f32 that are split in two bf16 parts errs by (kernels/common/float_math.h), four in a row.
+# The error of a product of two f32 that are split in two bf16 parts (kernels/common/float_math.h), four in a row.
 PRODUCTS = 4 * 3 * 2.0**-16
 
 

@@ -16,7 +16,9 @@ from flownpu.aie.cost.gemm_tuner import rank_for_shapes
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.published_gemm import CORES, GEMMS, OTHERS
 from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.programs.call import HOST
 from flownpu.aie.programs.cost import Prices, prompt_runs
+from flownpu.aie.programs.decode import decode_program
 from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
@@ -30,6 +32,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 _DEVICE = CHIPS["kraken-350"]
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
+# Models whose layers keep states, and the positions that a table of them is of.
+_WITH_STATES = ("qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "lfm2-1.2b")
+_STATES_CONTEXT = 1024
 _DECODERS = [name for name in MODELS if name not in ENCODERS]
 
 
@@ -87,6 +92,23 @@ def decoding_rows(model: str) -> list[list[str]]:
             row.append(_bold(speed, 0 < aim <= speed))
         roof.append(f"{point.roof:.3g}{' †' if aim > point.roof else ''}")
     return [[model, *published], ["", *predicted], ["", *in_int8], ["", *roof]]
+
+
+def states() -> str:
+    """The table of models whose layers keep states: a token behind 1024, with and without the host's part."""
+    lines = []
+    for name in _WITH_STATES:
+        decoder, prices = known(name).decoder, Prices(_DEVICE, VALUES)
+        token = decode_program(decoder, "npu2", _STATES_CONTEXT, prices=prices).program
+        cost = prices.of_runs([(token, _STATES_CONTEXT - 1)], before=token)
+        later = next(table.values[name][0] for table in TABLES.values() if name in table.values)
+        host = sum(seconds for part, seconds in cost.seconds.items() if part.startswith("host"))
+        calls = sum(steps[0].call.array != HOST for steps in token.dispatches)
+        ends = calls * VALUES["dispatch"]
+        lines.append([name, f"{later:.3g}", _bold(1 / cost.total, cost.total <= 1 / later), calls,
+                      f"{1e3 * cost.total:.1f}", f"{1e3 * host:.1f}", f"{1e3 * ends:.1f}"])  # fmt: skip
+    headings = ["model", "FastFlowLM", "predicted", "calls", "ms", "of them the host's", "and dispatches"]
+    return _table(headings, lines)
 
 
 def prompts() -> str:
@@ -281,6 +303,7 @@ def gpus() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "validation": validation,
     "decoding": decoding,
+    "states": states,
     "prompts": prompts,
     "bits": bits,
     "sensitivity": sensitivity,

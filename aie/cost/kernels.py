@@ -46,7 +46,7 @@ _SPLIT_KEYS = {"flow_kv_split": 1280, "flow_kv_split_int8": 2048}
 
 def priced_by_integers(kernel: str) -> bool:
     """Whether a call's cycles depend on its integer arguments."""
-    return any(kernel in kinds for kinds in (_VECTORS, _GEMM, _FLOW_QKV, _FLOW_KV, {"attention_sinks"}))
+    return any(kernel in kinds for kinds in (_VECTORS, _GEMM, _FLOW_QKV, _FLOW_KV, {"attention_sinks", "gated_delta"}))
 
 
 def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int], buffer_bytes: int) -> float:
@@ -69,6 +69,8 @@ def published_cycles(chip: Chip, values: Values, kernel: str, integers: list[int
     elif kernel == "attention_sinks":  # two numbers a head, each loaded, and stored to the head's rows one by one
         heads, rows = integers[4:]
         cycles = 2 * heads * (_LATENCY + rows)
+    elif kernel == "gated_delta":  # two multiply-adds of 32 lanes in its first pass over the state, four in its second
+        cycles = math.prod(integers[:2]) / 32 * 6
     elif kernel in _FLOW_KV:
         cycles = _flow_kv_cycles(chip, values, kernel, integers)
     elif kernel in _VECTORS:

@@ -217,7 +217,7 @@ def _gated(activation: str) -> Operands:
     row = tensor(ROW)
     return Operands(
         (Operand("gate", ROW), Operand("up", ROW)), Operand("y", ROW),
-        lambda: [kernel(activation, activation, row, row, row, I32)],
+        lambda: [kernel("gates", activation, row, row, row, I32)],
         lambda act, gate, up, y: act(gate, up, y, ROW), elements=ROW,
     )  # fmt: skip
 

@@ -43,6 +43,8 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(square_sums),
     FLOWNPU_KERNEL(all_norm_rope),
     FLOWNPU_KERNEL(copy_part),
+    FLOWNPU_KERNEL(gated_delta),
+    FLOWNPU_KERNEL(gated_part),
     FLOWNPU_KERNEL(copy_heads),
     FLOWNPU_KERNEL(copy_into),
     FLOWNPU_KERNEL(copy_norms),

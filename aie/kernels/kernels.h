@@ -91,6 +91,11 @@ void copy_into(const bfloat16* from, bfloat16* to, std::int32_t from_index, std:
 void copy_norms(const bfloat16* from, bfloat16* to, std::int32_t from_index, std::int32_t to_index,
                 std::int32_t n);
 
+void gated_part(const bfloat16* x, const bfloat16* gate, bfloat16* part, std::int32_t index,
+                std::int32_t n);
+
+void gated_delta(const bfloat16* x, bfloat16* state, bfloat16* y, std::int32_t dk, std::int32_t dv);
+
 void int8_rows(const bfloat16* x, std::uint8_t* rows, std::int32_t heads, std::int32_t d);
 
 void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);

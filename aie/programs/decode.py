@@ -7,7 +7,8 @@
 
 Among the ways of attention that take the decoder, the one that the cost model predicts to be fastest is written; where
 there is none, the token goes operator by operator (decode_operators.py). So does an LM head that does not fit into a
-call beside a layer. Layers with experts: decode_experts.py.
+call beside a layer. Layers with experts: decode_experts.py; layers that keep states:
+decode_states.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode_experts import experts_program
 from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
+from flownpu.aie.programs.decode_states import states_program
 from flownpu.aie.programs.decoder_shape import DecoderBuffers
 from flownpu.aie.programs.dispatches import MOST_SECONDS
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
@@ -79,6 +81,8 @@ def decode_program(
             design = DecodeLayer(decoder.shape, HOST_EXPERTS.get(way, way))
             if decoder.shape.experts:
                 found[way] = experts_program(decoder, design, target, context, on_array=way not in HOST_EXPERTS)
+            elif decoder.keeps_states:
+                found[way] = states_program(decoder, design, target, context)
             else:
                 found[way] = _layers_program(decoder, design, target, context, prices)
         except ValueError as error:
@@ -101,7 +105,7 @@ def _refusal(way: str, error: ValueError) -> str:
 def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int, prices: Prices) -> Program:
     if target != "npu2":
         raise ValueError(f"[decode_layer] expected npu2, got {target}")
-    shape, buffers, layers = decoder.shape, DecoderBuffers(decoder, context), len(decoder.windows)
+    shape, buffers, layers = decoder.shape, DecoderBuffers(decoder, context), len(decoder.layers)
     with_head = design.takes_head(decoder.head, decoder.layers[-1].eight_bits)
     most, calls = layers, list[ArtifactCall]()
     while not calls:

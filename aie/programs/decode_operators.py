@@ -44,6 +44,8 @@ def operators_program(decoder: DecoderShape, target: str, context: int) -> Progr
     """
     if decoder.shape.experts:
         raise ValueError("[fused_dqp] expected a dense feed-forward, got experts")
+    if decoder.keeps_states or decoder.shape.output_gate:
+        raise ValueError("[flow_kv] expected attention without a gate of its output in all layers")
     if decoder.shape.norm_of_all_heads or not decoder.shape.norms_before:
         raise ValueError("[norm_rope] expected norms of each head, and norms before attention and feed-forward")
     if decoder.shape.int8_cache:
@@ -88,7 +90,7 @@ class TokenSteps:
 
     def head(self, update: View | str, residual: View | str) -> None:
         """The last norms and the LM head, from the last layer's results."""
-        self._where, layers = "the LM head", len(self._decoder.windows)
+        self._where, layers = "the LM head", len(self._decoder.layers)
         self._add(layers, 0, update, residual, "hidden")
         self._project(self._decoder.head, self._buffers.weights(layers), "x", "logits")
 
@@ -139,7 +141,7 @@ class TokenSteps:
     def _attend(self, layer: int) -> None:
         """QK-norm and RoPE into q and the cache, then attention over it."""
         decoder, shape, cache = self._decoder, self._shape, self._buffers.cache(layer)
-        table, window = decoder.model.layers[layer].mixer.table, decoder.windows[layer]
+        table, window = decoder.layers[layer].table, decoder.windows[layer]
         design = NormRope(self._target, shape.heads, shape.kv_heads, shape.d, shape.qk_norm)
         turn = partial(
             design.program, 1, capacity=self._context, tables=decoder.model.tables, table=table,

@@ -6,24 +6,26 @@ aie/designs/decode_layer/shape.py has the layouts:
 weights   u8    [layer][QKV | output | gate and up | down], then the LM head
 vectors   bf16  [layer][norms][line], each layer followed by its sinks and QK-norm weights; then the final norms
 rotary    bf16  [tables][context][d]
-cache     bf16  [layer][context][G][2][d], and behind it, with an int8 cache, the same in rows of int8
+cache     bf16  [layer with attention][context][G][2][d], and behind it, with an int8 cache, the same in rows of int8
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from flownpu._native import Attention, GatedDelta
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, ceil_div
-from flownpu.aie.designs.decode_layer.call import CalledLayer
+from flownpu.aie.designs.decode_layer.call import BEFORE_STATE, CalledLayer
 from flownpu.aie.designs.decode_layer.shape import LayerShape, Projection
+from flownpu.aie.designs.gated_delta import GatedDelta as GatedDeltaDesign
 from flownpu.aie.programs.host import Experts
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, CacheLayout, Role, View, attribute_words
 
 if TYPE_CHECKING:
-    from flownpu._native import Attention, Decoder
+    from flownpu._native import Decoder
     from flownpu.aie.programs.program import ProgramWriter
 
 # The dequantisation engine weaves 64 columns of a gate and of its up projection (designs/dequant_engine.py).
@@ -70,6 +72,14 @@ class DecoderShape:
     def shape(self) -> LayerShape:
         """The parameters of the array that computes a layer."""
         attention, layer = self.attention, self.model.layers[0]
+        states = {
+            (self.model.input_rows(each), self.model.output_columns(each))
+            for each in self.model.layers
+            if not isinstance(each.mixer, Attention)
+        }
+        if len(states) > 1:
+            raise ValueError(f"[decode_layer] expected layers that keep states of one size, got {sorted(states)}")
+        state_rows, state_columns = states.pop() if states else (0, 0)
         return LayerShape(
             self.model.hidden,
             attention.heads,
@@ -87,17 +97,20 @@ class DecoderShape:
             experts=layer.feed_forward.experts_per_token if layer.feed_forward.experts else 0,
             int8_cache=attention.int8_cache,
             has_sinks=attention.sinks,
+            output_gate=attention.output_gate,
+            state_rows=state_rows,
+            state_columns=state_columns,
         )
 
     @cached_property
     def attention(self) -> Attention:
-        """The attention of the first layer, whose sizes are those of all layers."""
-        return self.model.layers[0].mixer
+        """The attention of the first layer that has one, whose sizes are those of all."""
+        return next(layer.mixer for layer in self.model.layers if isinstance(layer.mixer, Attention))
 
     @cached_property
     def windows(self) -> tuple[int, ...]:
-        """For each layer, the keys that a token sees, its own included; 0: all."""
-        return tuple(layer.mixer.window for layer in self.model.layers)
+        """For each layer with attention, the keys that a token sees, its own included; 0: all."""
+        return tuple(layer.window or 0 for layer in self.layers if not layer.keeps_state)
 
     @property
     def block(self) -> int:
@@ -114,12 +127,50 @@ class DecoderShape:
     def layers(self) -> tuple[CalledLayer, ...]:
         """The properties of each layer that others may not share."""
         return tuple(
-            CalledLayer(layer.mixer.window or None, layer.mixer.table, layer.eight_bits) for layer in self.model.layers
+            CalledLayer(layer.mixer.window or None, layer.mixer.table, layer.eight_bits)
+            if isinstance(layer.mixer, Attention)
+            else CalledLayer(eight_bits=layer.eight_bits, part=BEFORE_STATE)
+            for layer in self.model.layers
         )
+
+    def part(self, layer: int, part: str) -> CalledLayer:
+        """A part of a layer that keeps a state."""
+        return replace(self.layers[layer], part=part)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layers keep a state in the place of keys and values."""
+        return bool(self.shape.state_rows)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of all delta rules, in f32."""
+        of = [layer.mixer for layer in self.model.layers if isinstance(layer.mixer, GatedDelta)]
+        return sum(4 * each.value_heads * each.key_size * each.value_size for each in of)
+
+    @property
+    def has_delta_rule(self) -> bool:
+        """Whether the states are those of a gated delta rule."""
+        return any(isinstance(layer.mixer, GatedDelta) for layer in self.model.layers)
+
+    def delta_design(self, target: str) -> GatedDeltaDesign:
+        """The array for that rule.
+
+        Raises:
+            ValueError: it does not take the heads.
+        """
+        of = next(layer.mixer for layer in self.model.layers if isinstance(layer.mixer, GatedDelta))
+        return GatedDeltaDesign(target, of.value_heads, of.key_size, of.value_size)
+
+    def cached_before(self, layer: int) -> int:
+        """How many of the layers before one have a cache."""
+        return sum(not before.keeps_state for before in self.layers[:layer])
 
     def weights_before(self, layer: int) -> int:
         """Bytes of the weights of the layers before one, without experts."""
-        return sum(self.shape.weight_bytes(before.eight_bits) for before in self.layers[:layer])
+        return sum(
+            self.shape.weight_bytes(before.eight_bits, keeps_state=before.keeps_state) for before in self.layers[:layer]
+        )
 
     def experts_before(self, layer: int) -> int:
         """Bytes of the experts of the layers before one."""
@@ -144,7 +195,8 @@ class DecoderShape:
         shape = self.shape
         norms = "-post" * shape.post_norms + "-qk" * shape.qk_norm + "-all" * shape.norm_of_all_heads
         norms += "-bias" * shape.qkv_bias + "-output" * shape.output_bias + "-after" * (not shape.norms_before)
-        norms += "-int8" * shape.int8_cache
+        norms += "-int8" * shape.int8_cache + "-gate" * shape.output_gate
+        norms += f"-state{shape.state_rows}-{shape.state_columns}" * bool(shape.state_rows)
         return f"decode_layer-{way}-{shape.hidden}-{shape.feed_forward}-{self.name}-{shape.activation}{norms}"
 
 
@@ -157,13 +209,13 @@ class DecoderBuffers:
 
     def constants(self) -> list[Buffer]:
         """Weights, vectors and rotary tables, and the cache."""
-        decoder, shape, layers = self.decoder, self.decoder.shape, len(self.decoder.windows)
+        decoder, shape, layers = self.decoder, self.decoder.shape, len(self.decoder.layers)
         vectors = layers * shape.vector_size + shape.entry_norms * shape.line
         return [
             Buffer("weights", Role.CONSTANT, decoder.weights_before(layers) + decoder.head.bytes),
             Buffer("vectors", Role.CONSTANT, vectors * BF16_BYTES),
             Buffer("rotary", Role.CONSTANT, decoder.model.tables * self.context * shape.d * BF16_BYTES),
-            Buffer("cache", Role.CACHE, layers * self.layout.layer),
+            Buffer("cache", Role.CACHE, len(decoder.windows) * self.layout.layer),
         ]
 
     def host_experts(self, layer: int) -> Experts:
@@ -203,7 +255,8 @@ class DecoderBuffers:
         """The weights of a layer, from one of its projections on."""
         decoder, offset = self.decoder, self.decoder.weights_before(layer)
         if projection:
-            parts = decoder.shape.of_bits(decoder.layers[layer].eight_bits)
+            of = decoder.layers[layer]
+            parts = decoder.shape.of_bits(of.eight_bits, keeps_state=of.keeps_state)
             offset += sum(part.bytes for part in parts[:projection])
         return View("weights", offset)
 
@@ -225,9 +278,10 @@ class DecoderBuffers:
 
     def cache(self, layer: int) -> View:
         """Keys and values of a layer."""
-        return View("cache", layer * self.layout.layer)
+        return View("cache", self.decoder.cached_before(layer) * self.layout.layer)
 
     def read_by_token(self, layer: int) -> View:
         """Keys and values of a layer as a token reads them."""
         shape, begin = self.decoder.shape, self.layout.int8_rows
-        return View("cache", begin + layer * self.context * shape.kv_heads * 2 * shape.row_bytes)
+        cached = self.decoder.cached_before(layer)
+        return View("cache", begin + cached * self.context * shape.kv_heads * 2 * shape.row_bytes)

@@ -13,6 +13,11 @@ long.
     experts        s' = s + experts(x); y = norm(s'), or s' without a weight
     route          the experts that the router chooses for x (i32), and their shares (f32)
     add_experts    s' = s + the chosen experts' answers, each times its share; y = s'
+    mixer          y = what is between the projections of a layer that keeps a state; x: what they read, projected:
+                   their products
+    before_delta   up to a gated delta rule that an array applies (designs/gated_delta.py)
+    after_delta    from there on
+    output_gate    y = y sigmoid(gate): attention's output; a row of gate is `first` elements behind one of QKV
     norm_rope      queries and keys of packed rows [H | G | G][d], normalised and turned: queries -> q, keys and values
                    -> the cache, from the position of the first row on; with an int8 cache also its rows
 
@@ -25,15 +30,21 @@ order; ops/npu/run/host_operators.h, which computes these operators, checks them
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flownpu._native import GatedDelta
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS
 from flownpu.aie.plan.data import HostBuffer, Type
 from flownpu.aie.programs.call import HostArgument, HostCall
 
 if TYPE_CHECKING:
-    from flownpu._native import FeedForward
+    from flownpu._native import Decoder, FeedForward, Layer
     from flownpu.aie.designs.decode_layer.shape import LayerShape
+
+
+# How much longer the delta rule's multiply-adds take than those of `host_products` (docs/model.md), 1.44e11 a second
+# and core: 32 states of 128 x 128 took a thread 131 us a token, 1.2e10 a second (Zen 5, AVX-512, loaded machine).
+_RECURRENCE = 12
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,116 @@ class Experts:
     @property
     def _parameters(self) -> tuple[tuple[str, int | float], ...]:
         return ("layer", self.layer), ("experts", self.feed_forward.experts_per_token), ("columns", self.columns)
+
+
+@dataclass(frozen=True)
+class StateMixer:
+    """The host's steps between the projections of a layer that keeps a state.
+
+    Attributes:
+        model: the decoder.
+        layer: the layer's number.
+        rows: rows of x.
+        x_line: elements from one row of x to the next; 0: as many as it has.
+        line: the same of the products.
+    """
+
+    model: Decoder
+    layer: int
+    rows: int
+    x_line: int = 0
+    line: int = 0
+
+    def call(self) -> HostCall:
+        """All of it: the host reads and writes the state."""
+        constants, products, state = self._work
+        products += self.rows * 3 * _RECURRENCE * state
+        # In float32, read and written once: a prompt's rows go through the host's caches.
+        return HostCall(
+            "mixer", self._parameters, (self._x, self._projected, self._y), constants + 2 * 4 * state, products
+        )
+
+    def before_delta(self, token: int) -> HostCall:
+        """Up to the delta rule, which the array applies; `token`: elements of a token's x in a head there."""
+        constants, products, state = self._work
+        heads = self._mixer.value_heads
+        arguments = (
+            self._x,
+            self._projected,
+            _argument("tokens", "bf16", self.rows * heads * token, writes=self.rows * heads * token),
+            _argument("states", "bf16", state, writes=state),
+        )
+        parameters = *self._parameters, ("token", token), ("state", state), ("heads", heads)
+        return HostCall("before_delta", parameters, arguments, constants + 4 * state, products)
+
+    def after_delta(self) -> HostCall:
+        """From there on."""
+        _, _, state = self._work
+        elements = self.rows * self.model.output_columns(self._layer)
+        arguments = (
+            self._projected,
+            _argument("delta", "bf16", elements, reads=elements),
+            _argument("states", "bf16", state, reads=state),
+            self._y,
+        )
+        return HostCall("after_delta", (*self._parameters, ("state", state)), arguments, 4 * state)
+
+    @property
+    def _layer(self) -> Layer:
+        return self.model.layers[self.layer]
+
+    @property
+    def _mixer(self) -> Any:
+        return self._layer.mixer
+
+    @property
+    def _work(self) -> tuple[int, int, int]:
+        """(bytes of constants, multiply-adds without those of the state, elements of the state)."""
+        of = self._mixer
+        if not isinstance(of, GatedDelta):
+            return 0, 0, 0
+        rates = 2 * of.value_heads * self.model.hidden  # a and b of each head, in f32
+        return 4 * rates, self.rows * rates, of.value_heads * of.key_size * of.value_size
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        layer = self._layer
+        return self.model.hidden, self.model.input_rows(layer), self.model.output_columns(layer)
+
+    @property
+    def _parameters(self) -> tuple[tuple[str, int | float], ...]:
+        columns, projected, mixed = self._sizes
+        return (
+            ("layer", self.layer), ("rows", self.rows), ("columns", columns), ("projected", projected),
+            ("mixed", mixed), ("x_line", self.x_line or columns), ("line", self.line or projected), ("y_line", mixed),
+        )  # fmt: skip
+
+    @property
+    def _x(self) -> HostArgument:
+        columns, _, _ = self._sizes
+        return _argument("x", "bf16", self.rows * (self.x_line or columns), reads=self.rows * columns)
+
+    @property
+    def _projected(self) -> HostArgument:
+        _, projected, _ = self._sizes
+        return _argument("projected", "bf16", self.rows * (self.line or projected), reads=self.rows * projected)
+
+    @property
+    def _y(self) -> HostArgument:
+        _, _, mixed = self._sizes
+        return _argument("y", "bf16", self.rows * mixed, writes=self.rows * mixed)
+
+
+def output_gate(shape: LayerShape, rows: int, line: int) -> HostCall:
+    """The step that multiplies attention's output by its gate; `line`: elements from one row of QKV to the next."""
+    columns = shape.heads * shape.d
+    moved = rows * columns
+    arguments = (
+        _argument("gate", "bf16", rows * line, reads=moved),
+        _argument("y", "bf16", moved, reads=moved, writes=moved),
+    )
+    parameters = ("rows", rows), ("columns", columns), ("first", shape.heads_size), ("line", line)
+    return HostCall("output_gate", parameters, arguments)
 
 
 def norm_rope(

@@ -82,9 +82,10 @@ Attention Matcher::read_attention(const Node& node) {
   refuse_unless_empty(node, unsupported(read, limits_));
   read.table = table_of(node);
   read.mask = mask_of(node);
-  if (!decoder.layers.empty()) {
+  if (decoder.attentions() > 0) {
     Attention first = decoder.attention();
-    first.qkv_bias = first.output_bias = false;  // are known when the projections were read
+    // Are known when the projections were read.
+    first.qkv_bias = first.output_bias = first.output_gate = false;
     refuse_unless_empty(node, difference(read, first, Attention::kOwn));
   }
   return read;

@@ -13,6 +13,7 @@
 
 #include "ops/error.h"
 #include "ops/nodes/node.h"
+#include "ops/nodes/tensor.h"
 #include "ops/transformer/graph/fields.h"
 
 namespace flownpu::transformer {
@@ -64,6 +65,7 @@ struct Attention {
   bool qkv_bias = false;
   bool output_bias = false;
   bool sinks = false;
+  bool output_gate = false;
   QkNorm qk_norm = QkNorm::kNone;
 
   bool has_qk_norm() const { return qk_norm != QkNorm::kNone; }
@@ -95,13 +97,62 @@ struct Attention {
     visit(field("output_bias", &Attention::output_bias, "the output projection has a bias"));
     visit(field("sinks", &Attention::sinks,
                 "each query head has a sink, a score without a value in its softmax"));
+    visit(
+        field("output_gate", &Attention::output_gate,
+              "each element of its output is multiplied by the sigmoid of a row of a projection"));
     visit(field("qk_norm", &Attention::qk_norm, "norm of queries and keys"));
   }
 };
 
-// The part of a layer through which a token depends on earlier ones. Another kind, such as a gated
-// delta rule or a short convolution, is another alternative with its own fields.
-using Mixer = std::variant<Attention>;
+// A gated delta rule (Qwen3.5): each head of values has a state [key_size, value_size]. Rows of the
+// input's projections are queries and keys [key_heads, key_size] each, values and gates
+// [value_heads, value_size] each; all but the gates go through a causal convolution.
+struct GatedDelta {
+  static constexpr std::string_view kName = "gated_delta";
+
+  std::int64_t key_heads = 1;
+  std::int64_t value_heads = 1;
+  std::int64_t key_size = 1;
+  std::int64_t value_size = 1;
+  std::int64_t taps = 2;
+
+  bool operator==(const GatedDelta&) const = default;
+  std::int64_t values() const { return value_heads * value_size; }
+  std::int64_t channels() const { return 2 * key_heads * key_size + values(); }
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    visit(
+        field("key_heads", &GatedDelta::key_heads, "heads of queries and of keys", 1, kMostHeads));
+    visit(field("value_heads", &GatedDelta::value_heads,
+                "heads of values, each with a state; a multiple of key_heads", 1, kMostHeads));
+    visit(field("key_size", &GatedDelta::key_size, "elements of a head of queries or keys", 1,
+                kMostHeadSize));
+    visit(field("value_size", &GatedDelta::value_size, "elements of a head of values", 1,
+                kMostHeadSize));
+    visit(field("taps", &GatedDelta::taps, "tokens that the convolution reads", 2, kMostHeadSize));
+  }
+};
+
+// A short convolution between two gates (LFM2): y = C * conv(B * x), where B, C and x [D] each are
+// the rows of the input's projection.
+struct ShortConvolution {
+  static constexpr std::string_view kName = "short_convolution";
+
+  std::int64_t taps = 2;
+
+  bool operator==(const ShortConvolution&) const = default;
+
+  template <typename Visit>
+  static void fields(Visit&& visit) {
+    visit(field("taps", &ShortConvolution::taps, "tokens that the convolution reads", 2,
+                kMostHeadSize));
+  }
+};
+
+// The part of a layer through which a token depends on earlier ones. All kinds but attention keep a
+// state of a fixed size.
+using Mixer = std::variant<Attention, GatedDelta, ShortConvolution>;
 
 struct FeedForward {
   static constexpr std::string_view kName = "feed_forward";
@@ -160,6 +211,7 @@ struct Layer {
   bool has_eight_bits(ProjectionKind kind) const {
     return (eight_bits >> static_cast<unsigned>(kind) & 1) != 0;
   }
+  bool has_attention() const { return std::holds_alternative<Attention>(mixer); }
   const Attention& attention() const { return std::get<Attention>(mixer); }
   Attention& attention() { return std::get<Attention>(mixer); }
 
@@ -215,14 +267,22 @@ struct Decoder {
   }
 
   // Converts from and to the attributes of a node DecoderLayers. read() throws Error if one is
-  // missing or out of range, or if layers differ in more than window, table, mask, kind of cache
-  // and bits of weights.
+  // missing or out of range, or if layers differ in more than mixer, window, table, mask, kind of
+  // cache and bits of weights.
   static Decoder read(const Node& node);
   void write(Node& node) const;
 
-  // The mixer of a layer. Without an index it is the first layer's, because devices need equal
-  // sizes in all layers.
-  const Attention& attention(std::size_t layer = 0) const { return layers[layer].attention(); }
+  // The attention of the layer of this number among those that have one. Without a number it is the
+  // first one's, because devices need equal sizes in all layers.
+  const Attention& attention(std::size_t number = 0) const;
+  // How many layers have attention; the others keep states.
+  std::size_t attentions() const;
+  bool has_states() const { return attentions() < layers.size(); }
+  // The sizes of the states of a layer without attention, for one sequence.
+  std::vector<Shape> states_of(const Layer& layer) const;
+  // Rows of the projections that read the hidden state, and columns of the one behind the mixer.
+  std::int64_t input_rows(const Layer& layer) const;
+  std::int64_t output_columns(const Layer& layer) const;
   const FeedForward& feed_forward() const { return layers.front().feed_forward; }
   bool post_norms() const { return layers.front().post_norms; }
 
@@ -235,7 +295,7 @@ struct Decoder {
   bool partly_rotated() const { return rotated_size != 0; }
   // The elements of all query heads, H d.
   std::int64_t attended() const { return attention().heads * attention().head_size; }
-  // The number of rows of the QKV projection.
+  // The number of rows of the QKV projection, without those of output gates.
   std::int64_t packed_heads() const {
     return attended() + 2 * attention().kv_heads * attention().head_size;
   }
@@ -251,11 +311,11 @@ struct Decoder {
 // Throws Error unless a node DecoderLayers has the following values, which are the same for all
 // devices. The last `extra` inputs are a device's own and not checked:
 //   inputs   hidden f32 [B, S, D]; total_sequence_length int32; seqlens_k int32 [B]; past key, past
-//            value of each layer; with blocks, bidirectional_blocks int32 [B, S] of all layers;
-//            with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or H, S, T];
-//            with given_tables, cosines and sines f32 [P, r/2] of each table
+//            value of each layer with attention; with blocks, bidirectional_blocks int32 [B, S] of
+//            all layers; with position_ids, position_ids int64 [B, S]; the masks f32 [1 or B, 1 or
+//            H, S, T]; with given_tables, cosines and sines f32 [P, r/2] of each table
 //   outputs  logits f32 [B, 1, V], or [B, S, V] of all tokens; present key, present value of each
-//            layer
+//            layer with attention; the states of the other layers, which are among the last inputs
 void check_values_of_decoder(const Node& node, const Decoder& decoder, std::size_t extra = 0);
 
 inline constexpr std::size_t kHidden = 0;

@@ -21,7 +21,7 @@ struct OptionalInputs {
 };
 
 OptionalInputs optional_inputs(const Decoder& decoder, std::span<const Tensor> inputs) {
-  std::size_t next = kFirstPast + 2 * decoder.layers.size();
+  std::size_t next = kFirstPast + 2 * decoder.attentions();
   const auto take = [&](bool given) { return given ? &inputs[next++] : nullptr; };
   OptionalInputs found;
   found.blocks = take(decoder.attention().bidirectional_blocks);
@@ -63,7 +63,7 @@ void check_mask(const Tensor& mask, std::int64_t window, const SequenceTokens& t
 void check_masks(const Decoder& decoder, std::span<const Tensor> masks,
                  const SequenceTokens& tokens) {
   std::vector<std::pair<std::int64_t, std::int64_t>> checked{{0, 0}};
-  for (std::size_t layer = 0; layer < decoder.layers.size(); ++layer) {
+  for (std::size_t layer = 0; layer < decoder.attentions(); ++layer) {
     const Attention& attention = decoder.attention(layer);
     const std::pair found{attention.mask, attention.window};
     if (attention.mask == 0 || std::ranges::find(checked, found) != checked.end()) continue;
@@ -163,7 +163,7 @@ void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
   const std::int64_t total = *inputs[kTotalTokens].as<std::int32_t>();
   outputs[kLogits] =
       Shape{batch, decoder.all_logits ? inputs[kHidden].shape[1] : 1, decoder.vocabulary};
-  for (std::size_t part = 0; part < 2 * decoder.layers.size(); ++part) {
+  for (std::size_t part = 0; part < 2 * decoder.attentions(); ++part) {
     const Shape& past = inputs[kFirstPast + part].shape;
     const std::int64_t columns =
         cache_columns(inputs[kFirstPast + part].type, decoder.attention().head_size);
@@ -181,6 +181,9 @@ void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
     const std::int64_t capacity = kind.window_sized_cache ? past[2] : std::max(past[2], total);
     outputs[kFirstPresent + part] = Shape{batch, decoder.attention().kv_heads, capacity, columns};
   }
+  std::size_t next = kFirstPresent + 2 * decoder.attentions();
+  for (const Layer& layer : decoder.layers)
+    for (const Shape& state : decoder.states_of(layer)) outputs[next++] = state;
 }
 
 }  // namespace flownpu::transformer

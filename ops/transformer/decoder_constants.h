@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,10 @@ const float* read_vector(const Node& node, std::size_t input, std::int64_t size)
 
 // The constants of a layer: Q4NX weights, and f32 vectors, where null stands for zeros.
 struct LayerConstants {
+  // The first projection of the hidden state, and another whose rows follow its own: of output
+  // gates, or of what gates a delta rule's output.
   Q4NXWeight qkv;
+  std::optional<Q4NXWeight> gates;
   const float* qkv_bias = nullptr;  // [(H + 2 G) d]
   Q4NXWeight output;
   const float* output_bias = nullptr;  // [D]

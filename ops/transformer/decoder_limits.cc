@@ -12,6 +12,8 @@ std::string unsupported(const Attention& attention, const DecoderLimits& limits)
   if (attention.sinks && !limits.sinks) return "expected no head_sink: " + limits.who + " has none";
   if (attention.qk_norm == QkNorm::kAllHeads && !limits.norms_after)
     return "expected norms of each head, or none: " + limits.means + " have none of all heads";
+  if (attention.output_gate && !limits.states)
+    return "expected no gate of attention's output: " + limits.means + " have none";
   return "";
 }
 

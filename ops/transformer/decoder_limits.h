@@ -23,8 +23,11 @@ struct DecoderLimits {
   // Norms of queries and keys over all heads, and parts that read the stream without a norm
   // (OLMo 2).
   bool norms_after = false;
-  bool biases = false;        // of the QKV projection and of the output projection
-  bool experts = false;       // mixtures of experts
+  bool biases = false;   // of the QKV projection and of the output projection
+  bool experts = false;  // mixtures of experts
+  // Layers that keep a state (a gated delta rule, a short convolution) in the place of a KV cache,
+  // and gates of attention's output.
+  bool states = false;
   bool all_logits = false;    // logits of all tokens, not only of the last
   bool position_ids = false;  // positions as an input, which chooses rows of rotary tables
   // Inputs that a run checks to hide nothing but later keys, and those before a layer's window.

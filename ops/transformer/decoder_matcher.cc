@@ -73,7 +73,8 @@ void Matcher::check_epsilon(const Node& node, float epsilon) {
          epsilon);
 }
 
-Entry Matcher::first_entry(const Node& attention) {
+// The QKV projection before an attention; throws Error if there is none.
+const Node* Matcher::first_projection(const Node& attention) const {
   const Node* projection = graph_.producer(attention.inputs[kQuery].name);
   if (const Node* norm = norm_of_all_heads(attention, kQuery);
       norm != nullptr && limits_.norms_after) {
@@ -93,6 +94,12 @@ Entry Matcher::first_entry(const Node& attention) {
     fail(to_string(attention), ": expected a Q4NXMatMul that makes its query, keys and values",
          got);
   }
+  return projection;
+}
+
+Entry Matcher::first_entry(const Node& first_mixer) {
+  const Node* projection =
+      is_attention(first_mixer) ? first_projection(first_mixer) : projection_before(first_mixer);
   const Node* norm = graph_.producer(projection->inputs[0].name);
   // Without norms before its parts, the stream is also read by the sum with attention's output.
   norms_before_ = !limits_.norms_after || (norm != nullptr && is_norm(*norm)) ||
@@ -247,36 +254,90 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
   return down;
 }
 
-Entry Matcher::layer(const Entry& entry) {
-  LayerConstants layer;
-  const Node& qkv = projection(entry.normalised, "the QKV projection", limits_.biases);
+std::string_view Matcher::attended(std::string_view x, LayerConstants& layer) {
+  const Node* gate = nullptr;
+  const Node* gated = nullptr;
+  for (const Node* node : graph_.readers(x)) {
+    const auto& readers = graph_.readers(node->outputs[0].name);
+    const bool opens = readers.size() == 1 && is(*readers[0], "", "Sigmoid");
+    if (limits_.states && norms_before_ && is_projection(*node) && opens) gate = node;
+  }
+  const Node& qkv = gate == nullptr ? projection(x, "the QKV projection", limits_.biases)
+                                    : projection_beside(x, *gate);
   const Node& attention = attention_of(qkv);
   attend(attention, layer);
-  const Node& output =
-      projection(attention.outputs[kAttended].name, "the output projection", limits_.biases);
+  Attention& read = decoder.layers.back().attention();
+  std::string_view output = attention.outputs[kAttended].name;
+  if (gate != nullptr) {
+    const Node& open = *graph_.readers(gate->outputs[0].name).front();
+    gated = &graph_.only_reader(output, "the gate of attention's output");
+    if (!is(*gated, "", "Mul") || &graph_.only_reader(open.outputs[0].name, "the same") != gated)
+      fail(to_string(*gated), ": expected a Mul of attention's output with ", to_string(open));
+    for (const Node* node : {gate, &open, gated}) take(*node);
+    take_gates(*gate, layer);
+    check_product(*gate, decoder.attended(), decoder.hidden);
+    output = gated->outputs[0].name;
+  }
+  read.output_gate = gate != nullptr;
+  if (read.output_gate != decoder.attention().output_gate)
+    fail(to_string(qkv), ": expected a gate of attention's output in all layers, or in none");
+  check_product(qkv, decoder.packed_heads(), decoder.hidden);
+  layer.qkv = read_q4nx_weight(qkv);
+  layer.qkv_bias = bias_of(qkv, "QKV projection", read.qkv_bias);
+  if (read.output_gate && read.qkv_bias)
+    fail(to_string(qkv), ": expected no bias beside a gate of attention's output");
+  return output;
+}
+
+// The projection of `x` that is its only one beside a gate's.
+const Node& Matcher::projection_beside(std::string_view x, const Node& gate) {
+  std::vector<const Node*> others = graph_.readers(x);
+  std::erase(others, &gate);
+  if (others.size() != 1 || !is_projection(*others.front()))
+    fail(to_string(gate), ": expected one other projection of '", x,
+         "', of queries, keys and values");
+  take(*others.front());
+  return *others.front();
+}
+
+Entry Matcher::layer(const Entry& entry) {
+  LayerConstants layer;
+  const Node* convolution = convolution_of(entry.normalised);
+  const std::string_view made = convolution == nullptr
+                                    ? attended(entry.normalised, layer)
+                                    : mixed(entry.normalised, *convolution, layer);
+  return finish_layer(entry, std::move(layer), made);
+}
+
+// A layer from its output projection on; `mixed`: what that reads.
+Entry Matcher::finish_layer(const Entry& entry, LayerConstants layer, std::string_view mixed) {
+  const Node& output = projection(mixed, "the output projection", limits_.biases);
   std::string_view attended = output.outputs[0].name;
   const float output_factor = update_factor(attended);
   if (output_factor != 1 && output.input(kProductBias) != nullptr)
     fail(to_string(output), ": expected no factor of a product with a bias");
   const Entry middle = next_entry(entry, attended);
   const Node& last = feed_forward(middle.normalised, layer);
-  check_product(qkv, decoder.packed_heads(), decoder.hidden);
-  check_product(output, decoder.hidden, decoder.attended());
-  layer.qkv = read_q4nx_weight(qkv);
-  Attention& read = decoder.layers.back().attention();
-  layer.qkv_bias = bias_of(qkv, "QKV projection", read.qkv_bias);
+  check_product(output, decoder.hidden, decoder.output_columns(decoder.layers.back()));
   layer.output = read_q4nx_weight(output);
   layer.output.factor = output_factor;
-  layer.output_bias = bias_of(output, "output projection", read.output_bias);
+  bool biased = false;
+  layer.output_bias = bias_of(output, "output projection", biased);
+  if (biased && !decoder.layers.back().has_attention())
+    fail(to_string(output), ": expected no bias in a layer that keeps a state");
+  if (biased) decoder.layers.back().attention().output_bias = true;
   std::int64_t eight_bits = 0;
+  if (layer.gates && layer.gates->eight_bits() != layer.qkv.eight_bits())
+    fail(to_string(output),
+         ": expected the projections of the layer's input in weights of as many ",
+         "bits as those of its gates");
   for (const Q4NXWeight* weight : {&layer.down, &layer.gate_up, &layer.output, &layer.qkv})
     eight_bits = 2 * eight_bits + (weight->eight_bits() ? 1 : 0);
   decoder.layers.back().eight_bits = eight_bits;
   layer.norms = entry.weights;
   const bool post_norms = post_norms_.value_or(false);  // known since the entry `middle`
   if (!post_norms && !norms_before_)
-    fail(to_string(qkv), ": expected a norm before the QKV projection, or after ",
-         to_string(output));
+    fail(to_string(output), ": expected a norm before the QKV projection, or after this one");
   decoder.layers.back().post_norms = post_norms;
   decoder.layers.back().norms_before = norms_before_;
   // Nothing is added before the first layer, so that there is no post-norm.
@@ -309,6 +370,7 @@ void Matcher::finish(const Entry& entry) {
     fail(to_string(selection), ": expected a GatherND that selects the last token");
   } else {
     take(selection);
+    if (attentions.empty()) fail(to_string(selection), ": expected attention in some layer");
     check_last_token(graph_, selection, attentions.front()->inputs[kSeqlensK].name);
     selected = selection.outputs[0].name;
   }
@@ -321,33 +383,46 @@ void Matcher::finish(const Entry& entry) {
   if (!entry.sum.empty() && !graph_.readers(entry.sum).empty())
     fail(to_string(*entry.norm), ": expected that nothing reads the sum after the last layer");
   check_multiple(*first, "hidden size", decoder.hidden, limits_);
+  if (decoder.has_states() && decoder.attention().sinks)
+    fail(to_string(*attentions.front()), ": expected no head_sink among layers that keep states");
+  if (decoder.has_states() && decoder.attention().bidirectional_blocks)
+    fail(to_string(*attentions.front()), ": expected no bidirectional_blocks among layers that ",
+         "keep states");
+  if (decoder.has_states() && decoder.feed_forward().experts > 0)
+    fail(to_string(*mixtures.front()),
+         ": expected a dense feed-forward in layers that keep states");
   check_multiple(*attentions.front(), "head size", decoder.attention().head_size, limits_);
 }
 
-void Matcher::match(const Node& first_attention) {
-  Entry entry = first_entry(first_attention);
-  // The LM head reads the output of a norm with the residual, and no attention reads its own.
+void Matcher::match(const Node& first_mixer) {
+  Entry entry = first_entry(first_mixer);
+  // The LM head reads the output of a norm with the residual, and no mixer reads its own.
+  const auto is_mixers = [&](const Node* projection) {
+    if (!is_projection(*projection)) return false;
+    return std::ranges::any_of(graph_.readers(projection->outputs[0].name), [](const Node* next) {
+      return is_attention(*next) || is(*next, "", "Split") || is_convolution(*next);
+    });
+  };
   const auto goes_on = [&] {
     if (!norms_before_) return entry.sum == entry.normalised;
-    const auto& readers = graph_.readers(entry.normalised);
-    if (readers.size() != 1 || !is_projection(*readers[0])) return false;
-    const auto& then = graph_.readers(readers[0]->outputs[0].name);
-    return then.size() == 1 && (is_attention(*then[0]) || is(*then[0], "", "Split"));
+    return std::ranges::any_of(graph_.readers(entry.normalised), is_mixers);
   };
   do {
     entry = layer(entry);
   } while (goes_on());
   if (decoder.positions == 0)
-    fail(to_string(first_attention), ": expected RoPE in some layer, whose table tells how many ",
+    fail(to_string(first_mixer), ": expected RoPE in some layer, whose table tells how many ",
          "positions there are");
   if (decoder.given_tables && std::ranges::count(tables, RotaryValues{}) != 0)
-    fail(to_string(first_attention), ": expected RoPE in all layers, if the graph makes tables");
+    fail(to_string(first_mixer), ": expected RoPE in all layers, if the graph makes tables");
   finish(entry);
   // A layer without the bias that others have gets zeros.
   for (bool Attention::* const biased : {&Attention::qkv_bias, &Attention::output_bias}) {
-    const bool some = std::ranges::any_of(
-        decoder.layers, [&](const Layer& layer) { return layer.attention().*biased; });
-    for (Layer& layer : decoder.layers) layer.attention().*biased = some;
+    const bool some = std::ranges::any_of(decoder.layers, [&](const Layer& layer) {
+      return layer.has_attention() && layer.attention().*biased;
+    });
+    for (Layer& layer : decoder.layers)
+      if (layer.has_attention()) layer.attention().*biased = some;
   }
 }
 
@@ -373,6 +448,8 @@ Node FoundDecoder::node(std::string_view domain) const {
     for (const std::size_t present : {kPresentKey, kPresentValue})
       node.outputs.push_back(each->outputs[present]);
   }
+  for (const StateValues& layer : states)
+    node.outputs.insert(node.outputs.end(), layer.presents.begin(), layer.presents.end());
   if (decoder.attention().bidirectional_blocks)
     node.inputs.push_back(attention.inputs[kBidirectionalBlocks]);
   if (position_ids != nullptr) node.inputs.push_back(*position_ids);
@@ -392,14 +469,14 @@ FoundDecoder find_decoder(const std::vector<Node>& nodes, const GraphWalk& graph
          " computes decoders, and there is no attention (where an exporter wrote it in "
          "operators that conversion does not know as one, convert the checkpoint itself)");
   }
-  const auto state = std::ranges::find_if(nodes, [](const Node& node) {
+  const auto state = std::ranges::find_if(nodes, [&](const Node& node) {
     return node.op_type == "LinearAttention" || node.op_type == "CausalConvWithState";
   });
-  if (state != nodes.end())
+  if (state != nodes.end() && !limits.states)
     fail(to_string(*state), ": expected attention in each layer, and ", limits.means,
          " have no place for a layer with a state");
   Matcher found(graph, limits);
-  found.match(*attention);
+  found.match(state < attention ? *state : *attention);
   return std::move(static_cast<FoundDecoder&>(found));
 }
 

@@ -5,10 +5,11 @@
 //
 // where a layer is: packed QKV projection, attention (QK-norm and RoPE inside), output projection,
 // (norm,) norm with the residual, gate/up projection, down projection, (norm,) norm with the
-// residual. A mixture of experts may be in the place of gate, up and down projections. Sizes,
-// activation and the presence of norms must be the same in all layers; windows, rotary tables,
-// masks and caches may differ. What a projection adds to the residual stream may be multiplied by a
-// number before (Granite's residual_multiplier).
+// residual. In the place of QKV projection and attention there may be a gated delta rule or a short
+// convolution (state_matcher.cc). A mixture of experts may be in the place of gate, up and down
+// projections. Sizes, activation and the presence of norms must be the same in all layers; mixers,
+// windows, rotary tables, masks and caches may differ. What a projection adds to the residual
+// stream may be multiplied by a number before (Granite's residual_multiplier).
 #pragma once
 
 #include <string>
@@ -37,6 +38,14 @@ struct RotaryValues {
   }
 };
 
+// A layer's values beside the tokens where it keeps a state: the constants of its mixer, in the
+// order of `state_constants`, and its states before and behind the tokens.
+struct StateValues {
+  std::vector<Value> constants;
+  std::vector<Value> pasts;
+  std::vector<Value> presents;
+};
+
 // A decoder that was found; points into the nodes.
 struct FoundDecoder {
   Decoder decoder;
@@ -52,9 +61,15 @@ struct FoundDecoder {
   const Value* position_ids = nullptr;  // null: positions are counted
   std::vector<const Value*> masks;
   std::vector<RotaryValues> tables;
+  std::vector<StateValues> states;  // of the layers that keep them, in order
+  const Value* is_token = nullptr;  // f32 [B, S, 1], 0 for padding; null: the graph has none
 
-  // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants.
+  // The decoder as a node DecoderLayers in a device's domain (decoder_sizes.h), without constants
+  // and without the inputs of states, which follow a device's own (state_inputs).
   Node node(std::string_view domain) const;
+  // The constants and states before the tokens of each layer that keeps them, and at their end
+  // is_token, absent where there is none; none if no layer keeps a state.
+  std::vector<Value> state_inputs() const;
 };
 
 // `graph`: the walk over `nodes`. Throws Error if there is no such decoder; the message says which

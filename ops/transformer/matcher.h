@@ -32,17 +32,39 @@ class Matcher : public FoundDecoder {
   Matcher(const GraphWalk& graph, const DecoderLimits& limits) : graph_(graph), limits_(limits) {}
 
   // Throws Error that names the node in the way.
-  void match(const Node& first_attention);
+  // `first`: the first node that is an attention or a convolution with a state.
+  void match(const Node& first);
 
  private:
-  Entry first_entry(const Node& attention);
+  Entry first_entry(const Node& first);
+  const Node* first_projection(const Node& attention) const;
   const Node& reader(std::string_view x, std::string_view what) const;
   const Node* norm_of_all_heads(const Node& attention, std::size_t input) const;
   const Node& attention_of(const Node& qkv);
   void read_norms_of_all_heads(const Node& attention, LayerConstants& layer);
   Entry layer(const Entry& entry);
+  Entry finish_layer(const Entry& entry, LayerConstants layer, std::string_view mixed);
+  // The output of a layer's attention, before the output projection.
+  std::string_view attended(std::string_view x, LayerConstants& layer);
   void attend(const Node& attention, LayerConstants& layer);
   const Node& feed_forward(std::string_view x, LayerConstants& layer);
+  // --- Layers that keep a state (state_matcher.cc)
+  // The convolution with a state behind one of the projections of `x`; null: there is none.
+  const Node* convolution_of(std::string_view x) const;
+  const Node* projection_before(const Node& convolution) const;
+  std::string_view mixed(std::string_view x, const Node& convolution, LayerConstants& layer);
+  std::string_view gated_delta(std::string_view x, const Node& convolution, LayerConstants& layer);
+  std::string_view short_convolution(const Node& convolution, LayerConstants& layer);
+  std::int64_t read_convolution(const Node& convolution, std::string_view activation,
+                                StateValues& values);
+  void read_gates(std::string_view x, const Node& delta, const GatedDelta& read,
+                  StateValues& values);
+  void check_unit_length(const Node& delta, std::size_t input, const Value& part,
+                         std::int64_t size);
+  const Node& masked(const Value& rate);
+  void take_gates(const Node& gate, LayerConstants& layer);
+  const Node& projection_beside(std::string_view x, const Node& gate);
+
   Attention read_attention(const Node& node);
   void check_attention(const Node& attention) const;
   Entry next_entry(const Entry& entry, std::string_view update);

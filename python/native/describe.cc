@@ -73,6 +73,11 @@ nb::dict decoder_fields(const Decoder& decoder) {
 
 void bind_decoder(nb::module_& module) {
   bind_fields<Attention>(module, "Attention", "The attention of a layer, with packed QKV.");
+  bind_fields<transformer::GatedDelta>(module, "GatedDelta",
+                                       "A gated delta rule, in the place of a layer's attention.");
+  bind_fields<transformer::ShortConvolution>(
+      module, "ShortConvolution",
+      "A short convolution between two gates, in the place of a layer's attention.");
   bind_fields<FeedForward>(module, "FeedForward", "A gated feed-forward, or a mixture of them.")
       .def_prop_ro("gate_up_rows", &FeedForward::gate_up_rows,
                    "rows of the matrices that read the hidden state");
@@ -102,6 +107,10 @@ void bind_decoder(nb::module_& module) {
           },
           nb::sig("def __init__(self, layers: Sequence[Layer], **fields: int | float) -> None"))
       .def_ro("layers", &Decoder::layers)
+      .def("input_rows", &Decoder::input_rows, nb::arg("layer"),
+           "Rows of the projections of a layer's input.")
+      .def("output_columns", &Decoder::output_columns, nb::arg("layer"),
+           "Columns of a layer's output projection.")
       .def_prop_ro(
           "tables", [](const Decoder& decoder) { return decoder.tables(); },
           "The number of rotary tables.")
@@ -181,7 +190,9 @@ void bind_describe(nb::module_& module) {
       [](const Decoder& decoder) {
         for (const Layer& layer : decoder.layers) {
           for (const std::string& reason :
-               {transformer::unsupported(layer.attention(), npu::array_limits()),
+               {layer.has_attention()
+                    ? transformer::unsupported(layer.attention(), npu::array_limits())
+                    : std::string(),
                 transformer::unsupported(layer.feed_forward, npu::array_limits())}) {
             if (!reason.empty()) return reason;
           }

@@ -35,7 +35,9 @@ PARAMETERS = {
     "qwen3-30b-a3b": 30532,
     "olmoe-1b-7b": 6919,
     "qwen3.5-0.8b": 752,
+    "qwen3.5-2b": 1882,
     "qwen3.5-4b": 4206,
+    "qwen3.5-9b": 8954,
     "lfm2-1.2b": 1170,
 }
 # Rows that are no multiple of 32, columns that are no multiple of 256, and both local and global layers.

@@ -88,7 +88,7 @@ class Attention(ABC):
     @property
     def regions(self) -> Mapping[str, int]:
         """Elements of attention's own regions of `state`, by name: `context`, the output projection's x, and others."""
-        return {"context": self.shape.projections[1].columns}
+        return {"context": max(self.shape.projections[1].columns, self.shape.state_columns)}
 
     @property
     def x_size(self) -> int:

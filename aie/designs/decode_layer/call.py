@@ -4,7 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Part = TypeVar("_Part")
+BEFORE_STATE, AFTER_STATE = "before state", "after state"
 
 
 @dataclass(frozen=True)
@@ -15,11 +21,26 @@ class CalledLayer:
         window: keys that the token sees, its own included; None: all.
         table: which table of `rotary` turns its heads.
         eight_bits: which projections have weights of 8 bits, see `LayerShape.of_bits`.
+        part: the part of a layer that keeps a state, whose mixer the host computes between two calls: BEFORE_STATE, its
+            first projection, with which a call ends, or AFTER_STATE, all from its output projection on, with which one
+            begins. Otherwise the whole layer.
     """
 
     window: int | None = None
     table: int = 0
     eight_bits: int = 0
+    part: str = ""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it is a part of a layer without attention."""
+        return bool(self.part)
+
+    def own(self, projections: Sequence[_Part]) -> Sequence[_Part]:
+        """Those of a layer's projections, or of what there is for each, that the part has."""
+        if not self.part:
+            return projections
+        return projections[:1] if self.part == BEFORE_STATE else projections[1:]
 
 
 @dataclass(frozen=True)

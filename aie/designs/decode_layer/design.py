@@ -48,6 +48,11 @@ equal parameters, these and the barrier are written once, for the first of them.
 **Weights do not wait.** Those of the next phase are sent as soon as a stream has room. They fill two objects a stream
 in L2 and up to four blocks a tile in L1: 860 KB in all, 13 us at main memory's rate.
 
+**Layers that keep a state** in the place of keys and values (Qwen3.5's gated delta rule, LFM2's short convolution) are
+computed in two parts: a call ends with their first projection, the host computes the mixer, and the next call begins
+with their output projection. So a call goes from one such layer's second part through whole layers to the next one's
+first part. **An output's gate** (Qwen3.5) is rows behind those of QKV; the residual tile opens what it deals by them.
+
 **One configuration, few dispatches.** A sequence may have any number of layers, and the LM head, which is an entry and
 a projection like others: one dispatch a token and no reconfiguration. What limits it is that offsets into the weights
 are below 2^31 bytes (`DecodeLayer.calls`). Lengths, windows, positions, which layer's weights: all are run-time
@@ -214,8 +219,8 @@ class DecodeLayer:
             position: the token's, from 0.
             capacity: positions of a layer's cache, a multiple of `capacity_step`. What it holds beyond the token must
                 be finite.
-            layers: each layer's window, table of angles and bits of weights; with experts, one at most. Without layers
-                there are no buffers rotary and cache.
+            layers: each layer's window, table of angles and bits of weights, and the part of it; with experts, one at
+                most. Without attention there are no buffers rotary and cache.
             vocabulary: rows of the LM head, a multiple of 32; 0: none.
             head_eight_bits: whether its weights have 8 bits.
             epsilon: of all norms.
@@ -278,14 +283,16 @@ class DecodeLayer:
         return Program(device("npu2"), runtime, array.workers)
 
     def _weight_bytes(self, layers: Sequence[CalledLayer], head: Projection | None) -> int:
-        return sum(self.shape.weight_bytes(layer.eight_bits) for layer in layers) + (head.bytes if head else 0)
+        of_layers = (layer.own(self.shape.own_projections(layer.eight_bits, keeps_state=layer.keeps_state))
+                     for layer in layers)  # fmt: skip
+        return sum(part.bytes for parts in of_layers for part in parts) + (head.bytes if head else 0)
 
     def _host_buffers(self, token: Token, layers: Sequence[CalledLayer], head: Projection | None) -> dict[str, Any]:
         """The types of a call's host buffers, by name."""
-        shape, count = self.shape, len(layers)
+        shape, count = self.shape, sum(not layer.part for layer in layers)
         types = {
             "weights": tensor(self._weight_bytes(layers, head), U8),
-            "vectors": tensor(count * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
+            "vectors": tensor(len(layers) * shape.vector_size + (shape.entry_norms * shape.line if head else 0)),
         }
         if count:
             types["rotary"] = tensor(token.tables * token.positions * shape.d)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flownpu.aie.designs.common import bits
 from flownpu.aie.designs.decode_layer.call import HostBuffers, Token
 from flownpu.aie.designs.decode_layer.rows import deal_rows
 from flownpu.aie.designs.decode_layer.sequence import LayerSequence
@@ -61,7 +62,9 @@ class ExpertSequence(LayerSequence):
         answers = list[Any]()
         self._tell(None)
         self._start_projecting(
-            [None, gate_up, down], [0, 0, self._shape.lines(self._shape.feed_forward)], len(self.chosen)
+            [None, gate_up, down],
+            [bits(self.token.epsilon), 0, 0, self._shape.lines(self._shape.feed_forward)],
+            len(self.chosen),
         )
         for place in range(len(self.chosen)):
             self._send_residual(0)

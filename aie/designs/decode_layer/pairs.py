@@ -122,8 +122,8 @@ class PairsOfTiles(Attention):
         shape, part, ends = self.shape, steps.sweep(index), steps.ends.attention
         pairs, most = self.pairs // self.attention_columns, limits_of("npu2").iteration_maximum
         capacity = steps.token.capacity
-        cache = Cache(len(steps.layers) * capacity, shape.kv_heads, shape.d, self.keys)
-        here = replace(part, first_key=index * capacity + part.first_key)
+        cache = Cache(steps.caches * capacity, shape.kv_heads, shape.d, self.keys)
+        here = replace(part, first_key=steps.cache_of(index) * capacity + part.first_key)
         for turn in range(self.turns):
             if sinks := shape.sinks:
                 for column, end in enumerate(ends.keys):

@@ -9,11 +9,13 @@ import numpy as np
 
 from flownpu.aie.designs.bias import bias_column
 from flownpu.aie.designs.common import BF16, BLOCK_COLUMNS, I32, RunTimeParameters, kernel, limits_of, tensor, worker
+from flownpu.aie.designs.decode_layer.call import AFTER_STATE, BEFORE_STATE
 from flownpu.aie.designs.decode_layer.shape import RESIDUAL_COLUMN
 from flownpu.aie.iron.compat import Buffer, ObjectFifo, Tile, range_
 
 if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.attention import Attention
+    from flownpu.aie.designs.decode_layer.call import CalledLayer
     from flownpu.aie.designs.decode_layer.shape import LayerShape
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
@@ -40,6 +42,15 @@ def _deal_heads(shape: LayerShape, heads: ObjectFifoHandle, x: ObjectFifoHandle,
         heads.release(1)
 
 
+def _deal_gated(shape: LayerShape, vectors: ObjectFifoHandle, x: ObjectFifoHandle, gated_part: Kernel) -> None:
+    """Deal a line of attention's output, behind a line of its gate, out in parts that the gate has opened."""
+    held = vectors.acquire(2)
+    for part in range_(shape.line // BLOCK_COLUMNS):
+        gated_part(held[1], held[0], x.acquire(1), part, BLOCK_COLUMNS)
+        x.release(1)
+    vectors.release(2)
+
+
 def _enter(
     shape: LayerShape, kernels: list[Kernel], weights: list[Any], vectors: tuple[Any, ...], sizes: tuple[Any, ...],
     second: Any,
@@ -63,6 +74,24 @@ def _enter(
         kernels[1](after, weights[1], normal, *sizes)
 
 
+def has_parts(shape: LayerShape) -> bool:
+    """Whether the tile's program has words 5 and 6, for layers of which only parts are on the array."""
+    return bool(shape.state_rows or shape.output_gate)
+
+
+def residual_words(shape: LayerShape, layer: CalledLayer | None, epsilon: int) -> list[int]:
+    """The words of a layer, or of a part of one; None: of an LM head. Without how many layers there are, word 4."""
+    if layer is None or layer.part == BEFORE_STATE:
+        return [epsilon, 0, 0, 0, *[0, 0] * has_parts(shape)]
+    dense, columns = int(not shape.experts), shape.projections[1].columns
+    if layer.part == AFTER_STATE:
+        columns = shape.state_columns
+    gated = shape.output_gate and not layer.part
+    lines = shape.lines(columns)
+    more = [int(not layer.part), gated * lines] if has_parts(shape) else []
+    return [epsilon, 0 if gated else lines, dense, dense * shape.lines(shape.feed_forward), *more]
+
+
 def residual_tile(
     way: Attention, x: ObjectFifo, heads: ObjectFifo, parameters: RunTimeParameters
 ) -> tuple[ObjectFifo, ObjectFifo, Worker]:
@@ -71,10 +100,11 @@ def residual_tile(
     Returns its fifos `vectors` (in) and `hidden` (out), and the tile. `heads`: the RoPE tile's fifo, from which heads
     are dealt, too, if the way asks for that. Words: 0, epsilon's bits; 1, lines of attention's output, 0 where there is
     no attention; 2, 1 if an entry and a dense feed-forward follow it; 3, lines of the activations; 4, layers (with
-    experts, each expert's pass is one).
+    experts, each expert's pass is one). Where layers keep states or attention's output has a gate, word 1 has no gated
+    lines, and: 5, 1 if there are heads to deal; 6, lines of attention's output, each behind one of its gate.
     """
     shape = way.shape
-    lines_of_context = shape.lines(shape.projections[1].columns)
+    lines_of_context, mixed = shape.lines(shape.projections[1].columns), has_parts(shape)
     line, norms, post_norms, hidden_size = tensor(shape.line), shape.entry_norms, shape.post_norms, shape.hidden
     vectors, hidden = ObjectFifo(line, name="vectors"), ObjectFifo(line, name="hidden", depth=1)
     copy = kernel("copy_part", "copy_part", line, tensor(BLOCK_COLUMNS), I32, I32)
@@ -89,6 +119,7 @@ def residual_tile(
     def core(
         vectors: ObjectFifoHandle, x: ObjectFifoHandle, hidden: ObjectFifoHandle, residual: Buffer, normal: Buffer,
         rtp: Buffer, barrier: Any, copy: Kernel, kernels: list[Kernel], heads: list[tuple[ObjectFifoHandle, Kernel]],
+        opening: list[Kernel],
     ) -> None:  # fmt: skip
         barrier.wait_for_value(1)
         barrier.release_with_value(1)
@@ -114,8 +145,11 @@ def residual_tile(
             vectors.release(norms + 2)
             deal(normal)
             for dealt, copy_heads in heads:
-                for _ in range_(context_lines // lines_of_context):
+                for _ in range_(rtp[5] if mixed else context_lines // lines_of_context):
                     _deal_heads(shape, dealt, x, copy_heads)
+            for gated_part in opening:
+                for _ in range_(rtp[6]):
+                    _deal_gated(shape, vectors, x, gated_part)
             pass_on(context_lines)
             for _ in range_(second):
                 held, after = vectors.acquire(norms + 1), hidden.acquire(1)
@@ -137,9 +171,10 @@ def residual_tile(
     if way.deals_heads:
         copy_heads = kernel("copy_part", "copy_into", heads.obj_type, tensor(BLOCK_COLUMNS), *[I32] * 3)
         dealt = [(heads.cons(), copy_heads)]
+    opening = [kernel("gates", "gated_part", line, line, tensor(BLOCK_COLUMNS), I32, I32)] * shape.output_gate
     tile = Tile(RESIDUAL_COLUMN, limits_of("npu2").first_compute_row)
     return (
         vectors,
         hidden,
-        worker(core, [*arguments, copy, kernels, dealt], tile=tile),
+        worker(core, [*arguments, copy, kernels, dealt, opening], tile=tile),
     )

@@ -37,6 +37,9 @@ class ColumnRows(NamedTuple):
     rows: int
 
 
+NO_ROWS = ColumnRows(0, 0, 0, 0, 0)
+
+
 class Phase(NamedTuple):
     """A projection, and what each column takes of it."""
 

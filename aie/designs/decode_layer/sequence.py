@@ -8,9 +8,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.designs.attention import MOVING, sweep
-from flownpu.aie.designs.common import BLOCK_ROWS, TILES, Window, bits, run
+from flownpu.aie.designs.common import BLOCK_COLUMNS, BLOCK_ROWS, TILES, Window, bits, run
 from flownpu.aie.designs.decode_layer.array import projecting_words
-from flownpu.aie.designs.decode_layer.rows import STREAMS, deal_rows
+from flownpu.aie.designs.decode_layer.call import AFTER_STATE, BEFORE_STATE
+from flownpu.aie.designs.decode_layer.residual import residual_words
+from flownpu.aie.designs.decode_layer.rows import NO_ROWS, STREAMS, Phase, deal_rows
+from flownpu.aie.designs.decode_layer.shape import Projection
 from flownpu.aie.designs.decode_layer.weights import WeightStreams
 from flownpu.aie.iron.compat import TensorAccessPattern
 
@@ -21,8 +24,7 @@ if TYPE_CHECKING:
     from flownpu.aie.designs.decode_layer.array import DecodeArray
     from flownpu.aie.designs.decode_layer.attention import Attention
     from flownpu.aie.designs.decode_layer.call import CalledLayer, HostBuffers, Token
-    from flownpu.aie.designs.decode_layer.rows import Phase
-    from flownpu.aie.designs.decode_layer.shape import Projection, Region
+    from flownpu.aie.designs.decode_layer.shape import Region
     from flownpu.aie.iron.compat import ObjectFifoHandle
 
 
@@ -60,8 +62,8 @@ class LayerSequence:
         self._alike = self._starts()
         # The phases of layers, by which of their weights have 8 bits, and the head's, if there is one.
         self._phases = {
-            which: deal_rows(way.shape.own_projections(which), way.columns, way.span)
-            for which in {layer.eight_bits for layer in layers}
+            (bits, state): deal_rows(way.shape.own_projections(bits, keeps_state=state), way.columns, way.span)
+            for bits, state in {(layer.eight_bits, layer.keeps_state) for layer in layers}
         }
         self._of_head = deal_rows([head] if head else [], way.columns, way.span)
         self._plan_streams()
@@ -75,7 +77,12 @@ class LayerSequence:
         self.weights.start(self._phase)
         update = list[Any]()
         for index, layer in enumerate(self.layers):
-            update = self._layer(index, layer, update)
+            if layer.part == AFTER_STATE:
+                update = self._after_state(index, layer)
+            elif layer.part == BEFORE_STATE:
+                update = self._before_state(index, layer, update)
+            else:
+                update = self._layer(index, layer, update)
         if self._head is not None:
             update = self._logits(update)
         self.wait(update)
@@ -89,7 +96,7 @@ class LayerSequence:
 
     def _plan_streams(self) -> None:
         """Plan the weights' streams, phase by phase."""
-        total = sum(self._shape.weight_bytes(layer.eight_bits) for layer in self.layers)
+        total = sum(phase.projection.bytes for layer in self.layers for phase in self._phases_of(layer))
         total += self._head.bytes if self._head else 0
         offset = 0
 
@@ -99,10 +106,11 @@ class LayerSequence:
             self.planned, offset = self.planned + 1, offset + phase.projection.bytes
 
         for index, layer in enumerate(self.layers):
-            qkv, *others = self._phases[layer.eight_bits]
-            project(qkv)
-            self._way.plan(self, index)
-            for phase in others:
+            phases = self._phases_of(layer)
+            if not layer.part:
+                project(phases.pop(0))
+                self._way.plan(self, index)
+            for phase in phases:
                 project(phase)
         for phase in self._of_head:
             project(phase)
@@ -115,14 +123,13 @@ class LayerSequence:
         The drains of a phase are started before its inputs are awaited, so that then only the inputs' fill is started.
         With experts the layer ends with the output projection, whose drains are returned.
         """
-        shape, ends = self._shape, self.ends
-        qkv, output, *feed_forward = self._phases[layer.eight_bits]
+        qkv, output, *feed_forward = self._phases_of(layer)
         self._send_residual(index)
         heads = self._drain_products(qkv, "qkv")
         self._send_tables(index, layer)
         self.wait(update)
         self._start_layer(index)
-        self.send_region(ends.vectors, "update")
+        self.send_region(self.ends.vectors, "update")
         self.start_phase()
         contexts = self._way.drain_contexts(self)
         self.wait(heads)
@@ -131,11 +138,15 @@ class LayerSequence:
         attended = self._drain_products(output, "attended")
         self.wait(contexts)
 
-        self.send_region(ends.vectors, "context")
+        self._send_context()
         self.start_phase()
-        if not feed_forward:
+        return self._feed_forward(index, feed_forward, attended)
+
+    def _feed_forward(self, index: int, phases: Sequence[Phase], attended: list[Any]) -> list[Any]:
+        """The feed-forward of a layer and the entry before it; `attended`: the drains of its output projection."""
+        if not phases:
             return attended
-        gate_up, down = feed_forward
+        shape, ends, (gate_up, down) = self._shape, self.ends, phases
         norms = shape.entry_norms * shape.line
         self.send(ends.vectors, self.buffers.vectors, run(self.vectors_size, index * shape.vector_size + norms, norms))
         hidden = [self.drain(ends.hidden, self.buffers.state, self._region("hidden"))]
@@ -153,6 +164,52 @@ class LayerSequence:
         self.start_phase()
         return update
 
+    # --- Layers whose mixers the host computes ------------------------------------------------------------------------
+
+    def _before_state(self, index: int, layer: CalledLayer, update: list[Any]) -> list[Any]:
+        """The first projection, with whose products the call ends; returns their drains."""
+        self._send_residual(index)
+        mixed = self._drain_products(self._phases_of(layer)[0], "mixed")
+        self.wait(update)
+        self._start_part(layer, self._phases_of(layer))
+        self.send_region(self.ends.vectors, "update")
+        self.start_phase()
+        return mixed
+
+    def _after_state(self, index: int, layer: CalledLayer) -> list[Any]:
+        """All from the output projection on, with which a call begins; returns the drains of the update.
+
+        The residual tile makes the layer's first entry again, whose x tiles take without a projection. So it has the
+        residual stream, whatever the array did in between.
+        """
+        shape, (output, *feed_forward) = self._shape, self._phases_of(layer)
+        self._send_residual(index)
+        attended = self._drain_products(output, "attended")
+        only_x = Phase(Projection(output.projection.rows, shape.hidden), [NO_ROWS] * self._way.columns)
+        self._start_part(layer, [only_x, output, *feed_forward])
+        self.send_region(self.ends.vectors, "update")
+        context = self.regions["context"]
+        columns = shape.lines(shape.state_columns) * shape.line
+        self.send(self.ends.vectors, self.buffers.state, run(self.state_size, context.offset, columns))
+        self.start_phase()
+        return self._feed_forward(index, feed_forward, attended)
+
+    def _start_part(self, layer: CalledLayer, phases: Sequence[Phase]) -> None:
+        self._tell(None)
+        self._start_projecting(phases, residual_words(self._shape, layer, bits(self.token.epsilon)), 1)
+
+    def _phases_of(self, layer: CalledLayer) -> list[Phase]:
+        return list(layer.own(self._phases[layer.eight_bits, layer.keeps_state]))
+
+    @property
+    def caches(self) -> int:
+        """How many of the call's layers have a cache."""
+        return sum(not layer.part for layer in self.layers)
+
+    def cache_of(self, index: int) -> int:
+        """The number of a layer among those that have a cache."""
+        return sum(not layer.part for layer in self.layers[:index])
+
     def _logits(self, update: list[Any]) -> list[Any]:
         """The LM head: the first half of what the residual tile and the projecting tiles do for a layer."""
         (head,) = self._of_head
@@ -160,7 +217,7 @@ class LayerSequence:
         logits = self._drain_products(head, None)
         self.wait(update)
         self._tell(None)
-        self._start_projecting(self._of_head, [0, 0, 0], 1)
+        self._start_projecting(self._of_head, residual_words(self._shape, None, bits(self.token.epsilon)), 1)
         self.send_region(self.ends.vectors, "update")
         self.start_phase()
         return logits
@@ -176,34 +233,36 @@ class LayerSequence:
 
     def _starts(self) -> list[int]:
         """By layer, how many layers the projecting tiles start with it: a run of equal ones with the first, else 0."""
-        keys = ((self._way.start_key(self.sweep(i)), layer.eight_bits) for i, layer in enumerate(self.layers))
+        keys = (
+            (self._way.start_key(self.sweep(i)), layer.eight_bits, layer.part) for i, layer in enumerate(self.layers)
+        )
         runs = [len(list(alike)) for _, alike in groupby(keys)]
         return [layers for count in runs for layers in (count, *[0] * (count - 1))]
 
     def _start_layer(self, index: int) -> None:
-        shape, attending = self._shape, self._array.attending
+        attending = self._array.attending
         attending.write(0, [bits(self.token.epsilon)])
         self._tell(self.sweep(index))
         if layers := self._alike[index]:
-            dense = not shape.experts
-            lines = [shape.lines(shape.projections[1].columns), int(dense), dense * shape.lines(shape.feed_forward)]
-            self._start_projecting(self._phases[self.layers[index].eight_bits], lines, layers)
+            layer = self.layers[index]
+            words = residual_words(self._shape, layer, bits(self.token.epsilon))
+            self._start_projecting(self._phases_of(layer), words, layers)
         attending.start()
 
     def _tell(self, part: Sweep | None) -> None:
         """Write attention's words. A layer with the previous layer's sweep needs no new ones, at any position."""
         moving = 0 if part is not None and part == self._told else MOVING
-        self._told = part
+        before, self._told = self._told, part
         for number, (first, *others) in enumerate(self._way.words(self.token, part)):
             # A core reads the first word also if it attends to nothing.
-            known = first if self.layers else 0
+            known = 0 if part is None and before is None else first
             self._array.attending.write(1 + number, [known, *others], moving=moving)
 
-    def _start_projecting(self, phases: Sequence[Phase | None], lines: list[int], layers: int) -> None:
+    def _start_projecting(self, phases: Sequence[Phase | None], of_residual: list[int], layers: int) -> None:
         projecting, columns = self._array.projecting, self._way.columns
         for tile in range(columns * TILES):
             projecting.write(tile, projecting_words(phases, tile // TILES, layers))
-        projecting.write(columns * TILES, [bits(self.token.epsilon), *lines, layers])
+        projecting.write(columns * TILES, [*of_residual[:4], layers, *of_residual[4:]])
         projecting.start()
 
     def sweep(self, index: int) -> Sweep:
@@ -266,8 +325,8 @@ class LayerSequence:
         shape, d = self._shape, self._shape.d
         self._way.send_heads(self, index)
         drains = []
-        heads, positions = shape.kv_heads, len(self.layers) * self.token.capacity
-        position = index * self.token.capacity + self.token.position
+        heads, positions = shape.kv_heads, self.caches * self.token.capacity
+        position = self.cache_of(index) * self.token.capacity + self.token.position
         for value in range(2):
             for end, buffer, row in zip(
                 self.ends.key_value, (self.buffers.cache, self.buffers.int8_rows), (d, shape.row_bytes), strict=False
@@ -286,6 +345,17 @@ class LayerSequence:
     def _region(self, name: str) -> TensorAccessPattern:
         region = self.regions[name]
         return run(self.state_size, region.offset, region.size)
+
+    def _send_context(self) -> None:
+        """Start the fill of attention's output; with a gate, a line of the gate precedes each of its lines."""
+        shape, first = self._shape, self.regions["context"].offset
+        lines, parts = shape.lines(shape.projections[1].columns), shape.line // BLOCK_COLUMNS
+        tap = run(self.state_size, first, lines * shape.line)
+        if shape.output_gate:
+            gate = self.regions["qkv"].offset + shape.heads_size
+            sizes, strides = [lines, 2, parts, BLOCK_COLUMNS], [shape.line, first - gate, BLOCK_COLUMNS, 1]
+            tap = self.in_state(gate, sizes, strides)
+        self.send(self.ends.vectors, self.buffers.state, tap)
 
     def sinks_of(self, index: int) -> int:
         """The element of `vectors` where a layer's sinks begin."""

@@ -112,6 +112,10 @@ class LayerShape:
             is dense.
         int8_cache: a token reads keys and values in int8, and a prompt in bf16.
         has_sinks: each query head has a sink, a score without a value in its softmax (GPT-OSS).
+        output_gate: attention's output is multiplied by the sigmoid of rows that follow those of QKV (Qwen3.5).
+        state_rows: rows of the projections before a state, in layers that keep one in the place of keys and values; 0:
+            there are no such layers. The host computes what is between those and the output projection.
+        state_columns: columns of the output projection in such a layer.
     """
 
     hidden: int
@@ -130,6 +134,9 @@ class LayerShape:
     experts: int = 0
     int8_cache: bool = False
     has_sinks: bool = False
+    output_gate: bool = False
+    state_rows: int = 0
+    state_columns: int = 0
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
@@ -145,6 +152,13 @@ class LayerShape:
             raise ValueError("[decode_layer] expected post-norms and no bias of QKV where there are no norms before it")
         if self.experts and self.post_norms:
             raise ValueError("[decode_layer] expected no post-norms where a token chooses experts")
+        if (self.output_gate or self.state_rows) and (
+            self.experts or self.has_sinks or self.qkv_bias or self.output_bias or not self.norms_before
+        ):
+            raise ValueError(
+                "[decode_layer] expected norms, a dense feed-forward, and neither biases nor sinks, where attention's "
+                "output has a gate or layers keep states"
+            )
         _ = self.projections, self.sinks  # raise for sizes that cannot be dealt to the tiles
 
     # --- Attention ----------------------------------------------------------------------------------------------------
@@ -196,27 +210,41 @@ class LayerShape:
         """QKV, output, gate and up, down, of 4 bits."""
         attention = self.heads * self.d
         return (
-            Projection(attention + 2 * self.kv_heads * self.d, self.qkv_columns),
+            Projection(self.heads_size + self.output_gate * attention, self.qkv_columns),
             Projection(self.hidden, bias_column(attention) + 1 if self.output_bias else attention),
             Projection(self.feed_forward, self.hidden, gated=True),
             Projection(self.hidden, self.feed_forward),
         )
 
-    def of_bits(self, eight_bits: int) -> tuple[Projection, ...]:
-        """The projections of a layer; bit i of `eight_bits` says that projection i has weights of 8 bits."""
-        return tuple(replace(part, eight_bits=bool(eight_bits >> i & 1)) for i, part in enumerate(self.projections))
+    @property
+    def heads_size(self) -> int:
+        """Elements of a token's queries, keys and values."""
+        return (self.heads + 2 * self.kv_heads) * self.d
 
-    def own_projections(self, eight_bits: int = 0) -> tuple[Projection, ...]:
+    @cached_property
+    def state_projections(self) -> tuple[Projection, ...]:
+        """The projections of a layer that keeps a state, in the same order."""
+        if not self.state_rows:
+            return ()
+        around = Projection(self.state_rows, self.hidden), Projection(self.hidden, self.state_columns)
+        return *around, *self.projections[2:]
+
+    def of_bits(self, eight_bits: int, *, keeps_state: bool = False) -> tuple[Projection, ...]:
+        """The projections of a layer; bit i of `eight_bits` says that projection i has weights of 8 bits."""
+        parts = self.state_projections if keeps_state else self.projections
+        return tuple(replace(part, eight_bits=bool(eight_bits >> i & 1)) for i, part in enumerate(parts))
+
+    def own_projections(self, eight_bits: int = 0, *, keeps_state: bool = False) -> tuple[Projection, ...]:
         """Those whose weights a layer has for itself: all, but for the ones of experts."""
-        return self.of_bits(eight_bits)[: 2 if self.experts else None]
+        return self.of_bits(eight_bits, keeps_state=keeps_state)[: 2 if self.experts else None]
 
     def expert_projections(self, eight_bits: int = 0) -> tuple[Projection, ...]:
         """The others: an expert's."""
         return self.of_bits(eight_bits)[len(self.own_projections()) :]
 
-    def weight_bytes(self, eight_bits: int = 0) -> int:
+    def weight_bytes(self, eight_bits: int = 0, *, keeps_state: bool = False) -> int:
         """Bytes of a layer's weights, without experts."""
-        return sum(projection.bytes for projection in self.own_projections(eight_bits))
+        return sum(projection.bytes for projection in self.own_projections(eight_bits, keeps_state=keeps_state))
 
     def expert_bytes(self, eight_bits: int = 0) -> int:
         """Bytes of an expert's weights."""
@@ -247,7 +275,8 @@ class LayerShape:
     @property
     def x_size(self) -> int:
         """The longest x of a projection, as it is sent: whole lines."""
-        return max(self.lines(projection.columns) for projection in self.projections) * self.line
+        parts = self.projections + self.state_projections
+        return max(self.lines(projection.columns) for projection in parts) * self.line
 
     def lines(self, elements: int) -> int:
         """Lines that hold `elements` elements."""
@@ -258,7 +287,8 @@ class LayerShape:
 
         hidden and update [line]: what a layer is given and leaves. The residual stream is their sum, the update
         normalised first where there are post-norms; adding them is the first thing the next layer does.
-        qkv [(H + 2 G) d]: QKV before RoPE. context [H d]: attention's output, a region of its own; with a bias of the
+        qkv [(H + 2 G) d]: QKV before RoPE, and the rows of an output's gate. mixed: the products before a state.
+        context [H d]: attention's output, a region of its own; with a bias of the
         output projection a 1 is behind it (`DecodeLayer.one`), which nothing overwrites. attended [line]: the
         output projection's output. activated [I]: act(gate) * up. answers [experts, line]: what each chosen expert
         makes. Each is padded to whole lines.
@@ -266,10 +296,11 @@ class LayerShape:
         sizes = {
             "hidden": self.hidden,
             "update": self.hidden,
-            "qkv": (self.heads + 2 * self.kv_heads) * self.d,
+            "qkv": self.projections[0].rows,
             "attended": self.hidden,
             "activated": self.feed_forward,
             "answers": self.experts * self.line,
+            "mixed": self.state_rows,
             **more,
         }
         regions, offset = dict[str, Region](), 0

@@ -308,12 +308,12 @@ class SplitKeys(Attention):
         """Keys and values for the streams, a task for each bundle: round x positions of a stream's tiles x bytes."""
         token, part, line = steps.token, steps.sweep(index), self._line
         of_position = self.bundle * 2 * self.shape.row_bytes
-        total = self.cache_bytes(len(steps.layers), token.capacity)
+        total = self.cache_bytes(steps.caches, token.capacity)
         sizes = [part.chunks, TILES_OF_STREAM * self.positions, of_position]
         for turn in range(self.turns):
             for number, stream in enumerate(steps.weights.streams):
                 of_class, sharer = self._class_of(number * TILES_OF_STREAM)
-                first = index * token.capacity + part.first_key + sharer * self.positions
+                first = steps.cache_of(index) * token.capacity + part.first_key + sharer * self.positions
                 offset = first * line + (of_class * self.turns + turn) * of_position
                 tap = TensorAccessPattern([total], offset, sizes, [self.keys * line, line, 1])
                 stream.waiting.append((steps.planned, steps.buffers.cache_bytes, tap))
@@ -325,7 +325,7 @@ class SplitKeys(Attention):
         if shape.norm_of_all_heads:
             super().send_heads(steps, index)
         else:
-            first, count = steps.regions["qkv"].offset, shape.projections[0].rows
+            first, count = steps.regions["qkv"].offset, shape.heads_size
             steps.send(end, steps.buffers.state, run(steps.state_size, first, count))
         if shape.sinks:
             of_heads = run(steps.vectors_size, steps.sinks_of(index), shape.kv_heads * shape.d)

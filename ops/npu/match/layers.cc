@@ -60,6 +60,7 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
     for (const std::size_t input : {kMoeRouter, kMoeGateUp, kMoeDown})
       node.inputs.push_back(mixture->inputs[input]);
   }
+  for (Value& input : found.state_inputs()) node.inputs.push_back(std::move(input));
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }
 
@@ -157,6 +158,7 @@ const transformer::DecoderLimits& array_limits() {
                                                  .norms_after = true,
                                                  .biases = true,
                                                  .experts = true,
+                                                 .states = true,
                                                  .all_logits = true,
                                                  .position_ids = true,
                                                  .attention_bias = true,

@@ -26,8 +26,9 @@ std::int64_t DecoderShape::qkv_columns() const {
   return attention().qkv_bias ? hidden + 1 : hidden;
 }
 
-std::int64_t DecoderShape::output_columns() const {
-  return attended() + (attention().output_bias ? 1 : 0);
+std::int64_t DecoderShape::biased_columns(const transformer::Layer& layer) const {
+  const bool biased = layer.has_attention() && layer.attention().output_bias;
+  return output_columns(layer) + (biased ? 1 : 0);
 }
 
 std::int64_t DecoderShape::line() const {
@@ -37,11 +38,11 @@ std::int64_t DecoderShape::line() const {
 std::array<Projection, 4> DecoderShape::projections(const transformer::Layer& layer) const {
   using transformer::ProjectionKind;
   return {{
-      {.rows = packed_heads(),
-       .columns = qkv_columns(),
+      {.rows = input_rows(layer),
+       .columns = layer.has_attention() ? qkv_columns() : hidden,
        .eight_bits = layer.has_eight_bits(ProjectionKind::kQkv)},
       {.rows = hidden,
-       .columns = output_columns(),
+       .columns = biased_columns(layer),
        .eight_bits = layer.has_eight_bits(ProjectionKind::kOutput)},
       {.rows = padded_feed_forward(),
        .columns = hidden,
@@ -80,6 +81,7 @@ std::size_t DecoderShape::vector_bytes() const {
   const auto [of_queries, of_keys] = qk_norm_sizes();
   const std::int64_t sinks =
       attention().sinks ? sink_elements(attention().kv_heads, attention().head_size) : 0;
+  // A layer that keeps a state has these places, too, unused.
   const std::int64_t layer = 2 * norms + sinks + of_queries + of_keys;
   return static_cast<std::size_t>(layer_count() * layer + norms) * kBFloat16Bytes;
 }

@@ -2,7 +2,9 @@
 // DecoderShape: the packing of a decoder's constants for the array. aie/programs/decoder_shape.py
 // defines the layouts:
 //
-//   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; wide Q4NX
+//   weights   u8    [layer][QKV | output | gate and up | down], then the LM head; with QKV the
+//   gates
+//                   of attention's output, and in its place what a state is made of; wide Q4NX
 //                   blocks (ops/formats/q4nx.h), of 8 bits two planes of each (nodes/planes.h)
 //   experts   u8    [layer][expert][gate and up | down], where the feed-forward is a mixture of
 //                   experts; a layer's weights then are QKV | output
@@ -41,8 +43,8 @@ struct DecoderShape : transformer::Decoder {
   // D, and one column more if there is a bias. D and the head size are multiples of a group's
   // columns, so that a bias begins a group of its own, which has no weights.
   std::int64_t qkv_columns() const;
-  // The same for the output projection.
-  std::int64_t output_columns() const;
+  // The same for a layer's output projection.
+  std::int64_t biased_columns(const transformer::Layer& layer) const;
   // qkv_columns() rounded up to a wide block's columns: the elements of a norm's weight as packed.
   std::int64_t line() const;
   // QKV, output, gate and up, down of a layer.

@@ -77,17 +77,17 @@ void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLa
   if (layout.value < vector || layout.head < layout.value + vector ||
       layout.position / heads < layout.head ||
       layout.layer / layout.position < static_cast<std::size_t>(context) ||
-      bytes / layout.layer < shape.layers.size()) {
-    fail("expected a KV cache with room for ", shape.layers.size(), " layers of ", context,
+      bytes / layout.layer < shape.attentions()) {
+    fail("expected a KV cache with room for ", shape.attentions(), " layers of ", context,
          " positions of ", heads, " keys and values of ", vector, " bytes, got ", bytes, " bytes, ",
          layout.layer, " bytes a layer, ", layout.position, " a position, ", layout.head,
          " a head, values ", layout.value, " behind their keys");
   }
   const std::size_t in_int8 =
-      shape.layers.size() * (layout.layer / layout.position) * int8_position(shape);
+      shape.attentions() * (layout.layer / layout.position) * int8_position(shape);
   const std::int64_t d = shape.attention().head_size;
   const bool fits = padded_int8_row(d) >= d + kInt8ScaleBytes &&
-                    layout.int8_rows >= shape.layers.size() * layout.layer &&
+                    layout.int8_rows >= shape.attentions() * layout.layer &&
                     layout.int8_rows <= bytes && bytes - layout.int8_rows >= in_int8;
   if (shape.attention().int8_cache ? !fits : layout.int8_rows != 0) {
     fail("expected ", shape.attention().int8_cache ? in_int8 : 0, " bytes of keys and values in ",
@@ -98,7 +98,7 @@ void check_layout(const DecoderShape& shape, std::int64_t context, const CacheLa
 
 ArrayCacheMemory::ArrayCacheMemory(Runtime& runtime, const DecoderShape& shape,
                                    const CacheLayout& layout, std::size_t bytes)
-    : layers_(shape.layers.size()),
+    : layers_(shape.attentions()),
       head_size_(shape.attention().head_size),
       key_order_(shape.partly_rotated() ? shape.head_order() : std::vector<std::int64_t>{}),
       regions_{{0, layout.layer, layout.position, layout.head, layout.value}},

@@ -92,7 +92,8 @@ std::vector<float> for_planes(std::span<const float> rows, std::int64_t columns)
 
 DecoderShape read_shape(const Node& node) {
   DecoderShape shape{transformer::Decoder::read(node)};
-  transformer::check_values_of_decoder(node, shape, LayerExperts::inputs(shape));
+  transformer::check_values_of_decoder(node, shape,
+                                       LayerExperts::inputs(shape) + LayerStates::inputs(shape));
   return shape;
 }
 
@@ -106,6 +107,14 @@ std::shared_ptr<LayerExperts> experts_of(const Node& node, const DecoderShape& s
       node, shape, context, packed == nullptr ? std::span<std::byte>() : packed->bytes());
   host.experts = experts;
   return experts;
+}
+
+// The mixers with states, which become the host's, too; null if there are none.
+std::shared_ptr<LayerStates> states_of(const Node& node, const DecoderShape& shape,
+                                       HostCompute& host, const Device& device) {
+  if (!shape.has_states()) return nullptr;
+  host.states = std::make_shared<LayerStates>(node, shape, device);
+  return host.states;
 }
 
 // A conversation's cache. A lack of memory for it does not harm the caches of other conversations.
@@ -168,6 +177,7 @@ DecoderLayers::DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> 
                                         bytes);
                  }}}),
       experts_(experts_of(node, shape_, buffers_, host, context)),
+      states_(states_of(node, shape_, host, host_device)),
       decode_(designs_, *programs_.decode, buffers_, host) {
   for (const ProgramRecord* program : programs_.prefill)
     prefill_.emplace_back(designs_, *program, buffers_, host);
@@ -215,7 +225,7 @@ DecoderLayers::Tokens DecoderLayers::tokens_of(std::span<const Tensor> inputs) c
   // The block numbers of the new tokens, without padding.
   if (shape_.attention().bidirectional_blocks)
     tokens.blocks = {
-        inputs[transformer::kFirstPast + 2 * shape_.layers.size()].as<const std::int32_t>(),
+        inputs[transformer::kFirstPast + 2 * shape_.attentions()].as<const std::int32_t>(),
         static_cast<std::size_t>(tokens.count)};
   check_blocks(tokens);
   return tokens;
@@ -347,7 +357,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   const std::lock_guard lock(mutex_);
   designs_->begin_run();
   const Tokens tokens = tokens_of(inputs);
-  const std::size_t parts = 2 * shape_.layers.size();
+  const std::size_t parts = 2 * shape_.attentions();
   const auto pasts = inputs.subspan(transformer::kFirstPast, parts);
   const auto presents = outputs.subspan(transformer::kFirstPresent, parts);
   const std::shared_ptr<transformer::KvCache> cache =
@@ -363,8 +373,15 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   // Nobody may read the logits of padding, but they are to be numbers.
   if (shape_.all_logits)
     std::ranges::fill(all.subspan(static_cast<std::size_t>(tokens.count * shape_.vocabulary)), 0);
-  if (experts_ != nullptr) experts_->use(inputs.last(LayerExperts::inputs(shape_)));
+  const std::size_t of_states = LayerStates::inputs(shape_);
+  if (experts_ != nullptr)
+    experts_->use(inputs.first(inputs.size() - of_states).last(LayerExperts::inputs(shape_)));
+  if (states_ != nullptr) {
+    states_->begin(inputs.last(of_states), outputs.subspan(transformer::kFirstPresent + parts),
+                   tokens.count);
+  }
   compute(inputs[transformer::kHidden], tokens, memory.buffer(), all);
+  if (states_ != nullptr) states_->finish();
   caches_->finish(*cache, presents, tokens.total());
 }
 
@@ -375,7 +392,9 @@ std::string describe_decoder(const Node& node, const CompiledDesigns& designs) {
   const std::size_t dispatches = programs.decode->array_dispatches();
   const std::string chunks = list_of_tokens(programs.prefill);
   const std::string blocks = list_of_tokens(programs.blocks);
+  const std::size_t states = shape.layers.size() - shape.attentions();
   return std::to_string(shape.layer_count()) + (shape.layer_count() == 1 ? " layer" : " layers") +
+         (states == 0 ? "" : " (the states of " + std::to_string(states) + " on the host)") +
          " and the LM head in " + std::to_string(dispatches) +
          (dispatches == 1 ? " dispatch" : " dispatches") + " a token, " +
          (shape.all_logits ? "logits of all tokens, the chunks' by the host, " : "") +

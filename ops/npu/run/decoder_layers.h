@@ -21,6 +21,7 @@
 #include "ops/npu/artifacts/compiled_designs.h"
 #include "ops/npu/nodes/decoder_shape.h"
 #include "ops/npu/run/layer_experts.h"
+#include "ops/npu/run/layer_states.h"
 #include "ops/npu/run/program.h"
 #include "ops/transformer/decoder_call.h"
 #include "ops/transformer/kv_caches.h"
@@ -44,7 +45,7 @@ class DecoderLayers final : public Step {
  public:
   // Packs the node's constants into buffers of the device. Throws DeviceError: kArtifact if the
   // folder has no programs for this decoder, kMemory. `host`: what computes the host's steps, with
-  // experts in `context`; `host_device`: the LM head of chunks.
+  // experts in `context`; `host_device`: the LM head of chunks, and mixers with states.
   DecoderLayers(const Node& node, std::shared_ptr<CompiledDesigns> designs, HostCompute host,
                 const cpu::Context& context, const Device& host_device);
 
@@ -96,6 +97,7 @@ class DecoderLayers final : public Step {
   ProgramBuffers buffers_;
   std::shared_ptr<transformer::KvCaches> caches_;
   std::shared_ptr<LayerExperts> experts_;  // null: the feed-forwards are dense
+  std::shared_ptr<LayerStates> states_;    // null: all layers have attention
   // With position_ids, all rows of the rotary tables; otherwise empty.
   std::vector<std::byte> rotary_;
   // The LM head and its weight; null: logits of the last token alone.

@@ -10,6 +10,7 @@
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/run/host_call.h"
 #include "ops/npu/run/host_experts.h"
+#include "ops/npu/run/host_states.h"
 #include "ops/transformer/decoder.h"
 
 namespace flownpu::npu {
@@ -255,7 +256,7 @@ struct Known {
   std::unique_ptr<HostOperator> (*make)(const HostCallReader& reader);
 };
 
-constexpr std::array<Known, 9> kOperators{{
+constexpr std::array<Known, 13> kOperators{{
     {"rms_norm", make<NormOfRows, Norm::kRms>},
     {"add_rms_norm", make<NormOfRows, Norm::kAddRms>},
     {"rms_norm_add", make<NormOfRows, Norm::kRmsAdd>},
@@ -265,6 +266,10 @@ constexpr std::array<Known, 9> kOperators{{
     {"experts", make_experts_of_rows},
     {"route", make_route},
     {"add_experts", make_add_experts},
+    {"mixer", make_mixer},
+    {"before_delta", make_before_delta},
+    {"after_delta", make_after_delta},
+    {"output_gate", make_output_gate},
 }};
 
 }  // namespace

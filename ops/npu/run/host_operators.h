@@ -22,6 +22,7 @@
 namespace flownpu::npu {
 
 class LayerExperts;
+class LayerStates;
 
 // The kernels and threads that compute them.
 struct HostCompute {
@@ -29,6 +30,8 @@ struct HostCompute {
   std::shared_ptr<cpu::ThreadPool> pool;
   // Routers and experts of a decoder's layers; null: there are none.
   std::shared_ptr<const LayerExperts> experts = nullptr;
+  // The mixers of layers that keep states; null: there are none.
+  std::shared_ptr<LayerStates> states = nullptr;
 };
 
 class HostOperator {

@@ -140,9 +140,9 @@ void write_qkv(const DecoderShape& shape, const transformer::LayerConstants& lay
                });
 }
 
-void write_output(const DecoderShape& shape, const transformer::LayerConstants& layer,
+void write_output(std::int64_t columns, const transformer::LayerConstants& layer,
                   PackedWriter& writer) {
-  write_biased(layer.output, layer.output_bias, shape.output_columns(), writer,
+  write_biased(layer.output, layer.output_bias, columns, writer,
                [&](std::int64_t number, std::span<std::byte> wide) {
                  write_wide_row(layer.output, number, wide);
                });
@@ -164,9 +164,14 @@ void write_gate_up(const DecoderShape& shape, const transformer::Q4NXWeight& wei
 
 void write_weights(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                    PackedWriter writer) {
-  for (const transformer::LayerConstants& layer : constants.layers) {
-    write_qkv(shape, layer, writer);
-    write_output(shape, layer, writer);
+  for (std::size_t i = 0; i < constants.layers.size(); ++i) {
+    const transformer::LayerConstants& layer = constants.layers[i];
+    if (shape.layers[i].has_attention())
+      write_qkv(shape, layer, writer);
+    else
+      write_rows(layer.qkv, writer);
+    if (layer.gates) write_rows(*layer.gates, writer);
+    write_output(shape.biased_columns(shape.layers[i]), layer, writer);
     if (shape.feed_forward().experts > 0) continue;
     write_gate_up(shape, layer.gate_up, writer);
     write_rows(layer.down, writer);
@@ -186,7 +191,8 @@ void write_experts(const DecoderShape& shape, const transformer::DecoderConstant
 
 void write_vectors(const DecoderShape& shape, const transformer::DecoderConstants& constants,
                    PackedWriter writer) {
-  for (const transformer::LayerConstants& layer : constants.layers) {
+  for (std::size_t number = 0; number < constants.layers.size(); ++number) {
+    const transformer::LayerConstants& layer = constants.layers[number];
     for (const float* norm : layer.norms) writer.line(norm, shape.hidden, shape.line());
     if (const transformer::Attention& attention = shape.attention(); attention.sinks) {
       write_sinks({layer.sinks, static_cast<std::size_t>(attention.heads)}, attention.kv_heads,
@@ -194,7 +200,10 @@ void write_vectors(const DecoderShape& shape, const transformer::DecoderConstant
     }
     for (std::size_t i = 0; i < layer.qk_norm.size(); ++i) {
       const std::int64_t size = shape.qk_norm_sizes().at(i);
-      if (size != 0) writer.bfloat16(in_head_order(shape, layer.qk_norm.at(i), size).data(), size);
+      if (size != 0 && !shape.layers[number].has_attention())
+        writer.line(nullptr, size, size);
+      else if (size != 0)
+        writer.bfloat16(in_head_order(shape, layer.qk_norm.at(i), size).data(), size);
     }
   }
   for (const float* norm : constants.final_norms) writer.line(norm, shape.hidden, shape.line());

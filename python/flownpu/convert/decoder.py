@@ -15,6 +15,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.layer_parts import DeltaRule
 from flownpu.convert.weight_bits import FOUR_BITS, WeightBits
 
 if TYPE_CHECKING:
@@ -324,19 +325,16 @@ class Decoder:
         `bits`: of the weights.
 
         Raises:
-            ConversionError: a layer has a state, attention an output gate, or experts biases, which only the CPU
-                computes.
+            ConversionError: layers differ in form, or experts have biases, which only the CPU computes.
         """
         if not self.is_uniform or self.value_norm or self.per_layer_size or self.layer_scalars:
             raise ConversionError("expected layers of one form and without more: only the CPU computes others")
-        if self.has_states or self.output_gate:
-            raise ConversionError(
-                "expected attention without an output gate in each layer: only the CPU computes gates and layers with "
-                "states"
-            )
+        if self.has_states and self.mixture:
+            raise ConversionError("expected no experts among layers with states: only the CPU computes both")
         if self.mixture and (self.mixture.has_biases or self.mixture.swiglu):
             raise ConversionError("expected experts of silu(gate) * up without biases: only the CPU computes others")
-        rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in self.layers))
+        attention = (layer for layer in self.layers if layer.mixer is None)
+        rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in attention))
         mixture = self.mixture
         experts = mixture and {
             "experts": mixture.experts,
@@ -344,27 +342,37 @@ class Decoder:
             "normalized_experts": mixture.normalize,
         }
         feed_forward = _native.FeedForward(size=self.feed_forward_size, activation=self.gating, **experts or {})
-        layers = [
-            _native.Layer(
-                _native.Attention(
-                    heads=self.heads,
-                    kv_heads=self.kv_heads,
-                    head_size=self.head_size,
-                    scale=self.attention_scale,
-                    softcap=self.attention_softcap,
-                    window=layer.window or 0,
-                    table=rotaries.index(layer.rotary if layer.rotary.rotated else None),
-                    int8_cache=int8_cache,
-                    bidirectional_blocks=images,
-                    qkv_bias=self.qkv_bias,
-                    output_bias=self.output_bias,
-                    qk_norm="all heads" if self.projection_norms else "each head" if self.qk_norm else "none",
-                ),
-                feed_forward,
-                self.sandwich_norms,
-                self.norms_before,
-                bits.eight_bits,
+
+        def mixer(layer: Layer) -> _native.Attention | _native.GatedDelta | _native.ShortConvolution:
+            if isinstance(layer.mixer, DeltaRule):
+                of = layer.mixer
+                return _native.GatedDelta(
+                    key_heads=of.key_heads,
+                    value_heads=of.value_heads,
+                    key_size=of.key_size,
+                    value_size=of.value_size,
+                    taps=of.taps,
+                )
+            if layer.mixer is not None:
+                return _native.ShortConvolution(taps=layer.mixer.taps)
+            return _native.Attention(
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_size=self.head_size,
+                scale=self.attention_scale,
+                softcap=self.attention_softcap,
+                window=layer.window or 0,
+                table=rotaries.index(layer.rotary if layer.rotary.rotated else None),
+                int8_cache=int8_cache,
+                bidirectional_blocks=images,
+                qkv_bias=self.qkv_bias,
+                output_bias=self.output_bias,
+                output_gate=self.output_gate,
+                qk_norm="all heads" if self.projection_norms else "each head" if self.qk_norm else "none",
             )
+
+        layers = [
+            _native.Layer(mixer(layer), feed_forward, self.sandwich_norms, self.norms_before, bits.eight_bits)
             for layer in self.layers
         ]
         return _native.Decoder(

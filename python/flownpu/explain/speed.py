@@ -113,9 +113,11 @@ def _npu(model: Any, positions: int, contexts: list[int]) -> tuple[Prediction | 
     except ValueError as error:
         return None, NPU(False, _CHIP, f"the NPU's designs have no place for it: {error}")
     chunks = sorted((program for program in others if program.kind == "prefill"), key=lambda program: program.tokens)
-    layers, calls = len(decoder.windows), _counted(len(token.steps), "call")
+    layers, calls = len(decoder.layers), _counted(len(token.steps), "call")
     operators = " and ".join(dict.fromkeys(step.call.operator for step in token.steps))
     words = [f"a token: {layers} layers and the LM head in {calls} of {operators}"]
+    if states := layers - len(decoder.windows):
+        words[0] += f" (the host computes the states of {_counted(states, 'layer')})"
     if chunks:
         sizes = " and ".join(str(chunk.tokens) for chunk in reversed(chunks))
         arrays = _counted(len({step.call.array for chunk in chunks for step in chunk.steps}), "array")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from flownpu._native import Attention
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import onnx_path, read_genai_config
 from flownpu.model.onnx_file import load_model, reading
@@ -87,13 +88,17 @@ class ConvertedModel:
     @property
     def _tables(self) -> list[int]:
         """The indices of the rotary tables, which a file has in the order of their first use, like the description."""
-        return sorted({layer.mixer.table for layer in self.decoder.layers})
+        return sorted({attention.table for attention in self._attentions})
+
+    @property
+    def _attentions(self) -> list[Attention]:
+        return [layer.mixer for layer in self.decoder.layers if isinstance(layer.mixer, Attention)]
 
     def projections(self) -> list[WeightRows]:
         """Every weight matrix; some of them share an initializer."""
-        decoder, first = self.decoder, self.decoder.layers[0]
+        decoder, first, mixer = self.decoder, self.decoder.layers[0], self._attentions[0]
         hidden, feed_forward, vocabulary = decoder.hidden, first.feed_forward.size, decoder.vocabulary
-        heads, kv_heads = (count * first.mixer.head_size for count in (first.mixer.heads, first.mixer.kv_heads))
+        heads, kv_heads = (count * mixer.head_size for count in (mixer.heads, mixer.kv_heads))
         parts = [WeightRows("embed_tokens", "embed_tokens", vocabulary, hidden, 0)]
         up = -(-feed_forward // q4nx.BLOCK_ROWS) * q4nx.BLOCK_ROWS  # the up projection begins in a new block
         for i in range(len(decoder.layers)):

@@ -214,6 +214,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "linear_num_value_heads": 16,
     },
+    "qwen3.5-2b": _QWEN3_5
+    | {
+        "hidden_size": 2048,
+        # The multiple of 512 that makes 1.9 billion weights; no configuration was read.
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 16,
+    },
     "qwen3.5-4b": _QWEN3_5
     | {
         "hidden_size": 2560,
@@ -222,6 +232,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "linear_num_value_heads": 32,
+    },
+    "qwen3.5-9b": _QWEN3_5
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
+        "tie_word_embeddings": False,
     },
     "lfm2-1.2b": {
         "model_type": "lfm2",

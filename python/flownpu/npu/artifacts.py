@@ -241,7 +241,7 @@ def programs_of_decoder(
         if tokens > context:
             continue
         try:
-            programs.append(prefill_program(decoder, target, context, tokens, weights, calls=calls))
+            programs.append(prefill_program(decoder, target, context, tokens, weights, calls=calls, prices=prices))
         except ValueError as error:
             reasons.setdefault(first_of(error), []).append(str(tokens))
     instead = "" if len(programs) > 1 else " (prompts go token by token)"

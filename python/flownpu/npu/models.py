@@ -64,8 +64,8 @@ _SIGLIP = EncoderShape(
     scale=72**-0.5,
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
-# Models with experts have no designs of their own: their layers are decode layers of other sizes. Layers with states
-# have none at all.
+# Models with experts have no designs of their own: their layers are decode layers of other sizes. So have layers with
+# states, but for what their mixers are on the host.
 _WITHOUT_DESIGNS = {"num_experts", "linear_num_key_heads", "conv_L_cache"}
 MODELS: dict[str, DecoderShape | EncoderShape] = {
     **{

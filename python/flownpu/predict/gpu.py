@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flownpu.errors import FlowNPUError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -187,7 +189,16 @@ def _attention(decoder: DecoderShape, window: int, past: int, tokens: int) -> Ke
 
 
 def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[GpuPoint]:
-    """Predicts a model at these context lengths (none: see `Target.lengths`)."""
+    """Predicts a model at these context lengths (none: see `Target.lengths`).
+
+    Raises:
+        FlowNPUError: the GPU's decoder has no place for its layers.
+    """
+    if target.decoder.keeps_states or target.decoder.shape.output_gate:
+        raise FlowNPUError(
+            f"{target.name}: expected attention without an output's gate in each layer, which is what the GPU's "
+            "decoder computes: predict it for --device kraken-350"
+        )
     return [_point(target.decoder, gpu, context) for context in target.lengths(contexts)]
 
 

@@ -102,9 +102,10 @@ class Prediction:
         return self.prices.of_runs(runs, before=self.programs[0])
 
     def roof(self, context: int) -> float:
-        """Tokens per second if only reading weights, keys and values from main memory took time."""
+        """Tokens per second if only reading weights, keys and values, and states, from main memory took time."""
         decoder, shape = self.target.decoder, self.target.decoder.shape
         weights = decoder.weights_before(len(decoder.layers)) + decoder.head.bytes
         weights += shape.experts * sum(shape.expert_bytes(layer.eight_bits) for layer in decoder.layers)  # a token's
         keys = sum(min(window or context, context) for window in decoder.windows)
+        weights += decoder.state_bytes
         return self.values["memory_read"] / (weights + keys * shape.kv_heads * 2 * shape.row_bytes)

@@ -133,6 +133,17 @@ def test_gated_activations_equal_float64(kernels, rng, gating, of_accumulators):
     assert_within(y, expected, tolerance)
 
 
+def test_gated_part_equals_float64(kernels, rng):
+    """The second of two parts. exp2 errs by 5.2e-5, 1 / x by 1e-4 (kernels/common/float_math.h), their product less."""
+    x, part = rng.normal(size=2 * 496).astype(BFLOAT16), np.zeros(496, BFLOAT16)
+    gates = np.concatenate([ARGUMENTS[::-1], ARGUMENTS]).astype(BFLOAT16)
+    kernels.call("gated_part", x, gates, part, 1, 496)
+    expected = wide(x)[496:] / (1 + np.exp(-np.maximum(wide(gates)[496:], -60)))
+    # A gate is no smaller than 2^-60.
+    tolerance = (2e-4 + PRODUCT + BF16_ROUNDING) * np.abs(expected) + 2.0**-59 * np.abs(wide(x)[496:])
+    assert_within(part, expected, tolerance)
+
+
 def test_accumulator_gelu_equals_float64(kernels):
     c, y = ARGUMENTS.astype(np.float32), np.zeros(496, BFLOAT16)
     kernels.call("store_gelu", c, y, 496)

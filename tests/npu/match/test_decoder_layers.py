@@ -66,7 +66,7 @@ def expected_attributes(name, config):
         "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
         "attention.heads": config["num_attention_heads"], "attention.head_size": config["head_dim"],
         "attention.kv_heads": config["num_key_value_heads"], "attention.softcap": 0, "attention.qkv_bias": 0,
-        "attention.output_bias": 0, "attention.sinks": 0,
+        "attention.output_bias": 0, "attention.sinks": 0, "attention.output_gate": 0,
         "attention.qk_norm": "each head" if gemma or name == "qwen3" else "none",
         "attention.bidirectional_blocks": 0, "attention.window_sized_cache": 0, "attention.mask": 0,
         "attention.int8_cache": 0,

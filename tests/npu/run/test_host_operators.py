@@ -302,7 +302,8 @@ INT8 = rope_call(LayerShape(128, 2, 2, 64, 128, "swiglu", int8_cache=True), 384)
         (
             dataclasses.replace(NORM, operator="group_norm"),
             "expected an operator of rms_norm, add_rms_norm, rms_norm_add, rms_norm_sum, add_layer_norm, norm_rope, "
-            "experts, route, add_experts, got group_norm: build the designs with the flownpu that runs them",
+            "experts, route, add_experts, mixer, before_delta, after_delta, output_gate, got group_norm: build the "
+            "designs with the flownpu that runs them",
         ),
         (changed(NORM, "columns", 97), "expected a x_line of 97 or more, got 96"),
         (changed(NORM, "rows", 0), "expected a rows of 1 or more, got 0"),

@@ -32,6 +32,9 @@ FAMILIES = tuple(ARCHITECTURES)
 # without biases in its feed-forward, and multipliers that float32 holds exactly.
 OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma": {},
+    "gemma4_text": {},
+    "gemma4_unified_text": {},
+    "gemma4_text with experts": {},
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "granitemoe": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "llama with biases": {"mlp_bias": False},

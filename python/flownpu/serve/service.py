@@ -15,7 +15,7 @@ from flownpu.serve.catalogue import Catalogue
 from flownpu.serve.chat_prompts import ChatModel
 from flownpu.serve.embeddings import Embedder
 from flownpu.serve.errors import ApiError, invalid, too_slow, unknown_model
-from flownpu.serve.grammars.form import AnswerForm, offered, unheld
+from flownpu.serve.grammars.form import AnswerForm, offered
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.pictures import Painter
@@ -197,13 +197,14 @@ class Service:
             ApiError: the request is wrong, or the model cannot answer it, see `ask`.
         """
         limits, model = self.settings.limits, self.model(request.model)
-        form = AnswerForm.of(request, model.calls) if model.format is None else unheld(request)
+        conversation = await asyncio.to_thread(model.conversation, request, limits.images)
+        marks = await asyncio.to_thread(model.marks, conversation)
+        form = AnswerForm.of(request, model.calls, marks)
         try:
             async with asyncio.timeout(limits.request_seconds):
                 grammar = await self.grammars.compile(form)
         except TimeoutError:
             raise too_slow(limits.request_seconds) from None
-        conversation = await asyncio.to_thread(model.conversation, request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)
         question = Question(
@@ -221,7 +222,7 @@ class Service:
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
         answers = await self.ask(request.model, [question], request.n or 1)
         schemas = {function.name: function.parameters or {} for function in offered(request)}
-        return Chat(answers, form.calls, model.format, model.begins(conversation), schemas, grammar.left_out)
+        return Chat(answers, form.calls, model.format, marks and marks.begins, schemas, grammar.left_out)
 
     async def complete(self, request: CompletionRequest) -> Chat:
         """Begins the answers to one or several prompts.

@@ -250,6 +250,19 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
 
 
+def add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of RoPE's scaling that `write_settings` leaves out."""
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
+
+
 def write_forms(writer: gguf.GGUFWriter, config: Any) -> None:
     """Adds the settings of layers of two forms, and the factors of rotary frequencies of those that see all tokens."""
     shared = config.num_kv_shared_layers

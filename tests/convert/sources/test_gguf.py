@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF files become models that compute what transformers computes with the file's weights."""
 
+import functools
 import json
 import logging
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from flownpu.convert.progress import Progress
 from flownpu.ops import q4nx
 from tests.convert.conftest import write_tiny
 from tests.convert.running import check_logits
-from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, unpermuted, write_gguf, write_model
+from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, add_scaling, unpermuted, write_gguf, write_model
 
 FAMILIES = tuple(ARCHITECTURES)
 # Forms of the other families that a GGUF file can hold: no RoPE in every fourth layer, Mistral without a window, Llama
@@ -35,6 +36,7 @@ OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma4_text": {},
     "gemma4_unified_text": {},
     "gemma4_text with experts": {},
+    "gpt_oss": {"swiglu_limit": 7.0},
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "granitemoe": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "llama with biases": {"mlp_bias": False},
@@ -81,7 +83,8 @@ def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None
     changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, **OTHER_FORMS}.get(family, {})
     tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
     original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
-    write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16)
+    scale = functools.partial(add_scaling, config=original.config)
+    write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16, edit=scale)
     convert(tmp_path / "model.gguf", tmp_path / "gguf")
     convert(tmp_path / "checkpoint", tmp_path / "huggingface")
     # A GGUF file does not tell Mistral from Llama, so the graph and genai_config.json name another family.

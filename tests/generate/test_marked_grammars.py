@@ -86,7 +86,7 @@ XML_CALL = "<tool_call>\n<function=weather>\n<parameter=place>\n{}\n</parameter>
 DAYS = "<parameter=days>\n{}\n</parameter>\n"
 STOPPED = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
 PLACE = '{"place":"Zürich"}'
-SHAPED = '«<|tool_call>»call:shape{}«<tool_call|>»'
+SHAPED = "«<|tool_call>»call:shape{}«<tool_call|>»"
 # Each format: answers that are taken where a call is required, and such that are not.
 REQUIRED = {
     "harmony": (

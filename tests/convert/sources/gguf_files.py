@@ -199,25 +199,17 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    size = config.intermediate_size
-    if architecture == "lfm2":
-        size = -(-(2 * size // 3) // config.block_multiple_of) * config.block_multiple_of
-    writer.add_head_count(config.num_attention_heads)
     is_lfm2 = architecture in ("lfm2", "lfm2moe")
     if architecture == "gemma4":
         write_forms(writer, config)
     else:
-        writer.add_feed_forward_length(size)
-        kv_heads = config.num_key_value_heads
-        writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config.layer_types] if is_lfm2 else kv_heads)
-        head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-        writer.add_key_length(head_size)
-        writer.add_value_length(head_size)
+        write_sizes(writer, config, architecture)
+    writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.norm_eps if is_lfm2 else config.rms_norm_eps)
     write_states(writer, config)
     write_experts(writer, config)
     rope = config.rope_parameters
-    if architecture in ("gemma3", "gemma4"):
+    if "full_attention" in rope:
         full, local = rope["full_attention"], rope["sliding_attention"]
         writer.add_rope_freq_base(full["rope_theta"])
         writer.add_rope_freq_base_swa(local["rope_theta"])
@@ -226,12 +218,10 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_rope_scaling_factor(full["factor"])
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture == "gpt-oss":
+    if architecture in ("gpt-oss", "gemma2", "gemma3", "gemma4"):
         writer.add_sliding_window(config.sliding_window)
     if architecture in ("gemma2", "gemma3", "gemma4"):
-        writer.add_sliding_window(config.sliding_window)
-        local_layers = [kind == "sliding_attention" for kind in config.layer_types]
-        writer.add_sliding_window_pattern(local_layers)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if architecture == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
         writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
@@ -263,13 +253,25 @@ def add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
 
 
+def write_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    """Adds the sizes of feed-forward and heads of layers that are alike."""
+    size = config.intermediate_size
+    if architecture == "lfm2":
+        size = -(-(2 * size // 3) // config.block_multiple_of) * config.block_multiple_of
+    kv_heads = config.num_key_value_heads
+    head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_feed_forward_length(size)
+    has_states = architecture in ("lfm2", "lfm2moe")
+    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config.layer_types] if has_states else kv_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+
+
 def write_forms(writer: gguf.GGUFWriter, config: Any) -> None:
     """Adds the settings of layers of two forms, and the factors of rotary frequencies of those that see all tokens."""
     shared = config.num_kv_shared_layers
     layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
-    local, full = (
-        layers[config.layer_types.index(kind)].head_dim for kind in ("sliding_attention", "full_attention")
-    )
+    local, full = (layers[config.layer_types.index(kind)].head_dim for kind in ("sliding_attention", "full_attention"))
     sizes = [config.intermediate_size] * (len(layers) - shared)
     writer.add_feed_forward_length(sizes + [config.intermediate_size << config.use_double_wide_mlp] * shared)
     writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
@@ -306,8 +308,11 @@ def write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if getattr(config, "moe_intermediate_size", None):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if (
+        size := getattr(config, "moe_intermediate_size", None)
+        or hasattr(config, "swiglu_limit") * config.intermediate_size
+    ):
+        writer.add_expert_feed_forward_length(size)
     if hasattr(config, "shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if hasattr(config, "num_dense_layers"):

@@ -26,7 +26,14 @@ from flownpu.convert.progress import Progress
 from flownpu.ops import q4nx
 from tests.convert.conftest import write_tiny
 from tests.convert.running import check_logits
-from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, add_scaling, unpermuted, write_gguf, write_model
+from tests.convert.sources.gguf_files import (
+    ARCHITECTURES,
+    PLAIN_SCALE,
+    add_scaling,
+    unpermuted,
+    write_gguf,
+    write_model,
+)
 
 FAMILIES = tuple(ARCHITECTURES)
 # Forms of the other families that a GGUF file can hold: no RoPE in every fourth layer, Mistral without a window, Llama

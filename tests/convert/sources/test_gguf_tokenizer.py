@@ -269,7 +269,10 @@ def edit_other(**changes: Any) -> Edit:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, 'expected a tokenizer of the kind gpt2, llama or gemma4 in tokenizer.ggml.model, got "bert"'),
+        (
+            {"model": "bert"},
+            'expected a tokenizer of the kind gpt2, llama or gemma4 in tokenizer.ggml.model, got "bert"',
+        ),
         ({"model": None}, 'got "none"; convert the checkpoint'),
         ({"pre": "viking"}, 'expected tokenizer.ggml.pre to be one of llama-bpe, .*, got "viking"'),
         ({"tokens": None}, "expected a list of texts in tokenizer.ggml.tokens"),

@@ -106,6 +106,7 @@ _SANDWICH_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 
+
 class _Order(NamedTuple):
     """The places in a file of rows, by the tensor's name in its layer, and of the output projection's columns."""
 

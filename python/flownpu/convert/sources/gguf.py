@@ -12,8 +12,8 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
-from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.layer_forms import ROPE_FACTORS
+from flownpu.convert.gguf.tokenizer import tokenizer_files
 from flownpu.convert.gguf.weights import GgufWeights
 from flownpu.convert.layer_parts import STACKED, DeltaRule
 from flownpu.convert.output import check_output
@@ -85,7 +85,9 @@ def _as_stored(decoder: Decoder, file: GgufFile) -> Decoder:
 
 def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -> Decoder:
     """The decoder with the factors that the file divides its rotary frequencies by, if it has any."""
-    if ROPE_FACTORS not in file.tensors or not decoder.is_uniform:  # of layers of two forms, `gguf.layer_forms` has them
+    if (
+        ROPE_FACTORS not in file.tensors or not decoder.is_uniform
+    ):  # of layers of two forms, `gguf.layer_forms` has them
         return decoder
     factors = tensors.values(ROPE_FACTORS)
     if factors.size != decoder.head_size // 2 or (factors <= 0).any():

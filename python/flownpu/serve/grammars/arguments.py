@@ -66,7 +66,7 @@ def arguments_as_elements(name: str, schema: str, _special: frozenset[str]) -> A
         else:
             part = f"{begin} {writer.json(value)} {json.dumps(_END + chr(10))}"
         parts.append(part if key in required else f"({part})?")
-    writer.made.rules.append(f'{name}: {" ".join(parts) or chr(34) * 2}')
+    writer.made.rules.append(f"{name}: {' '.join(parts) or chr(34) * 2}")
     return writer.made
 
 
@@ -152,28 +152,36 @@ class _Quoted(_Writer):
 
     def value(self, schema: Any, place: str) -> str:
         """A value of a schema inside the root."""
-        if not isinstance(schema, dict):
-            return self._any()
-        if "$ref" in schema:
+        if isinstance(schema, dict) and "$ref" in schema:
             return self._reference(schema["$ref"])
+        return self._either(self._choices(schema if isinstance(schema, dict) else {}, place))
+
+    def _choices(self, schema: dict[str, Any], place: str) -> list[str]:
+        """The values of a schema without a reference, as alternatives."""
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                return self._either([self.value(one, f"{place}/{key}/{i}") for i, one in enumerate(schema[key])])
+                return [self.value(one, f"{place}/{key}/{i}") for i, one in enumerate(schema[key])]
         if "enum" in schema or "const" in schema:
-            return self._either([self._constant(one) for one in schema.get("enum", [schema.get("const")])])
-        kind = schema.get("type")
-        if isinstance(kind, list):
-            return self._either([self.value({**schema, "type": one}, place) for one in kind])
-        if kind == "string":
-            self.leave_out(schema, place, _TEXT_KEYWORDS)
-            return self._text
-        if kind == "array":
-            self.leave_out(schema, place, _LIST_KEYWORDS)
-            item = self.rule(self.value(schema.get("items", True), f"{place}/items"))
-            return f'"[" ({item} ("," {item})*)? "]"'
-        if kind == "object" or "properties" in schema:
-            return self.object(schema, place)
-        return self.json(schema) if kind in _SCALARS else self._any()
+            return [self._constant(one) for one in schema.get("enum", [schema.get("const")])]
+        kinds = schema.get("type", "object" if "properties" in schema else "any")
+        return [self._of_kind(kind, schema, place) for kind in (kinds if isinstance(kinds, list) else [kinds])]
+
+    def _of_kind(self, kind: str, schema: dict[str, Any], place: str) -> str:
+        match kind:
+            case "string":
+                self.leave_out(schema, place, _TEXT_KEYWORDS)
+                made = self._text
+            case "array":
+                self.leave_out(schema, place, _LIST_KEYWORDS)
+                item = self.rule(self.value(schema.get("items", True), f"{place}/items"))
+                made = f'"[" ({item} ("," {item})*)? "]"'
+            case "object":
+                made = self.object(schema, place)
+            case "integer" | "number" | "boolean" | "null":
+                made = self.json({**schema, "type": kind})
+            case _:
+                made = self._any()
+        return made
 
     def _any(self) -> str:
         """A value, of any schema."""
@@ -211,4 +219,4 @@ class _Quoted(_Writer):
 
     @staticmethod
     def _either(choices: list[str]) -> str:
-        return f"({' | '.join(choices)})"
+        return choices[0] if len(choices) == 1 else f"({' | '.join(choices)})"

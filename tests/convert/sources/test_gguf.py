@@ -283,6 +283,10 @@ def add_tensor(name: str, values: Any) -> Edit:
     return lambda writer: writer.add_tensor(name, np.asarray(values, np.float32))
 
 
+def set_values(name: str, values: list[float]) -> Edit:
+    return lambda writer: setattr(writer.tensors[0][name], "tensor", np.asarray(values, np.float32))
+
+
 def drop_tensor(name: str) -> Edit:
     return lambda writer: writer.tensors[0].pop(name) and None
 
@@ -300,6 +304,7 @@ def set_type(name: str, kind: int) -> Edit:
 
 # The last tensor that the header describes.
 LAST_TENSOR = b"output.weight"
+GEMMA4 = "gemma4_unified_text"
 U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL", "ARRAY"))
 
 
@@ -399,9 +404,13 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             set_pair("olmoe.expert_count", 4, U32),
             r"ffn_gate_inp.weight has shape \[5, 96\], expected \[4, 96\]",
         ),
+        (GEMMA4, set_pair("gemma4.rope.dimension_count_swa", 8, U32), "rope.dimension_count_swa is 8, .* size, 16"),
+        (GEMMA4, set_pair("gemma4.attention.shared_kv_layers", 6, U32), "expected layers with a window and layers"),
+        (GEMMA4, set_values("rope_freqs.weight", [1.0, 2.0] * 8), "expected rope_freqs.weight to be 1 for the first"),
+        (GEMMA4, drop_tensor("rope_freqs.weight"), "tensor rope_freqs.weight is missing"),
     ],
 )
-def test_unfit_gguf_mixture_is_refused(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
+def test_unfit_gguf_model_is_refused(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
     write_model(tmp_path, family, edit=edit)
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path / "model.gguf", tmp_path / "model")

@@ -127,7 +127,8 @@ def edit_sentencepiece(kind: str, *, add_space: bool) -> Edit:
         if kind == "gemma4":
             merges = json.loads((FIXTURE / "tokenizer.json").read_text())["model"]["merges"]
             writer.add_token_merges([" ".join(merge) for merge in merges])
-            tokens, types, scores = [*tokens, TWICE], [*types, NORMAL], [0.0] * (len(scores) + 1)
+            # Scores of the other order: merges count.
+            tokens, types, scores = [*tokens, TWICE], [*types, NORMAL], [float(i) for i in range(len(tokens) + 1)]
         writer.add_tokenizer_model(kind)
         writer.add_token_list(tokens)
         writer.add_token_types(types)

@@ -21,21 +21,21 @@ from tests.fixtures.tool_lessons import FOLDER, FORMATS, TOOLS, question, reply
 from tests.serve.clients.test_clients import ROOT, SILENT
 from tests.serve.conftest import Server
 
-RESULTS = {"weather": "foggy", "time": "nine"}
-BOTH, PLACES = ("weather", "time"), ("Oslo", "Lima")
-QUESTIONS = [question(BOTH, PLACES[0]), question(("time",), PLACES[1]), "Thanks"]
+RESULTS = {"weather": "rainy", "time": "six"}
+BOTH, PLACES = ("weather", "time"), ("Paris", "Quito")
+QUESTIONS = [question(BOTH, PLACES[0]), question(("time",), PLACES[1]), "Bye"]
 # Of each answer the call, or the text.
 EXPECTED: list[tuple[str, str] | str] = [
     *[(name, PLACES[0]) for name in BOTH],
     reply(RESULTS, PLACES[0]),
     ("time", PLACES[1]),
-    reply({"time": "nine"}, PLACES[1]),
-    "You are welcome.",
+    reply({"time": "six"}, PLACES[1]),
+    "Goodbye.",
 ]
 THOUGHTS = [
-    *(f"I look up the {name} in {place}." for name, place in (("weather", "Oslo"), ("time", "Oslo"))),
+    *(f"I look up the {name} in {place}." for name, place in (("weather", "Paris"), ("time", "Paris"))),
     "I know it now.",
-    "I look up the time in Lima.",
+    "I look up the time in Quito.",
     "I know it now.",
     "They greet.",
 ]

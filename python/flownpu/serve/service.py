@@ -222,7 +222,7 @@ class Service:
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
         answers = await self.ask(request.model, [question], request.n or 1)
         schemas = {function.name: function.parameters or {} for function in offered(request)}
-        return Chat(answers, form.calls, model.format, marks and marks.begins, schemas, grammar.left_out)
+        return Chat(answers, form.calls, model.format, marks.begins if marks else None, schemas, grammar.left_out)
 
     async def complete(self, request: CompletionRequest) -> Chat:
         """Begins the answers to one or several prompts.

@@ -24,7 +24,7 @@ from tests.serve.conftest import Server
 RESULTS = {"weather": "rainy", "time": "six"}
 BOTH, PLACES = ("weather", "time"), ("Paris", "Quito")
 QUESTIONS = [question(BOTH, PLACES[0]), question(("time",), PLACES[1]), "Bye"]
-# Of each answer the call, or the text.
+# Each answer is a call, or a text.
 EXPECTED: list[tuple[str, str] | str] = [
     *[(name, PLACES[0]) for name in BOTH],
     reply(RESULTS, PLACES[0]),

@@ -76,7 +76,7 @@ _LAYER = {
     # Tensors of families that have these projections in one (Family.fused).
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
-    # Of embeddings for each layer, and of experts beside a plain feed-forward.
+    # Embeddings for each layer, and experts beside a plain feed-forward, have these.
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",

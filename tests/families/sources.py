@@ -11,12 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
 from tests.convert.conftest import TinyModel
-from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, write_gguf
+from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, add_scaling, write_gguf
 from tests.families.checkpoints import for_transformers_4
 from tests.rewrites import genai_export, optimum_export
 
@@ -48,24 +46,9 @@ def gguf_file(form: str, tiny: TinyModel, folder: Path) -> Made:
     if config.model_type not in ARCHITECTURES | OTHER_ARCHITECTURES:
         raise RefusedError(_NOT_READ)
     before = tiny.reference.model.embed_tokens.weight.clone()
-    write_gguf(folder / "model.gguf", tiny.reference, edit=lambda writer: _add_scaling(writer, config))
+    write_gguf(folder / "model.gguf", tiny.reference, edit=lambda writer: add_scaling(writer, config))
     assert before.equal(tiny.reference.model.embed_tokens.weight), "the file rounds weights"
     return _converted(folder / "model.gguf", folder / "model"), None
-
-
-def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Adds the settings of RoPE's scaling that write_settings leaves out."""
-    import numpy as np
-
-    rope = config.rope_parameters
-    if rope.get("rope_type") == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if rope.get("rope_type") == "longrope":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        for kind in ("long", "short"):
-            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
 
 
 def genai_as_it_is(_form: str, tiny: TinyModel, folder: Path, options: tuple[str, ...] = ()) -> Made:

@@ -15,8 +15,6 @@ from flownpu.generate.conversation import Conversation
 from flownpu.generate.language_model import Timing
 from flownpu.generate.worker import Finished, Piece
 from flownpu.serve.chat_prompts import ChatModel
-from flownpu.serve.errors import ApiError
-from flownpu.serve.grammars.form import AnswerForm, unheld
 from flownpu.serve.metrics import Times
 from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.routes import ollama, openai
@@ -119,21 +117,6 @@ def test_thoughts_go_back_in_the_field_that_the_template_reads(tmp_path: Any) ->
         (folder / "genai_config.json").write_text('{"model": {"type": "x"}}')
         turns = ChatModel(folder).conversation(asked, 0).messages
         assert turns[-1][field] == "hm"
-
-
-@pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "stop"}}}, "tool_choice"),
-        ({"tools": None, "response_format": {"type": "json_object"}}, "response_format"),
-    ],
-)
-def test_forms_that_need_a_grammar_are_refused(fields: dict[str, Any], parameter: str) -> None:
-    with pytest.raises(ApiError, match="no grammar") as refused:
-        unheld(request(**fields))
-    assert (refused.value.status, refused.value.parameter) == (400, parameter)
-    assert unheld(request()) == AnswerForm()
 
 
 def test_chat_shows_and_keeps_no_thoughts() -> None:

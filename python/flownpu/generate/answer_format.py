@@ -31,6 +31,19 @@ class Call(NamedTuple):
     arguments: str
 
 
+class Written(NamedTuple):
+    """How parts of an answer are written, for a grammar; {} stands for a text, as do the names in the others."""
+
+    thought: str
+    text: str
+    call: str
+    """With {name} and {arguments}."""
+    arguments: Literal["json", "quoted", "elements"]
+    """JSON; the same with <|"|> around texts, and bare keys; or an XML element for each argument."""
+    between: str | None
+    """The text between two calls; None: an answer has one."""
+
+
 class Said(NamedTuple):
     """Further parts of an answer."""
 
@@ -48,6 +61,7 @@ class AnswerFormat:
     marks: Mapping[State, Mapping[str, State]]
     read_call: Callable[[str, str, Schemas], Call | None]
     """A call, from its header and its body; None: it is none."""
+    written: Written
     opened: str | None = None
     """A pattern of templates that begin the answer's thought themselves."""
 
@@ -62,7 +76,8 @@ class AnswerFormat:
         return "thought" if thinks and self.opened and re.search(self.opened, template) else self.begin
 
 
-_OTHERS = ("<|channel|>", "<|constrain|>", "<|start|>", '<|"|>')
+QUOTE = '<|"|>'
+_OTHERS = ("<|channel|>", "<|constrain|>", "<|start|>", QUOTE)
 
 
 def format_of(template: str) -> AnswerFormat | None:
@@ -182,7 +197,7 @@ def _gemma_call(_header: str, body: str, _functions: Schemas) -> Call | None:
     found = re.fullmatch(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", body, re.DOTALL)
     if found is None:
         return None
-    parts = found[2].split('<|"|>')
+    parts = found[2].split(QUOTE)
     # Every other part is a text; in those between them keys stand without quotes.
     keyed = [re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:", r'\1"\2":', part) for part in parts[::2]]
     texts = [json.dumps(part) for part in parts[1::2]]
@@ -211,6 +226,13 @@ _HARMONY = AnswerFormat(
     begin="header",
     marks={"header": {"<|message|>": "text"}, "text": _ENDS, "thought": _ENDS, "call": _ENDS},
     read_call=_harmony_call,
+    written=Written(
+        thought="<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+        text="<|channel|>final<|message|>{}",
+        call="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
+        arguments="json",
+        between=None,
+    ),
 )
 _GEMMA = AnswerFormat(
     sign=r"<\|tool_call>",
@@ -221,6 +243,13 @@ _GEMMA = AnswerFormat(
         "call": {"<tool_call|>": "text"},
     },
     read_call=_gemma_call,
+    written=Written(
+        thought="<|channel>thought\n{}<channel|>",
+        text="{}",
+        call="<|tool_call>call:{name}{arguments}<tool_call|>",
+        arguments="quoted",
+        between="",
+    ),
 )
 _XML = AnswerFormat(
     sign=r"<function=",
@@ -231,6 +260,15 @@ _XML = AnswerFormat(
         "call": {"</tool_call>": "text"},
     },
     read_call=_xml_call,
+    written=Written(
+        thought="<think>\n{}</think>\n\n",
+        text="{}",
+        call="<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>",
+        arguments="elements",
+        between="\n",
+    ),
     opened=r"assistant\\n<think>\\n|['\"]<think>\\n['\"]",
 )
 _FORMATS = (_HARMONY, _GEMMA, _XML)
+MARKS = tuple(sorted(mark for mark in frozenset().union(*(form.special for form in _FORMATS)) if mark.endswith(">")))
+"""The names that special tokens may have which are marks of a format."""

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError
-from flownpu.generate.answer_format import AnswerFormat, State, format_of
+from flownpu.generate.answer_format import AnswerFormat, format_of
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.generate.image_prompts import read_image_data
 from flownpu.generate.turns import text_of
-from flownpu.model.folder import read_genai_config
+from flownpu.model.folder import read_genai_config, read_json
 from flownpu.serve.errors import invalid, not_loaded
-from flownpu.serve.grammars.form import offered
+from flownpu.serve.grammars.form import Marks, offered
 from flownpu.serve.requests.openai import ChatRequest, ImagePart, Message
 from flownpu.serve.template_variables import SWITCHES, template_variables
 from flownpu.serve.tools import CallFormat
@@ -78,11 +78,19 @@ class ChatModel:
         text = self.template.text(tools=True) if self.format else ""
         return "thinking" if "thinking" in text and "reasoning_content" not in text else "reasoning_content"
 
-    def begins(self, conversation: "Conversation") -> State | None:
-        """The part of its format that an answer begins with."""
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        """The names of the tokenizer's special tokens."""
+        added = read_json(self.folder / "tokenizer.json").get("added_tokens") or []
+        return frozenset(token["content"] for token in added if token.get("special"))
+
+    def marks(self, conversation: "Conversation") -> Marks | None:
+        """The marks of thoughts and calls in the answer to a conversation; None: there are none."""
+        if self.format is None:
+            return None
         thinks = not any(conversation.variables.get(name) is False for name in SWITCHES)
-        text = self.template.text(tools=bool(conversation.tools)) if self.format else ""
-        return self.format.begins(text, thinks=thinks) if self.format else None
+        text = self.template.text(tools=bool(conversation.tools))
+        return Marks(self.format, self.format.begins(text, thinks=thinks), self.format.special & self._special)
 
     @cached_property
     def takes_images(self) -> bool:

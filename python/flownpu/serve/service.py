@@ -11,7 +11,7 @@ from flownpu.generate.answer_format import AnswerFormat, Schemas, State
 from flownpu.generate.worker import Finished, Likelihood, Piece
 from flownpu.serve.answers import Answers
 from flownpu.serve.errors import invalid, too_slow
-from flownpu.serve.grammars.form import AnswerForm, offered, unheld
+from flownpu.serve.grammars.form import AnswerForm, offered
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.models import Models
@@ -135,13 +135,14 @@ class Service(Models):
             ApiError: the request is wrong, or the model cannot answer it, see `ask`.
         """
         limits, model = self.settings.limits, self.model(request.model)
-        form = AnswerForm.of(request, model.calls) if model.format is None else unheld(request)
+        conversation = await asyncio.to_thread(model.conversation, request, limits.images)
+        marks = await asyncio.to_thread(model.marks, conversation)
+        form = AnswerForm.of(request, model.calls, marks)
         try:
             async with asyncio.timeout(limits.request_seconds):
                 grammar = await self.grammars.compile(form)
         except TimeoutError:
             raise too_slow(limits.request_seconds) from None
-        conversation = await asyncio.to_thread(model.conversation, request, limits.images)
         async with self._decoding:
             images = await asyncio.to_thread(model.read_images, conversation)
         question = Question(
@@ -159,7 +160,7 @@ class Service(Models):
             raise invalid("top_logprobs wants logprobs to be true", "top_logprobs")
         answers = await self.ask(request, [question])
         schemas = {function.name: function.parameters or {} for function in offered(request)}
-        return Chat(answers, form.calls, model.format, model.begins(conversation), schemas, grammar.left_out)
+        return Chat(answers, form.calls, model.format, marks.begins if marks else None, schemas, grammar.left_out)
 
     async def complete(self, request: CompletionRequest) -> Chat:
         """Begins the answers to one or several prompts.

@@ -28,7 +28,10 @@ OTHER_ARCHITECTURES["mistral"] = "llama"
 OTHER_ARCHITECTURES |= {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen3_moe": "qwen3moe"}
 OTHER_ARCHITECTURES |= {"lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5_text": "qwen35", "qwen3_next": "qwen3next"}
 OTHER_ARCHITECTURES |= {"qwen3_5_moe_text": "qwen35moe", "gpt_oss": "gpt-oss"}
+OTHER_ARCHITECTURES |= {"gemma4_text": "gemma4", "gemma4_unified_text": "gemma4"}
 INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
+# Names that the gguf package's table of Gemma 4 does not have.
+_GEMMA4 = {"router.scale": "blk.{}.ffn_gate_inp.scale", "router.per_expert_scale": "blk.{}.ffn_down_exps.scale"}
 # The byte offset of a block's float16 scale, of types whose blocks are random bytes.
 RANDOM = {
     GGMLQuantizationType.Q3_K: 108,
@@ -106,7 +109,8 @@ def write_gguf(
                 part = name.rpartition(".")[2]
                 writer.add_tensor(f"blk.{name.split('.')[2]}.ffn_gate_inp.{part}", parameter.numpy().copy())
                 continue
-            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            stored = _GEMMA4.get(name.split(".", 3)[-1]) or names.get_name(name, try_suffixes=(".weight", ".bias"))
+            stored = stored.format(*name.split(".")[2:3])
             values = parameter.numpy()[rows]
             if is_projection(name):
                 values = permuted(values, name, config)
@@ -120,7 +124,8 @@ def write_gguf(
             elif "conv." in name:
                 writer.add_tensor(stored, values[:, 0])
             else:
-                is_offset = architecture.startswith(("gemma", "qwen35", "qwen3next")) and name.endswith("norm.weight")
+                has_offset = architecture.startswith(("gemma", "qwen35", "qwen3next")) and architecture != "gemma4"
+                is_offset = has_offset and name.endswith("norm.weight")
                 writer.add_tensor(stored, values + np.float32(is_offset))
     edit(writer)
     writer.write_header_to_file()
@@ -149,6 +154,8 @@ def stored_parameters(model: transformers.PreTrainedModel) -> Iterator[tuple[str
     for name, buffer in model.named_buffers():
         if name.endswith("expert_bias"):
             yield f"{name}.bias", buffer, every
+        if name.endswith("layer_scalar"):
+            yield f"{name}.weight", buffer, every
 
 
 def of_linear_attention(values: NDArray[np.float32], name: str, config: Any) -> NDArray[np.float32]:
@@ -172,6 +179,8 @@ def add_experts(
     Gate and up become two tensors; `in_turns`: their rows take turns.
     """
     parts = {"gate": 0, "up": 1} if "gate_up_proj" in name else {"down": 0}
+    if name.split(".")[3] == "experts" and len(parts) == 2:  # Gemma 4: they stay one tensor
+        parts = {"gate_up": 0}
     rows = parameter.shape[1] // len(parts)
     for part, place in parts.items():
         values = parameter[:, place :: len(parts)] if in_turns else parameter[:, place * rows : (place + 1) * rows]
@@ -190,39 +199,32 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    size = config.intermediate_size
-    if architecture == "lfm2":
-        size = -(-(2 * size // 3) // config.block_multiple_of) * config.block_multiple_of
-    writer.add_feed_forward_length(size)
-    writer.add_head_count(config.num_attention_heads)
-    kv_heads = config.num_key_value_heads
     is_lfm2 = architecture in ("lfm2", "lfm2moe")
-    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config.layer_types] if is_lfm2 else kv_heads)
-    head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    writer.add_key_length(head_size)
-    writer.add_value_length(head_size)
+    if architecture == "gemma4":
+        write_forms(writer, config)
+    else:
+        write_sizes(writer, config, architecture)
+    writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.norm_eps if is_lfm2 else config.rms_norm_eps)
     write_states(writer, config)
     write_experts(writer, config)
     rope = config.rope_parameters
-    if architecture == "gemma3":
+    if "full_attention" in rope:
         full, local = rope["full_attention"], rope["sliding_attention"]
         writer.add_rope_freq_base(full["rope_theta"])
-        writer.add_float32("gemma3.rope.freq_base_swa", local["rope_theta"])
+        writer.add_rope_freq_base_swa(local["rope_theta"])
         if "factor" in full:
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(full["factor"])
     else:
         writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture == "gpt-oss":
+    if architecture in ("gpt-oss", "gemma2", "gemma3", "gemma4"):
         writer.add_sliding_window(config.sliding_window)
-    if architecture in ("gemma2", "gemma3"):
-        writer.add_sliding_window(config.sliding_window)
-        local_layers = [kind == "sliding_attention" for kind in config.layer_types]
-        writer.add_array(f"{architecture}.attention.sliding_window_pattern", local_layers)
+    if architecture in ("gemma2", "gemma3", "gemma4"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
     if architecture == "phi3":
         writer.add_sliding_window(config.sliding_window or 0)
-        writer.add_rope_dimension_count(int(head_size * rope["partial_rotary_factor"]))
+        writer.add_rope_dimension_count(int(config.head_dim * rope["partial_rotary_factor"]))
     if architecture.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -230,11 +232,57 @@ def write_settings(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_logit_scale(config.logits_scaling)
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if architecture in ("gemma2", "gemma4"):
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if rope.get("rope_type") == "llama3":
         plain = rope["rope_theta"] ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
         scaled, _ = transformers_frequencies(config)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+
+
+def add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of RoPE's scaling that `write_settings` leaves out."""
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
+
+
+def write_sizes(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    """Adds the sizes of feed-forward and heads of layers that are alike."""
+    size = config.intermediate_size
+    if architecture == "lfm2":
+        size = -(-(2 * size // 3) // config.block_multiple_of) * config.block_multiple_of
+    kv_heads = config.num_key_value_heads
+    head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    writer.add_feed_forward_length(size)
+    has_states = architecture in ("lfm2", "lfm2moe")
+    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in config.layer_types] if has_states else kv_heads)
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+
+
+def write_forms(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Adds the settings of layers of two forms, and the factors of rotary frequencies of those that see all tokens."""
+    shared = config.num_kv_shared_layers
+    layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
+    local, full = (layers[config.layer_types.index(kind)].head_dim for kind in ("sliding_attention", "full_attention"))
+    sizes = [config.intermediate_size] * (len(layers) - shared)
+    writer.add_feed_forward_length(sizes + [config.intermediate_size << config.use_double_wide_mlp] * shared)
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(getattr(config, "hidden_size_per_layer_input", 0))
+    for size, add in ((full, ""), (local, "_swa")):
+        for name in ("key_length", "value_length", "rope_dimension_count"):
+            getattr(writer, f"add_{name}{add}")(size)
+    part = config.rope_parameters["full_attention"]["partial_rotary_factor"]
+    pairs = np.arange(full // 2)
+    writer.add_tensor("rope_freqs.weight", np.where(pairs < part * len(pairs), 1, 1e30).astype(np.float32))
 
 
 def write_states(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -254,11 +302,17 @@ def write_states(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def write_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     """Adds the settings of mixtures of experts."""
+    if getattr(config, "enable_moe_block", False):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
     if hasattr(config, "num_experts_per_tok"):
         writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if (
+        size := getattr(config, "moe_intermediate_size", None)
+        or hasattr(config, "swiglu_limit") * config.intermediate_size
+    ):
+        writer.add_expert_feed_forward_length(size)
     if hasattr(config, "shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if hasattr(config, "num_dense_layers"):

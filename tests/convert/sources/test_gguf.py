@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF files become models that compute what transformers computes with the file's weights."""
 
+import functools
 import json
 import logging
 from collections.abc import Callable
@@ -23,13 +24,24 @@ from flownpu.convert.progress import Progress
 from flownpu.ops import q4nx
 from tests.convert.conftest import write_tiny
 from tests.convert.running import check_logits
-from tests.convert.sources.gguf_files import ARCHITECTURES, PLAIN_SCALE, unpermuted, write_gguf, write_model
+from tests.convert.sources.gguf_files import (
+    ARCHITECTURES,
+    PLAIN_SCALE,
+    add_scaling,
+    unpermuted,
+    write_gguf,
+    write_model,
+)
 
 FAMILIES = tuple(ARCHITECTURES)
 # Forms of the other families that a GGUF file can hold: no RoPE in every fourth layer, Mistral without a window, Llama
 # without biases in its feed-forward, and multipliers that float32 holds exactly.
 OTHER_FORMS: dict[str, dict[str, Any]] = {
     "gemma": {},
+    "gemma4_text": {},
+    "gemma4_unified_text": {},
+    "gemma4_text with experts": {},
+    "gpt_oss": {"swiglu_limit": 7.0},
     "granite": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "granitemoe": {"attention_multiplier": 0.3125, "residual_multiplier": 0.25, "rms_norm_eps": 2.0**-16},
     "llama with biases": {"mlp_bias": False},
@@ -76,7 +88,8 @@ def test_unquantised_gguf_equals_checkpoint(family: str, tmp_path: Path) -> None
     changes = {"llama": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, **OTHER_FORMS}.get(family, {})
     tiny = write_tiny(family, tmp_path / "checkpoint", **PLAIN_SCALE.get(family, {}), **changes)
     original = transformers.AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32)
-    write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16)
+    scale = functools.partial(add_scaling, config=original.config)
+    write_gguf(tmp_path / "model.gguf", original, type_of=lambda _: Type.BF16, edit=scale)
     convert(tmp_path / "model.gguf", tmp_path / "gguf")
     convert(tmp_path / "checkpoint", tmp_path / "huggingface")
     # A GGUF file does not tell Mistral from Llama, so the graph and genai_config.json name another family.
@@ -268,6 +281,10 @@ def add_tensor(name: str, values: Any) -> Edit:
     return lambda writer: writer.add_tensor(name, np.asarray(values, np.float32))
 
 
+def set_values(name: str, values: list[float]) -> Edit:
+    return lambda writer: setattr(writer.tensors[0][name], "tensor", np.asarray(values, np.float32))
+
+
 def drop_tensor(name: str) -> Edit:
     return lambda writer: writer.tensors[0].pop(name) and None
 
@@ -285,6 +302,7 @@ def set_type(name: str, kind: int) -> Edit:
 
 # The last tensor that the header describes.
 LAST_TENSOR = b"output.weight"
+GEMMA4 = "gemma4_unified_text"
 U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL", "ARRAY"))
 
 
@@ -369,9 +387,13 @@ def small_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             set_pair("olmoe.expert_count", 4, U32),
             r"ffn_gate_inp.weight has shape \[5, 96\], expected \[4, 96\]",
         ),
+        (GEMMA4, set_pair("gemma4.rope.dimension_count_swa", 8, U32), "rope.dimension_count_swa is 8, .* size, 16"),
+        (GEMMA4, set_pair("gemma4.attention.shared_kv_layers", 6, U32), "expected layers with a window and layers"),
+        (GEMMA4, set_values("rope_freqs.weight", [1.0, 2.0] * 8), "expected rope_freqs.weight to be 1 for the first"),
+        (GEMMA4, drop_tensor("rope_freqs.weight"), "tensor rope_freqs.weight is missing"),
     ],
 )
-def test_unfit_gguf_mixture_is_refused(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
+def test_unfit_gguf_model_is_refused(family: str, edit: Edit, message: str, tmp_path: Path) -> None:
     write_model(tmp_path, family, edit=edit)
     with pytest.raises(ConversionError, match=message):
         convert(tmp_path / "model.gguf", tmp_path / "model")

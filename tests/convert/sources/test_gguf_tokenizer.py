@@ -32,7 +32,7 @@ TEXTS += [
     "naïve café 你好 🙂 \x01",
     "x\n\n\n   y",
     "1234 5678",
-    "«quoted»",
+    "«quoted» # 1",
     "I'LL we've",
 ]
 # The regular expressions that split words in the published tokenizer.json of Llama 3 and of Qwen.
@@ -100,6 +100,10 @@ def edit_byte_level(tokenizer: Tokenizer, pre: str) -> Edit:
     return edit
 
 
+# A text that the vocabulary of kind gemma4 has at its end again, as files of Gemma 4 have some.
+TWICE = "#"
+
+
 def sentencepiece_vocabulary() -> list[tuple[str, int, float]]:
     """Text, type and score of each token of the small trained model; one is user-defined, like Gemma's newlines."""
     stored = json.loads((FIXTURE / "tokenizer.json").read_text())
@@ -117,10 +121,15 @@ def sentencepiece_vocabulary() -> list[tuple[str, int, float]]:
     return [(token, kind(token), merged.get(token, -1e4)) for token in sorted(ids, key=lambda token: ids[token])]
 
 
-def edit_sentencepiece(*, add_space: bool) -> Edit:
+def edit_sentencepiece(kind: str, *, add_space: bool) -> Edit:
     def edit(writer: gguf.GGUFWriter) -> None:
         tokens, types, scores = map(list, zip(*sentencepiece_vocabulary(), strict=True))
-        writer.add_tokenizer_model("llama")
+        if kind == "gemma4":
+            merges = json.loads((FIXTURE / "tokenizer.json").read_text())["model"]["merges"]
+            writer.add_token_merges([" ".join(merge) for merge in merges])
+            # Scores of the other order: merges count.
+            tokens, types, scores = [*tokens, TWICE], [*types, NORMAL], [float(i) for i in range(len(tokens) + 1)]
+        writer.add_tokenizer_model(kind)
         writer.add_token_list(tokens)
         writer.add_token_types(types)
         writer.add_token_scores(scores)
@@ -218,14 +227,18 @@ def test_named_templates_equal_transformers(tmp_path: Path) -> None:
         assert own.render(messages, given or ()) == expected
 
 
-@pytest.mark.parametrize(("family", "add_space"), [("gemma3_text", False), ("llama", True)])
+@pytest.mark.parametrize(
+    ("family", "kind", "add_space"),
+    [("gemma3_text", "llama", False), ("gemma3_text", "gemma4", False), ("llama", "llama", True)],
+)
 def test_sentencepiece_tokenizer_is_converted(
-    family: str, add_space: bool, converted: Callable[..., tuple[Any, Any]]
+    family: str, kind: str, add_space: bool, converted: Callable[..., tuple[Any, Any]]
 ) -> None:
     size = len(sentencepiece_vocabulary())
-    tokenizer, ours = converted(family, size, edit_sentencepiece(add_space=add_space))
+    tokenizer, ours = converted(family, size + 1, edit_sentencepiece(kind, add_space=add_space))
+    later = {sentencepiece(TWICE)[0]: size} if kind == "gemma4" else {}
     for text in TEXTS:
-        expected = sentencepiece(" " * add_space + text)
+        expected = [later.get(token, token) for token in sentencepiece(" " * add_space + text)]
         # transformers' LlamaTokenizer treats leading spaces in its own way, whatever tokenizer.json says.
         if not (add_space and text.startswith(" ")):
             assert tokenizer.encode(text, add_special_tokens=False) == expected, text
@@ -257,7 +270,10 @@ def edit_other(**changes: Any) -> Edit:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, 'expected a tokenizer of the kind gpt2 or llama in tokenizer.ggml.model, got "bert"'),
+        (
+            {"model": "bert"},
+            'expected a tokenizer of the kind gpt2, llama or gemma4 in tokenizer.ggml.model, got "bert"',
+        ),
         ({"model": None}, 'got "none"; convert the checkpoint'),
         ({"pre": "viking"}, 'expected tokenizer.ggml.pre to be one of llama-bpe, .*, got "viking"'),
         ({"tokens": None}, "expected a list of texts in tokenizer.ggml.tokens"),

@@ -29,6 +29,7 @@ _TEXT = Family(
     model_type="gemma4_text",
     genai_type="gemma4_text",
     title="Gemma 4",
+    gguf="gemma4",
     defaults={**_DEFAULTS, "hidden_size_per_layer_input": 256},
     activation="hidden_activation",
     norms="around",
@@ -57,13 +58,14 @@ _TEXT = Family(
 _UNIFIED = replace(
     _TEXT,
     model_type="gemma4_unified_text",
+    gguf=None,
     defaults={**_DEFAULTS, "max_position_embeddings": 262144, "sliding_window": 1024},
     per_layer_size=None,
 )
 # The others have towers for pictures and sounds besides their decoder, which are left out.
 FAMILIES = (
     _TEXT,
-    replace(_TEXT, model_type="gemma4", inner="text_config"),
+    replace(_TEXT, model_type="gemma4", gguf=None, inner="text_config"),
     _UNIFIED,
     replace(_UNIFIED, model_type="gemma4_unified", inner="text_config"),
 )

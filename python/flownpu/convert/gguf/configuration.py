@@ -13,10 +13,10 @@ import numpy as np
 
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, OTHER_WAYS
+from flownpu.convert.gguf.layer_forms import layer_forms
+from flownpu.convert.gguf.settings import GgufSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from flownpu.convert.families.family import Experts, Family
     from flownpu.convert.gguf.file import GgufFile
 
@@ -39,7 +39,10 @@ _SOFTMAX, _SIGMOID = 1, 2
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 # The texts of tokens with which chat models end a turn; a file gives the id of only one of them.
-_ENDS_OF_TURNS = ("<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>")
+_ENDS_OF_TURNS = (
+    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>"),
+    *("<|end_of_text|>", "<|endoftext|>", "<|return|>", "<|call|>"),
+)
 
 
 def read_configuration(file: GgufFile) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def read_configuration(file: GgufFile) -> dict[str, Any]:
     Raises:
         ConversionError: the architecture is not supported, or a setting is missing or has no place in FlowNPU.
     """
-    return _Settings(file).configuration()
+    return _Configuration(file).configuration()
 
 
 def _neutral_experts(family: Family) -> dict[str, Any]:
@@ -59,12 +62,7 @@ def _neutral_experts(family: Family) -> dict[str, Any]:
     return {"expert_gating_func": _SIGMOID if experts.biased else _SOFTMAX, "expert_shared_count": 0, **shared}
 
 
-class _Settings:
-    def __init__(self, file: GgufFile) -> None:
-        self.file = file
-        self.metadata = file.metadata
-        self.architecture = str(self.metadata.get("general.architecture"))
-
+class _Configuration(GgufSettings):
     def configuration(self) -> dict[str, Any]:
         if self.architecture not in ARCHITECTURES:
             raise ConversionError(
@@ -78,7 +76,7 @@ class _Settings:
             )
         family = self._family()
         has_scales = family.residual_scale is not None
-        self._check_neutral(_NEUTRAL | ({} if has_scales else _SCALES) | _neutral_experts(family))
+        self.check_neutral(_NEUTRAL | ({} if has_scales else _SCALES) | _neutral_experts(family))
         # Files of models with a drafter of their own count its layers, which are the last.
         layers = self.integer("block_count") - int(self.value("nextn_predict_layers", 0))
         if layers > len(self.file.tensors):
@@ -89,18 +87,10 @@ class _Settings:
         hidden_size, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         head_size = self.integer("attention.key_length", hidden_size // heads)
         is_partial = self.architecture == "phi3" or family.delta_rule is not None
-        for key in {"attention.value_length", "rope.dimension_count"} - (
-            {"rope.dimension_count"} if is_partial else set()
-        ):
-            if (size := self.integer(key, head_size)) != head_size:
-                raise ConversionError(
-                    f"{self.file.path}: {self.architecture}.{key} is {size}, and only models that have the head's "
-                    f"size, {head_size}, there can be converted"
-                )
+        self._check_head_size("", head_size, is_partial=is_partial)
         config = {
             "model_type": family.model_type,
             "hidden_size": hidden_size,
-            "intermediate_size": self.integer("feed_forward_length", self.value("expert_feed_forward_length", 0)),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "head_dim": head_size,
@@ -111,8 +101,8 @@ class _Settings:
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             "attention_bias": "blk.0.attn_output.bias" in self.file.tensors,
             **self._tokens(),
-            **(self._mixture(family.experts) if family.experts is not None else {}),
-            **self._mixers(family, layers),
+            **self._mixture(family.experts),
+            **self._layers(family, layers),
         }
         if scaling := self._rope_scaling(family):
             config["rope_scaling"] = scaling
@@ -123,7 +113,7 @@ class _Settings:
         elif has_scales:
             config |= self._granite(head_size)
         else:
-            self._check_scale(head_size**-0.5)
+            self._check_scale(1.0 if family.attention_scale is None else head_size**-0.5)
         if self.architecture == "phi3":
             window = self.value("attention.sliding_window", 0)
             config["sliding_window"] = int(window) or None
@@ -131,45 +121,30 @@ class _Settings:
             config["partial_rotary_factor"] = self.integer("rope.dimension_count", head_size) / head_size
         return config
 
-    def value(self, key: str, default: Any = None) -> Any:
-        """A setting of the architecture; ConversionError if it is missing and has no default."""
-        value = self.metadata.get(f"{self.architecture}.{key}", default)
-        if value is None:
-            raise ConversionError(
-                f"{self.file.path}: {self.architecture}.{key} is missing; write the file with a current llama.cpp"
-            )
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1; an array must have the same one for all layers, else ConversionError."""
-        value = self.value(key, default)
-        if isinstance(value, np.ndarray):
-            if not value.size or (value != value[0]).any():
-                raise ConversionError(
-                    f"{self.file.path}: {self.architecture}.{key} differs between layers, and only models of equal "
-                    "layers can be converted"
-                )
-            value = value[0]
-        if isinstance(value, bool) or int(value) != value or value < 1:
-            raise ConversionError(f"{self.file.path}: expected {self.architecture}.{key} of at least 1, got {value}")
-        return int(value)
-
-    def _check_neutral(self, neutrals: Mapping[str, Any]) -> None:
-        """Raises ConversionError if a setting has another value than the one that is given."""
-        for key, neutral in neutrals.items():
-            if (value := self.value(key, neutral)) != neutral:
-                raise ConversionError(
-                    f"{self.file.path}: {self.architecture}.{key} is {value}, and only models that have {neutral} "
-                    "there can be converted"
-                )
-
     def _family(self) -> Family:
         """The file's family; the architecture llama with experts is Mixtral."""
         family = ARCHITECTURES[self.architecture]
         return FAMILIES["mixtral"] if family.model_type == "llama" and self.value("expert_count", 0) else family
 
+    def _check_head_size(self, kind: str, head_size: int, *, is_partial: bool = False) -> None:
+        """Raises ConversionError unless values and rotated parts have that size, in layers of a kind."""
+        for key in (f"attention.value_length{kind}", *(() if is_partial else (f"rope.dimension_count{kind}",))):
+            if (size := self.integer(key, head_size)) != head_size:
+                raise ConversionError(
+                    f"{self.file.path}: {self.architecture}.{key} is {size}, and only models that have the head's "
+                    f"size, {head_size}, there can be converted"
+                )
+
+    def _layers(self, family: Family, layers: int) -> dict[str, Any]:
+        """The settings of layers with states, the key and value heads of the others, and the feed-forward's size."""
+        if family.sizes_by_kind:
+            forms = layer_forms(self, layers)
+            self._check_head_size("_swa", forms["head_dim"])
+            return forms
+        size = self.integer("feed_forward_length", self.value("expert_feed_forward_length", 0))
+        return {"intermediate_size": size, **self._mixers(family, layers)}
+
     def _mixers(self, family: Family, layers: int) -> dict[str, Any]:
-        """The settings of layers with states, and the key and value heads of the others."""
         if family.convolution is not None:
             # Layers without keys and values have convolutions.
             kv_heads = np.atleast_1d(self.value("attention.head_count_kv"))
@@ -190,14 +165,17 @@ class _Settings:
             }
         return config
 
-    def _mixture(self, experts: Experts) -> dict[str, Any]:
+    def _mixture(self, experts: Experts | None) -> dict[str, Any]:
+        if experts is None or (experts.beside and not self.value("expert_count", 0)):
+            return {}
         size = self.integer("expert_feed_forward_length", self.value("feed_forward_length", 0))
         shared = {experts.shared: self.integer("expert_shared_feed_forward_length")} if experts.shared else {}
         dense = {experts.dense_layers: int(self.value("leading_dense_block_count"))} if experts.dense_layers else {}
         return {
             "num_experts": self.integer("expert_count"),
-            "num_experts_per_tok": self.integer("expert_used_count"),
+            experts.chosen: self.integer("expert_used_count"),
             experts.size: size,
+            **({experts.beside: True} if experts.beside else {}),
             **shared,
             **dense,
             # The file does not say it. Of these families, llama.cpp leaves only OLMoE's weights unnormalised.
@@ -217,7 +195,7 @@ class _Settings:
         special = config["num_hidden_layers"] == _LAYERS_OF_27B[self.architecture]
         scalar = config["hidden_size"] // config["num_attention_heads"] if special else config["head_dim"]
         self._check_scale(scalar**-0.5)
-        local = self._local_layers(config["num_hidden_layers"], 2 if second else 6)
+        local = self.local_layers(config["num_hidden_layers"], 2 if second else 6)
         return {
             "query_pre_attn_scalar": scalar,
             "sliding_window": self.integer("attention.sliding_window", 4096 if second else None),
@@ -226,17 +204,6 @@ class _Settings:
             "final_logit_softcapping": self.value("final_logit_softcapping", 30.0 if second else 0.0),
             "attn_logit_softcapping": self.value("attn_logit_softcapping", 50.0 if second else 0.0),
         }
-
-    def _local_layers(self, count: int, period: int) -> list[bool]:
-        """For each layer whether it has a window: all but the last of each period, unless an array says otherwise."""
-        pattern = self.value("attention.sliding_window_pattern", period)
-        if not isinstance(pattern, np.ndarray):
-            return [(i + 1) % int(pattern) != 0 for i in range(count)]
-        if pattern.size != count:
-            raise ConversionError(
-                f"{self.file.path}: expected attention.sliding_window_pattern for {count} layers, got {pattern.size}"
-            )
-        return [bool(local) for local in pattern]
 
     def _rope_scaling(self, family: Family) -> dict[str, Any] | None:
         kind = self.value("rope.scaling.type", "none")

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Writes the tokenizer of a GGUF file as the files that ORT GenAI and transformers read.
 
-GGUF has two kinds that the supported families use:
+GGUF has three kinds that the supported families use:
 
     "gpt2"    BPE over bytes: tokens, merges, and the name of the regular expression that splits a text into words
     "llama"   SentencePiece's BPE: tokens with scores; the pair that makes the token with the highest score merges first
+    "gemma4"  the same, with merges in the place of scores
 
-Both become a tokenizer.json of type BPE. SentencePiece's has no list of merges: these are all pairs of tokens that
-together are a token, the highest score first.
+All become a tokenizer.json of type BPE. "llama" has no list of merges: these are all pairs of tokens that together are
+a token, the highest score first.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ class _Tokenizer:
     def __init__(self, file: GgufFile, rows: int) -> None:
         self.file = file
         self.kind = self.value("model", "none")
-        if self.kind not in ("gpt2", "llama"):
+        if self.kind not in ("gpt2", "llama", "gemma4"):
             raise ConversionError(
-                f"{file.path}: expected a tokenizer of the kind gpt2 or llama in tokenizer.ggml.model, got "
+                f"{file.path}: expected a tokenizer of the kind gpt2, llama or gemma4 in tokenizer.ggml.model, got "
                 f'"{self.kind}"; convert the checkpoint that the file was made of'
             )
         self.pre = str(self.value("pre", "default"))
@@ -118,22 +119,23 @@ class _Tokenizer:
             raise ConversionError(
                 f"{file.path}: expected at most {rows} tokens, the rows of token_embd.weight, got {len(self.tokens)}"
             )
-        if len(set(self.tokens)) != len(self.tokens):
+        # Files of Gemma 4 have some texts twice: the later one counts, as in llama.cpp.
+        if len(set(self.tokens)) != len(self.tokens) and self.kind != "gemma4":
             raise ConversionError(f"{file.path}: expected tokens that differ, and one is there twice")
         types = self.value("token_type")
         self.types: list[int] = [_NORMAL] * len(self.tokens) if types is None else [int(kind) for kind in types]
         if len(self.types) != len(self.tokens):
             raise ConversionError(f"{file.path}: expected {len(self.tokens)} token types, got {len(self.types)}")
         self.bos, self.eos = self.special("bos"), self.special("eos")
-        spm = self.kind == "llama"
+        spm = self.kind != "gpt2"
         default = True if spm else _BYTE_LEVEL[self.pre].add_bos
         self.add_bos = bool(self.value("add_bos_token", default)) and self.bos is not None
         self.add_eos = bool(self.value("add_eos_token", False)) and self.eos is not None
-        self.add_space = spm and bool(self.value("add_space_prefix", True))
+        self.add_space = spm and bool(self.value("add_space_prefix", self.kind == "llama"))
 
     def tokenizer(self) -> dict[str, Any]:
         """The contents of tokenizer.json."""
-        parts = self._sentencepiece() if self.kind == "llama" else self._byte_level()
+        parts = self._byte_level() if self.kind == "gpt2" else self._sentencepiece()
         return {
             "version": "1.0",
             "truncation": None,
@@ -211,9 +213,7 @@ class _Tokenizer:
 
     def _byte_level(self) -> dict[str, Any]:
         known = _BYTE_LEVEL[self.pre]
-        merges = [merge.split(" ") for merge in self.listed("merges")]
-        if wrong := next((merge for merge in merges if len(merge) != 2), None):
-            raise ConversionError(f"{self.file.path}: expected merges of two tokens, got {' '.join(wrong)!r}")
+        merges = self._listed_merges()
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         words = [
             {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -226,7 +226,14 @@ class _Tokenizer:
             "model": self._model(merges, unknown=None, byte_fallback=False, ignore_merges=known.ignore_merges),
         }
 
+    def _listed_merges(self) -> list[list[str]]:
+        merges = [merge.split(" ") for merge in self.listed("merges")]
+        if wrong := next((merge for merge in merges if len(merge) != 2), None):
+            raise ConversionError(f"{self.file.path}: expected merges of two tokens, got {' '.join(wrong)!r}")
+        return merges
+
     def _sentencepiece(self) -> dict[str, Any]:
+        merges = self._merges() if self.kind == "llama" else self._listed_merges()
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
         prepend = {"type": "Prepend", "prepend": _SPACE}
         decoders: list[dict[str, Any]] = [
@@ -242,7 +249,7 @@ class _Tokenizer:
             # The normalizer replaces all spaces, so this never splits a text; Gemma's own tokenizer.json has it too.
             "pre_tokenizer": None if self.add_space else split,
             "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": self._model(self._merges(), unknown=self._unknown(), byte_fallback=True, ignore_merges=False),
+            "model": self._model(merges, unknown=self._unknown(), byte_fallback=True, ignore_merges=False),
         }
 
     def _merges(self) -> list[list[str]]:

@@ -16,9 +16,10 @@ from gguf.quants import dequantize
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
 from flownpu.convert.gguf.codes import KEPT, keep_codes
+from flownpu.convert.gguf.layer_forms import ROPE_FACTORS
 from flownpu.convert.layer_parts import Convolution, DeltaRule
 from flownpu.convert.quantise import Carried, Stored
-from flownpu.convert.weights import weight_plan
+from flownpu.convert.weights import unused_tensors, weight_plan
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ _MODEL = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
 }
 _LAYER = {
     "input_layernorm": "attn_norm",
@@ -72,6 +76,14 @@ _LAYER = {
     # Tensors of families that have these projections in one (Family.fused).
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
+    # Embeddings for each layer, and experts beside a plain feed-forward, have these.
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "router.proj": "ffn_gate_inp",
 }
 # Tensors whose names have no further part.
 _WHOLE = {
@@ -79,6 +91,11 @@ _WHOLE = {
     "linear_attn.A_log": "ssm_a",
     "mlp.expert_bias": "exp_probs_b.bias",
     "self_attn.sinks": "attn_sinks.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
 }
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
 # The norms of linear attention's families, and of attention with sinks.
@@ -88,8 +105,6 @@ _SANDWICH_NORMS = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-# Not a weight of the plan, because it is read with the rotary embeddings.
-ROPE_FACTORS = "rope_freqs.weight"
 
 
 class _Order(NamedTuple):
@@ -155,7 +170,9 @@ class GgufWeights:
         drafts = int(file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0))
         of_drafter = tuple(f"blk.{len(decoder.layers) + i}." for i in range(drafts))
         stored = {name for name in file.tensors if not name.startswith(of_drafter)}
-        unknown = sorted(stored - set(self._names.values()) - {ROPE_FACTORS})
+        unused = {place for name, place in names.items() if name.startswith(unused_tensors(decoder))}
+        # The factors of rotary frequencies are no weight of the plan: they are read with the decoder.
+        unknown = sorted(stored - set(self._names.values()) - unused - {ROPE_FACTORS})
         refuse_unplaced(file.path, unknown, "architecture")
 
     @property

@@ -12,8 +12,9 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families import FAMILIES, read_decoder
 from flownpu.convert.gguf.configuration import read_configuration
 from flownpu.convert.gguf.file import GgufFile
+from flownpu.convert.gguf.layer_forms import ROPE_FACTORS
 from flownpu.convert.gguf.tokenizer import tokenizer_files
-from flownpu.convert.gguf.weights import ROPE_FACTORS, GgufWeights
+from flownpu.convert.gguf.weights import GgufWeights
 from flownpu.convert.layer_parts import STACKED, DeltaRule
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
@@ -37,7 +38,7 @@ def convert_gguf(request: Request) -> None:
     try:
         configuration = read_configuration(file)
         decoder = read_decoder(configuration, where=f"{source}: the metadata")
-        decoder = _as_stored(decoder)
+        decoder = _as_stored(decoder, file)
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A value has the wrong type.
@@ -63,9 +64,13 @@ def convert_gguf(request: Request) -> None:
     )
 
 
-def _as_stored(decoder: Decoder) -> Decoder:
-    """The decoder with its tensors named and stored as in GGUF files."""
-    mixture = decoder.mixture and dataclasses.replace(decoder.mixture, tensors=STACKED)
+def _as_stored(decoder: Decoder, file: GgufFile) -> Decoder:
+    """The decoder with its tensors named and stored as in a GGUF file."""
+    mixture = decoder.mixture
+    # Experts beside a plain feed-forward have their checkpoint's tensors in most files.
+    if mixture and not (mixture.beside and "blk.0.ffn_gate_up_exps.weight" in file.tensors):
+        tensors = dataclasses.replace(STACKED, router=mixture.tensors.router) if mixture.beside else STACKED
+        mixture = dataclasses.replace(mixture, tensors=tensors)
 
     def stored(mixer: Mixer | None) -> Mixer | None:
         if not isinstance(mixer, DeltaRule):
@@ -80,7 +85,9 @@ def _as_stored(decoder: Decoder) -> Decoder:
 
 def _with_rope_factors(decoder: Decoder, file: GgufFile, tensors: GgufWeights) -> Decoder:
     """The decoder with the factors that the file divides its rotary frequencies by, if it has any."""
-    if ROPE_FACTORS not in file.tensors:
+    if (
+        ROPE_FACTORS not in file.tensors or not decoder.is_uniform
+    ):  # of layers of two forms, `gguf.layer_forms` has them
         return decoder
     factors = tensors.values(ROPE_FACTORS)
     if factors.size != decoder.head_size // 2 or (factors <= 0).any():

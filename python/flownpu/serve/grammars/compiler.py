@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.answer_format import MARKS
 from flownpu.generate.guidance import Guidance, rehearse
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.tokenizer import byte_level_bytes
 from flownpu.serve.grammars.form import AnswerForm, write_rules
+from flownpu.serve.grammars.marked import write_marked_rules
 from flownpu.serve.grammars.schemas import enforce
 
-VOCABULARY = 257
-"""Tokens of the tokenizer that stands for a model's: one for each byte, and the one that ends a text."""
 END_TOKEN = 256
+VOCABULARY = END_TOKEN + 1 + len(MARKS)
+"""Tokens of the tokenizer that stands for a model's: one for each byte, the one that ends a text, and special marks."""
 TRIED = 16
 """Tokens that are written by way of trial: up to an object's first property, where a grammar has most alternatives."""
 CONTEXT = 4096
@@ -71,7 +73,11 @@ class Compiler:
             add(form.schema, "", "the schema of the answer")
         for function in form.functions:
             add(function.schema, function.name, f"the parameters of the tool {function.name}")
-        rules = write_rules(form, lambda schema: written[id(schema)])
+        if form.marks is None:
+            rules = write_rules(form, lambda schema: written[id(schema)])
+        else:
+            rules, more = write_marked_rules(form, form.marks, lambda schema: written[id(schema)])
+            left_out.extend(more)
         # A schema alone was already tried by `enforce`.
         if form.functions and (reason := self.refusal(rules)):
             raise FlowNPUError(reason)
@@ -96,15 +102,15 @@ def _write_folder(folder: Path) -> None:
     sizes = dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_size"), 1)
     names = {"inputs": {"input_ids": "input_ids"}, "outputs": {"logits": "logits"}}
     search = {"max_length": CONTEXT}
-    vocabulary = byte_level_bytes() | {"<end>": END_TOKEN}
-    end = {"id": END_TOKEN, "content": "<end>", "special": True, "normalized": False}
-    end |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    special = {"<end>": END_TOKEN} | {mark: END_TOKEN + 1 + place for place, mark in enumerate(MARKS)}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [{"id": token, "content": text, "special": True, **plain} for text, token in special.items()]
     tokenizer = {
         "version": "1.0",
-        "added_tokens": [end],
+        "added_tokens": added,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
         "decoder": {"type": "ByteLevel"},
-        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+        "model": {"type": "BPE", "vocab": byte_level_bytes() | special, "merges": []},
     }
     files = {
         "genai_config.json": {"model": settings | {"decoder": sizes | names}, "search": search},

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flownpu.generate.answer_format import AnswerFormat, State
 from flownpu.serve.errors import invalid
 from flownpu.serve.requests.openai import ChatRequest, Function, NamedTool
 from flownpu.serve.tools import BEGIN, END, CallFormat
@@ -23,6 +24,17 @@ class Parameters:
 
 
 @dataclass(frozen=True)
+class Marks:
+    """How a model marks thoughts and calls in an answer."""
+
+    format: AnswerFormat
+    begins: State
+    """The part that the answer begins with."""
+    special: frozenset[str]
+    """The marks that are special tokens of the model; the others are text."""
+
+
+@dataclass(frozen=True)
 class AnswerForm:
     """JSON of a schema, calls of functions, or either; any text if there is neither schema nor function."""
 
@@ -30,50 +42,38 @@ class AnswerForm:
     """The JSON schema of an answer without calls; None: any text."""
     functions: tuple[Parameters, ...] = ()
     calls: CallFormat | None = None
-    """How calls are written; None: there are none."""
+    """How calls are written; None: there are none, or `marks` says it."""
+    marks: Marks | None = None
+    """The marks of thoughts and calls; None: there are none."""
     must_call: bool = False
     several_calls: bool = False
 
     @classmethod
-    def of(cls, request: ChatRequest, calls: CallFormat) -> "AnswerForm":
+    def of(cls, request: ChatRequest, calls: CallFormat, marks: Marks | None = None) -> "AnswerForm":
         """The form that a request's tools and response format ask for.
+
+        With `marks`, calls may be damaged where the model may also answer with any text.
 
         Raises:
             ApiError: `tool_choice` asks for a call that no tool can be.
         """
         schema = _schema(request)
         functions = offered(request)
+        must_call = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+        if marks is not None and schema is None and not must_call:
+            return cls()
         if not functions:
-            return cls(schema)
+            return cls(schema, marks=marks)
+        separate = calls.tagged if marks is None else marks.format.written.between is not None
         nothing = {"type": "object", "additionalProperties": False}
         return cls(
             schema,
             tuple(Parameters(function.name, function.parameters or nothing) for function in functions),
-            calls,
-            must_call=request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool),
-            several_calls=calls.tagged and request.parallel_tool_calls is not False,
+            None if marks else calls,
+            marks,
+            must_call=must_call,
+            several_calls=separate and request.parallel_tool_calls is not False,
         )
-
-
-def unheld(request: ChatRequest) -> AnswerForm:
-    """The form of answers with marks of thoughts and calls, which no grammar holds: any text.
-
-    Raises:
-        ApiError: the request asks for a form that needs a grammar.
-    """
-    offered(request)
-    if _schema(request) is not None:
-        raise invalid(
-            "response_format: the model marks its thoughts and calls, and no grammar holds its answers to a schema: "
-            "leave it out, or offer the schema as a tool",
-            "response_format",
-        )
-    if request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool):
-        raise invalid(
-            "tool_choice: the model marks its thoughts and calls, and no grammar makes it call a tool: leave it out",
-            "tool_choice",
-        )
-    return AnswerForm()
 
 
 def offered(request: ChatRequest) -> list[Function]:

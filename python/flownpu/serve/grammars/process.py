@@ -61,7 +61,7 @@ class GrammarProcess:
         parameter = "tools" if form.functions else "response_format"
         try:
             key = json.dumps([form.schema, [[one.name, one.schema] for one in form.functions], repr(form.calls)])
-            key += f"{form.must_call}{form.several_calls}"
+            key += f"{form.must_call}{form.several_calls}{form.marks}"
         except RecursionError:
             raise invalid("the schema is nested too deeply", parameter) from None
         if len(key) > MOST_TEXT:

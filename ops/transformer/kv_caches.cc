@@ -239,7 +239,7 @@ std::shared_ptr<KvCache> KvCaches::continued(const Ticket& ticket, std::span<con
   }
   if (known < past) {
     for (std::size_t part = 0; ticket.in_tensor != 0 && part < pasts.size(); ++part)
-      uncover(*source, ticket, pasts[part], ticket.length);
+      uncover(*source, ticket.version, part, pasts[part], ticket.length);
     upload(*cache, pasts, known, past, past);
   }
   cache->write_from(past);
@@ -272,7 +272,7 @@ bool KvCaches::restore(const Tensor& tensor) {
   if (cache == nullptr) return false;
   const std::int64_t length = ticket->length;
   if (ticket->in_tensor != 0) {
-    uncover(*cache, *ticket, tensor, length);
+    uncover(*cache, ticket->version, ticket->part, tensor, length);
     return true;
   }
   if (cache->untouched_since(ticket->version, true) < length) {

@@ -77,12 +77,11 @@ void KvCaches::move(KvCache& cache, KvCache& source, std::size_t device, DataTyp
 
 // Puts the bytes under its ticket back into a tensor that holds everything else, in the order of
 // `total` positions.
-void KvCaches::uncover(const KvCache& cache, const Ticket& ticket, const Tensor& tensor,
-                       std::int64_t total) const {
-  const std::size_t part = ticket.part;
+void KvCaches::uncover(const KvCache& cache, std::uint64_t version, std::size_t part,
+                       const Tensor& tensor, std::int64_t total) const {
   const bool known = part < cache.covered_.size() &&
                      cache.covered_[part].position == first_row(tensor, part / 2, total) &&
-                     cache.untouched_since(ticket.version, false) > cache.covered_[part].position;
+                     cache.untouched_since(version, false) > cache.covered_[part].position;
   if (!known) {
     fail("the past of ", total, " tokens was overwritten from its beginning on by a run that went ",
          "back to there: pass that run's present");
@@ -102,17 +101,14 @@ std::shared_ptr<KvCache> KvCaches::lend(std::span<const Tensor> pasts, std::int6
   }
   const bool is_newest = first->version == cache->version_;
   const std::int64_t held = std::min<std::int64_t>(first->length, past);
-  Ticket ticket = *first;
   if (first->in_tensor != 0) {
-    for (std::size_t part = 0; part < pasts.size(); ++part) {
-      ticket.part = static_cast<std::uint32_t>(part);
-      uncover(*cache, ticket, pasts[part], ticket.length);
-    }
+    for (std::size_t part = 0; part < pasts.size(); ++part)
+      uncover(*cache, first->version, part, pasts[part], first->length);
     return is_newest ? cache : nullptr;
   }
   const bool wrote_these = is_newest && pasts.front().data == cache->tensors_;
   const std::int64_t known = wrote_these ? std::min(cache->tensor_rows_, held) : 0;
-  const std::size_t device = holder(*cache, ticket, held);
+  const std::size_t device = holder(*cache, *first, held);
   const std::unique_lock lock_of_device = cache->held_[device].memory->lock();
   HandOver observed("the device to the caller's tensors", known, held);
   for (std::size_t part = 0; part < pasts.size(); ++part) {
@@ -121,8 +117,7 @@ std::shared_ptr<KvCache> KvCaches::lend(std::span<const Tensor> pasts, std::int6
     // Rows of a window-sized tensor move when their first position does.
     const bool in_place = known > 0 && cache->covered_[part].position ==
                                            first_row(tensor, part / 2, past);
-    ticket.part = static_cast<std::uint32_t>(part);
-    if (in_place) uncover(*cache, ticket, tensor, past);
+    if (in_place) uncover(*cache, first->version, part, tensor, past);
     const std::int64_t from = in_place ? known : 0;
     if (from == held) continue;
     download(*cache, device, tensor, part, from, held, past);

@@ -4,6 +4,7 @@
 import gc
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flownpu.npu.artifacts import build_artifacts
 from tests.decoding import STORED, DecoderSession
 from tests.end_to_end import replies
 from tests.end_to_end.conftest import Tokens
+from tests.end_to_end.replies import generator_of, reply
 from tests.npu.rounding import array_error
 from tests.opencl_double import Double, Way
 
@@ -25,6 +27,9 @@ THRESHOLD = 8
 # Each device rounds, an array the most: a logit of each is off by array_error (rms), the difference of two devices' by
 # sqrt(2) times that. Of 8 runs of a vocabulary of some thousand logits the largest is within 6 sigma.
 SIGMAS = 6
+SWITCHES = 1000
+# The runs of a conversation: first position, number of tokens; the last prompt goes on after a rewind to position 30.
+RUNS = ((0, 70), (70, 1), (71, 1), (72, 20), (92, 1), (30, 10), (40, 1), (41, 1))
 PAIRS = (
     "emulate+cpu",
     pytest.param("gpu+cpu", marks=pytest.mark.opencl),
@@ -87,6 +92,21 @@ def open_session(
     return make
 
 
+@pytest.fixture(scope="module")
+def on_cpu(
+    converted: Callable[..., Path], ep_devices: Any, held_out: Tokens, reference: Any
+) -> list[tuple[Tokens, np.ndarray, float]]:
+    """For each of RUNS the text so far, the CPU's logits, and how far another device's may be from them."""
+    session = SharedSession(converted(), ep_devices[:1], {"device": "cpu", "activations": "bf16"})
+    text: Tokens = []
+    found = []
+    for first, count in RUNS:
+        text = [*text[:first], *held_out[100 * (first < len(text)) + first :][:count]]
+        error = array_error(reference, np.array(text), [len(text) - 1], prompt=True)
+        found.append((text, session(text[first:], first), SIGMAS * math.sqrt(2) * error))
+    return found
+
+
 def events_of(session: SharedSession) -> list[dict[str, Any]]:
     """Ends profiling; the provider's events in their order."""
     events = json.loads(Path(session.session.end_profiling()).read_text())
@@ -99,8 +119,6 @@ def bytes_of(session: SharedSession, positions: int) -> int:
     return sum(positions * v.shape[1] * v.shape[3] * np.dtype(STORED[v.type][0]).itemsize for v in session.cache_inputs)
 
 
-# The runs of a conversation: first position, number of tokens; the last prompt goes on after a rewind to position 30.
-RUNS = ((0, 70), (70, 1), (71, 1), (72, 20), (92, 1), (30, 10), (40, 1), (41, 1))
 # What each run finds elsewhere: positions first .. end - 1.
 HANDED = {
     "emulate+cpu": [None, (TO_TENSORS, 0, 70), None, (TO_DEVICE, 70, 72), (TO_TENSORS, 72, 92), None,
@@ -115,16 +133,13 @@ HANDED["emulate+gpu"] = [None, (BETWEEN, 0, 70), None, (BETWEEN, 70, 72), (BETWE
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_switch_copies_only_rows_that_device_lacks(
-    pair: str, open_session: Callable[..., SharedSession], held_out: Tokens, reference: Any, tmp_path: Path
-) -> None:
+    pair: str, open_session: Callable[..., SharedSession], on_cpu: list[tuple[Tokens, np.ndarray, float]],
+    tmp_path: Path,
+) -> None:  # fmt: skip
     """Each run has the logits of one device, and is on its own: the CPU's are those with events of attention."""
-    session, other = open_session(pair, tmp_path / "profile"), open_session("cpu")
-    text: Tokens = []
-    for number, (first, count) in enumerate(RUNS):
-        text = [*text[:first], *held_out[100 * (first == 30) + first :][:count]]
-        ours, theirs = (one(text[first:], first) for one in (session, other))
-        error = array_error(reference, np.array(text), [len(text) - 1], prompt=True)
-        assert np.abs(ours - theirs).max() < SIGMAS * math.sqrt(2) * error, f"run {number}"
+    session = open_session(pair, tmp_path / "profile")
+    for (first, _), (text, logits, bound) in zip(RUNS, on_cpu, strict=True):
+        assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
     events = events_of(session)
     found = [
         (event["name"], *map(int, event["args"]["positions"].split("-")), *(
@@ -139,6 +154,114 @@ def test_switch_copies_only_rows_that_device_lacks(
     prompts, tokens = (sum((count >= THRESHOLD) == is_prompt for _, count in RUNS) for is_prompt in (True, False))
     names = [event["args"]["op_name"] for event in events]
     layers = len(session.cache_inputs) // 2
-    on_cpu = {"emulate+cpu": tokens, "gpu+cpu": tokens, "cpu+gpu": prompts, "emulate+gpu": 0}[pair]
-    assert names.count("FlowQKVAttention") == on_cpu * layers
-    assert names.count("DecoderLayers") == len(RUNS) - on_cpu
+    runs_of_cpu = {"emulate+cpu": tokens, "gpu+cpu": tokens, "cpu+gpu": prompts, "emulate+gpu": 0}[pair]
+    assert names.count("FlowQKVAttention") == runs_of_cpu * layers
+    assert names.count("DecoderLayers") == len(RUNS) - runs_of_cpu
+    if pair == "emulate+gpu":
+        arrays = [event["args"]["array"] for event in events if event["args"]["op_name"] == "dispatch"]
+        switches = [array == "opencl" for array, before in zip(arrays[1:], arrays, strict=False)
+                    if (array == "opencl") != (before == "opencl")]  # fmt: skip
+        assert switches == [True, False, True, False, True]
+
+
+def test_report_has_price_of_second_copy(
+    converted: Callable[..., Path], open_session: Callable[..., SharedSession], tmp_path: Path
+) -> None:
+    """Of all constants, which the file keeps beside the graph."""
+    report = tmp_path / "placement.json"
+    open_session("emulate+cpu", placement=str(report))
+    placement = json.loads(report.read_text())
+    assert placement["why"] == "device=emulate+cpu"
+    assert f"for {THRESHOLD} and more new tokens, and cpu (" in placement["device"]
+    found = re.search(r"weights of (\d+) bytes in the file's pages and 1 times as a device's copy", placement["summary"])
+    assert found
+    size = (converted() / "model.onnx.data").stat().st_size
+    assert size / 2 < int(found[1]) <= size
+
+
+# --- GenAI ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_turns_and_rewind_equal_one_device(
+    pair: str, open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens,
+    prompts: list[Tokens], reference: Any,
+) -> None:  # fmt: skip
+    """Three turns, the third after a rewind into the first: the CPU's tokens, up to one chosen between close logits."""
+    found = []
+    for device in (pair, "cpu"):
+        generator = generator_of(open_model(provider_options=options(device)), CAPACITY)
+        turns = [reply(generator, held_out[:70], 4), reply(generator, held_out[300:320], 4)]
+        generator.rewind_to(40)
+        found.append([*turns, reply(generator, held_out[330:345], 4)])
+    before: Tokens = []
+    for ours, theirs, prompt in zip(*found, (held_out[:70], held_out[300:320], held_out[330:345]), strict=True):
+        text = [*before, *prompt]
+        # The gap of two logits has twice the error of one (two devices, two logits); as above, of fewer numbers.
+        bound = SIGMAS * 2 * array_error(reference, np.array(text), [len(text) - 1], prompt=True)
+        if not replies.assert_same(ours, theirs, lambda _, bound=bound: bound):
+            break
+        before = [*text, *theirs.tokens] if prompt is not held_out[300:320] else before
+
+
+@pytest.mark.opencl
+def test_batch_equals_cpu(
+    open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens
+) -> None:
+    sequences = [held_out[start : start + length] for start, length in ((0, 30), (50, 21), (150, 25))]
+    ours, theirs = (
+        replies.batch(open_model(provider_options=options(device), kv_dtype="fp32"), sequences, 6)
+        for device in ("gpu+cpu", "cpu")
+    )
+    assert ours == theirs
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+
+LAUNCH = "clEnqueueNDRangeKernel"
+
+
+@pytest.mark.opencl
+@pytest.mark.parametrize("way", [Way.ONCE, Way.LOST])
+def test_cpu_goes_on_after_device_failed(
+    way: Way, open_session: Callable[..., SharedSession], double: Double,
+    on_cpu: list[tuple[Tokens, np.ndarray, float]],
+) -> None:  # fmt: skip
+    """The second prompt's run fails. The CPU wrote the tokens before it, so it has all keys and values."""
+    session = open_session("gpu+cpu")
+    for number, ((first, _), (text, logits, bound)) in enumerate(zip(RUNS, on_cpu, strict=True)):
+        if number == 3:
+            double.inject(LAUNCH, 20, way, -36)
+            with pytest.raises(Exception, match=r"positions 72-91\)\. The session's next runs are on its CPU"):
+                session(text[first:], first)
+        assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
+
+
+@pytest.mark.opencl
+def test_cache_lost_with_device_is_reported(
+    open_session: Callable[..., SharedSession], double: Double, held_out: Tokens
+) -> None:
+    """Only the GPU has the prompt's keys and values."""
+    session = open_session("gpu+cpu")
+    session(held_out[:70], 0)
+    double.inject("clEnqueueReadBuffer", 0, Way.LOST, -36)
+    with pytest.raises(Exception, match="The session's next runs are on its CPU"):
+        session(held_out[70:71], 70)
+    with pytest.raises(Exception, match="lost with it: begin the conversation anew"):
+        session(held_out[70:71], 70)
+    session.cache = []
+    assert np.isfinite(session(held_out[:70], 0)).all()
+
+
+@pytest.mark.opencl
+def test_thousand_switches_keep_memory(open_session: Callable[..., SharedSession], held_out: Tokens) -> None:
+    """A leak of a cache of CAPACITY positions at each switch would be half a GB; allocators keep some MB."""
+    session = open_session("gpu+cpu", prompt_threshold="2")
+    process, used = psutil.Process(), []
+    for _ in range(2):
+        for switch in range(SWITCHES // 2):
+            count, first = 1 + (switch + 1) % 2, switch // 2 * 3 % 240
+            session(held_out[:count], first + 2 * (switch % 2))
+        gc.collect()
+        used.append(process.memory_info().rss)
+    assert used[1] - used[0] < 50e6

@@ -24,7 +24,6 @@ ObservedDispatches::ObservedDispatches(DispatchObserver* observer)
 
 ObservedDispatches::~ObservedDispatches() { current_observer = before_; }
 
-
 HandOver::HandOver(std::string_view what, std::int64_t first, std::int64_t end) {
   if (current_dispatch_observer() == nullptr) return;
   dispatch_.array = kHandOver;

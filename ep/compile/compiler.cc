@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ep/compile/placement.h"
@@ -97,8 +98,10 @@ std::string price_of_copies(const transformer::StagedDevice& device, std::size_t
     fail("[FlowNPU] device ", device.name(), " needs the weights ", 1 + copies, " times, ", needed,
          " bytes, and there are ", memory, ": use one of the two devices");
   }
-  return "weights of " + std::to_string(weights) + " bytes in the file's pages" +
-         (copies == 0 ? "" : " and " + std::to_string(copies) + " times as a device's copy");
+  const std::string_view more = copies == 0   ? ""
+                                : copies == 1 ? " and once more in a device's memory"
+                                              : " and in the memory of each device";
+  return "weights of " + std::to_string(weights) + " bytes in the file's pages" + std::string(more);
 }
 
 // The plan of the device that computes the other stage; adds to `lowered` what the report says.
@@ -107,8 +110,9 @@ std::unique_ptr<const ExecutionPlan> plan_other_stage(const transformer::StagedD
                                                       std::vector<Node> nodes,
                                                       const std::vector<std::string>& inputs,
                                                       const Lowering& lowering, Lowered& lowered) {
-  lowered.summary += "; " + price_of_copies(staged, weight_bytes(nodes));
+  const std::size_t weights = weight_bytes(nodes);
   Lowered other = staged.other()->lower(std::move(nodes), lowering);
+  lowered.summary += "; " + price_of_copies(staged, weights);
   if (!other.on_host.empty()) {
     if (options.on_unsupported == OnUnsupported::kError)
       refuse_host(*staged.other(), other.on_host);
@@ -174,9 +178,9 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
     return compiled;
   }
   staged->share_caches();
-  compiled.plan = std::make_unique<PlanWithFallback>(
-      staged, std::move(plan), std::move(other), presents,
-      options.on_unsupported == OnUnsupported::kCpu);
+  compiled.plan =
+      std::make_unique<PlanWithFallback>(staged, std::move(plan), std::move(other), presents,
+                                         options.on_unsupported == OnUnsupported::kCpu);
   return compiled;
 }
 

@@ -99,8 +99,8 @@ void PlanWithFallback::run_stage(const transformer::OtherStage& stage, PlanIo& i
     other_->run(noted, observer);
   } catch (const DeviceFailed& error) {
     staged_->lose_other();
-    throw DeviceFailed(std::string(error.what()) + ". The session's next runs are on " +
-                       staged_->description());
+    throw DeviceFailed(std::string(error.what()) + ". The session's next runs are on device " +
+                       std::string(staged_->own().name()));
   }
   if (staged_->other_is_host()) stage.finish(noted.take());
 }

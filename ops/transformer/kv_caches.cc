@@ -53,9 +53,8 @@ std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) cons
 
 std::int64_t KvCache::rows_of(std::size_t device, std::uint64_t version) const {
   if (device >= held_.size() || held_[device].memory == nullptr) return 0;
-  return std::min(held_[device].rows,
-                  version == version_ ? std::numeric_limits<std::int64_t>::max()
-                                      : untouched_since(version, false));
+  return std::min(held_[device].rows, version == version_ ? std::numeric_limits<std::int64_t>::max()
+                                                          : untouched_since(version, false));
 }
 
 void KvCache::write_from(std::int64_t first) {
@@ -125,10 +124,10 @@ std::optional<KvCaches::Ticket> KvCaches::ticket_of(std::span<const Tensor> past
   const std::optional<Ticket> first = Ticket::read(pasts.front());
   for (std::size_t part = 0; part < pasts.size(); ++part) {
     const std::optional<Ticket> ticket = Ticket::read(pasts[part]);
-    const bool same = ticket.has_value() == first.has_value() &&
-                      (!ticket || (ticket->cache == first->cache && ticket->part == part &&
-                                   ticket->version == first->version &&
-                                   ticket->in_tensor == first->in_tensor));
+    const bool same =
+        ticket.has_value() == first.has_value() &&
+        (!ticket || (ticket->cache == first->cache && ticket->part == part &&
+                     ticket->version == first->version && ticket->in_tensor == first->in_tensor));
     if (!same) {
       fail("expected past keys and values that one run made, each in its place; the past ",
            part % 2 == 0 ? "key" : "value", " of layer ", part / 2,
@@ -230,8 +229,7 @@ std::shared_ptr<KvCache> KvCaches::continued(const Ticket& ticket, std::span<con
   if (has < held && ticket.in_tensor == 0) other = holder(*source, ticket, held);
   const std::shared_ptr<KvCache> cache = is_branch ? make() : source;
   reserve(*cache, room);
-  if (is_branch && has > 0)
-    cache->memory().copy(*source->held_[device_].memory, has);
+  if (is_branch && has > 0) cache->memory().copy(*source->held_[device_].memory, has);
   std::int64_t known = has;
   if (other != device_) {
     move(*cache, *source, other, pasts.front().type, has, held);

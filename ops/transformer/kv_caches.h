@@ -193,8 +193,8 @@ class KvCaches {
             std::int64_t to) const;
   void download(KvCache& cache, std::size_t device, const Tensor& tensor, std::size_t part,
                 std::int64_t from, std::int64_t to, std::int64_t total) const;
-  void uncover(const KvCache& cache, std::uint64_t version, std::size_t part,
-               const Tensor& tensor, std::int64_t total) const;
+  void uncover(const KvCache& cache, std::uint64_t version, std::size_t part, const Tensor& tensor,
+               std::int64_t total) const;
   std::size_t holder(const KvCache& cache, const Ticket& ticket, std::int64_t rows) const;
   std::size_t bytes_of(const CacheRows& rows, DataType type) const;
   std::int64_t first_row(const Tensor& tensor, std::size_t layer, std::int64_t total) const;

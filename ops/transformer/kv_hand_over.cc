@@ -43,9 +43,8 @@ void KvCaches::download(KvCache& cache, std::size_t device, const Tensor& tensor
                         std::int64_t from, std::int64_t to, std::int64_t total) const {
   CacheMemory& memory = *cache.held_[device].memory;
   memory.fetch(part, to);
-  for_rows(tensor, part, from, to, total, [&](const CacheRows& rows, std::byte* at) {
-    memory.read(rows, at, tensor.type);
-  });
+  for_rows(tensor, part, from, to, total,
+           [&](const CacheRows& rows, std::byte* at) { memory.read(rows, at, tensor.type); });
 }
 
 // Copies positions from .. to - 1 of the memory of another device to that of the device that runs,
@@ -115,8 +114,8 @@ std::shared_ptr<KvCache> KvCaches::lend(std::span<const Tensor> pasts, std::int6
     const Tensor& tensor = pasts[part];
     check(tensor, part / 2, past);
     // Rows of a window-sized tensor move when their first position does.
-    const bool in_place = known > 0 && cache->covered_[part].position ==
-                                           first_row(tensor, part / 2, past);
+    const bool in_place =
+        known > 0 && cache->covered_[part].position == first_row(tensor, part / 2, past);
     if (in_place) uncover(*cache, first->version, part, tensor, past);
     const std::int64_t from = in_place ? known : 0;
     if (from == held) continue;

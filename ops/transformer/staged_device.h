@@ -50,6 +50,7 @@ class StagedDevice final : public Device {
   StagedDevice(std::unique_ptr<Device> own, std::shared_ptr<const Device> other, bool own_prompts,
                std::int64_t threshold);
 
+  const Device& own() const { return *own_; }
   const std::shared_ptr<const Device>& other() const { return other_; }
   // How many of the two make a copy of the weights.
   std::size_t weight_copies() const {

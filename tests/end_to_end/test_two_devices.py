@@ -173,10 +173,21 @@ def test_report_has_price_of_second_copy(
     placement = json.loads(report.read_text())
     assert placement["why"] == "device=emulate+cpu"
     assert f"for {THRESHOLD} and more new tokens, and cpu (" in placement["device"]
-    found = re.search(r"weights of (\d+) bytes in the file's pages and 1 times as a device's copy", placement["summary"])
+    found = re.search(
+        r"weights of (\d+) bytes in the file's pages and 1 times as a device's copy", placement["summary"]
+    )
     assert found
     size = (converted() / "model.onnx.data").stat().st_size
     assert size / 2 < int(found[1]) <= size
+
+
+def test_two_devices_compile_no_model(converted: Callable[..., Path], ep_devices: Any, tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("ep.context_enable", "1")
+    options.add_session_config_entry("ep.context_file_path", str(tmp_path / "compiled.onnx"))
+    options.add_provider_for_devices(ep_devices[:1], {"device": "gpu+cpu"})
+    with pytest.raises(Exception, match=r"device gpu\+cpu takes models that are not compiled .* or use one device"):
+        onnxruntime.InferenceSession(converted() / "model.onnx", options)
 
 
 # --- GenAI ------------------------------------------------------------------------------------------------------------
@@ -185,7 +196,7 @@ def test_report_has_price_of_second_copy(
 @pytest.mark.parametrize("pair", PAIRS)
 def test_turns_and_rewind_equal_one_device(
     pair: str, open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens,
-    prompts: list[Tokens], reference: Any,
+    reference: Any,
 ) -> None:  # fmt: skip
     """Three turns, the third after a rewind into the first: the CPU's tokens, up to one chosen between close logits."""
     found = []

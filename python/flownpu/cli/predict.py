@@ -160,7 +160,7 @@ def _predict_pair(model: str, device: str, contexts: list[int], weights: str | N
     for name in names:
         if name not in DEVICES:
             raise typer.BadParameter(f"no such chip or GPU: {name}{nearest(name, DEVICES)}", param_hint="--device")
-    if len(set(names)) != len(names) or len(names) != 2:  # noqa: PLR2004 a pair
+    if len(set(names)) != len(names) or len(names) != 2:
         raise typer.BadParameter(f"expected two different devices, got {device}", param_hint="--device")
     with waiting("pricing the programs ..."):
         report = predict_pair(target(model, bits=_bits(weights)), device, contexts)
@@ -169,9 +169,7 @@ def _predict_pair(model: str, device: str, contexts: list[int], weights: str | N
         return
     console.print(f"{report.model}: prompts on {names[0]}, tokens on {names[1]}", markup=False)
     console.print("Predicted, not measured; a GPU's numbers are bounds (docs/model.md).", markup=False)
-    table = _table(
-        "", "context", "first token, s", "decode, tok/s", "handed over, MB", "in, ms", "J/prompt", "J/token"
-    )
+    table = _table("", "context", "first token, s", "decode, tok/s", "handed over, MB", "in, ms", "J/prompt", "J/token")
     for point in report.points:
         table.add_row(
             _length(point.context),

@@ -76,7 +76,8 @@ def test_random_runs_find_what_earlier_ones_wrote(places, seed):
         try:
             before, after = places.run_on(place, tensors, int(past), int(random.integers(1, 4)), fails=fails)
         except RuntimeError as error:
-            assert "overwritten" in str(error) or "is gone" in str(error)
+            if "overwritten" not in str(error) and "is gone" not in str(error):
+                raise
             refused += 1
             del conversations[number]
             continue

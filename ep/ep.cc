@@ -51,9 +51,9 @@ std::unique_ptr<Device> make_device(DeviceChoice choice, const DeviceOptions& op
   return nullptr;
 }
 
-std::shared_ptr<const Device> make_staged_device(const Options& options) {
+std::shared_ptr<const Device> make_staged_device(const Options& options, DeviceChoice second) {
   std::unique_ptr<Device> prompts = make_device(options.device, options.device_options);
-  std::unique_ptr<Device> tokens = make_device(*options.token_device, options.device_options);
+  std::unique_ptr<Device> tokens = make_device(second, options.device_options);
   // The device that keeps KV caches in its own memory hands over.
   const bool own_prompts = options.device != DeviceChoice::kCpu;
   if (!own_prompts) std::swap(prompts, tokens);
@@ -64,7 +64,7 @@ std::shared_ptr<const Device> make_staged_device(const Options& options) {
 ChosenDevice choose_device(const Options& options, bool has_npu) {
   const DeviceOptions& device_options = options.device_options;
   if (options.token_device) {
-    std::shared_ptr<const Device> device = make_staged_device(options);
+    std::shared_ptr<const Device> device = make_staged_device(options, *options.token_device);
     return {device, "device=" + std::string(device->name())};
   }
   if (options.device != DeviceChoice::kAuto) {

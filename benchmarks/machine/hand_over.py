@@ -65,9 +65,8 @@ def main() -> None:
     print(describe_machine())
     for what, found in times.items():
         size_of = handed_over_bytes(target, tokens[what]) / 1e6
-        print(
-            f"{what}: {tokens[what]} tokens, {size_of:.1f} MB in {median(found) * 1e3:.1f} ms, least {min(found) * 1e3:.1f}"
-        )
+        cost = f"{median(found) * 1e3:.1f} ms, least {min(found) * 1e3:.1f}"
+        print(f"{what}: {tokens[what]} tokens, {size_of:.1f} MB in {cost}")
     print(f"the prompt, predicted on {_DEVICES.split('+', maxsplit=1)[0]}: {point.ttft_seconds * 1e3:.0f} ms")
 
 

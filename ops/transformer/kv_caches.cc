@@ -80,9 +80,9 @@ std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
 // For each head, calls move(rows of the cache, address of these rows in the tensor) for those of
 // the positions from .. to - 1 that the tensor has room for. `part`: as in a ticket; `total`: the
 // number of tokens that the tensor stands for.
-template <typename Move>
 void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
-                        std::int64_t total, const Move& move) const {
+                        std::int64_t total,
+                        const std::function<void(const CacheRows&, std::byte*)>& move) const {
   const std::int64_t capacity = tensor.shape[2];
   const std::int64_t base = first_row(tensor, part / 2, total);
   const auto row_bytes =

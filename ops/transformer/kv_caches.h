@@ -198,9 +198,9 @@ class KvCaches {
   std::size_t holder(const KvCache& cache, const Ticket& ticket, std::int64_t rows) const;
   std::size_t bytes_of(const CacheRows& rows, DataType type) const;
   std::int64_t first_row(const Tensor& tensor, std::size_t layer, std::int64_t total) const;
-  template <typename Move>
   void for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
-                std::int64_t total, const Move& move) const;
+                std::int64_t total,
+                const std::function<void(const CacheRows&, std::byte*)>& move) const;
 
   Decoder decoder_;
   std::shared_ptr<Shared> shared_;

@@ -53,20 +53,20 @@ class StagedStep final : public Step {
  private:
   [[noreturn]] void leave(std::span<const Tensor> inputs,
                           std::vector<OtherStage::Loan> loans) const {
-    if (caches_ == nullptr) throw OtherStage(nullptr, {}, {});
     const auto pasts = inputs.subspan(kFirstPast, 2 * decoder_.layers.size());
-    const auto held = caches_->hold(sequences_of_first(pasts.front()));
-    for (std::size_t i = 0; i < loans.size(); ++i)
-      loans[i].cache =
-          caches_->lend(sequences_of(pasts, static_cast<std::int64_t>(i)), loans[i].past);
+    if (caches_ != nullptr) {
+      std::vector<Tensor> firsts;
+      firsts.reserve(loans.size());
+      for (std::size_t i = 0; i < loans.size(); ++i)
+        firsts.push_back(sequence_of(pasts.front(), static_cast<std::int64_t>(i)));
+      const auto held = caches_->hold(firsts);
+      for (std::size_t i = 0; i < loans.size(); ++i)
+        loans[i].cache =
+            caches_->lend(sequences_of(pasts, static_cast<std::int64_t>(i)), loans[i].past);
+    }
+    // It is no failure: what handles failures must not see it.
+    // NOLINTNEXTLINE(bugprone-std-exception-baseclass)
     throw OtherStage(caches_, std::move(loans), pasts.front().type);
-  }
-
-  static std::vector<Tensor> sequences_of_first(const Tensor& tensor) {
-    std::vector<Tensor> views;
-    for (std::int64_t sequence = 0; sequence < tensor.shape[0]; ++sequence)
-      views.push_back(sequence_of(tensor, sequence));
-    return views;
   }
 
   Decoder decoder_;

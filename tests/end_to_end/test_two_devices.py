@@ -249,6 +249,23 @@ def test_cpu_goes_on_after_device_failed(
 
 
 @pytest.mark.opencl
+def test_array_goes_on_after_gpu_failed(
+    open_session: Callable[..., SharedSession], double: Double, on_cpu: list[tuple[Tokens, np.ndarray, float]]
+) -> None:
+    """The first token's run fails on the GPU, which had taken the prompt's keys and values over."""
+    session = open_session("emulate+gpu")
+    session(on_cpu[0][0], 0)
+    double.inject(LAUNCH, 20, Way.LOST, -36)
+    for number in (1, 2, 3):
+        text, logits, bound = on_cpu[number]
+        first = RUNS[number][0]
+        if number == 1:
+            with pytest.raises(Exception, match=r"\(position 70\)\. The session's next runs are on device emulate"):
+                session(text[first:], first)
+        assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
+
+
+@pytest.mark.opencl
 def test_cache_lost_with_device_is_reported(
     open_session: Callable[..., SharedSession], double: Double, held_out: Tokens
 ) -> None:

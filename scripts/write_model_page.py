@@ -20,7 +20,7 @@ from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
-from flownpu.predict.pair import predict_pair
+from flownpu.predict.pair import handed_over_bytes, handed_over_seconds
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
@@ -281,27 +281,28 @@ def gpus() -> str:
 
 def pairs() -> str:
     """The table of one conversation on an NPU, on a GPU, and on both by turns."""
-    contexts, lines = (1024, 8192), []
-    gpu = GPUS["radeon-890m"]
+    lines = []
     for model in _DECODERS:
         of = known(model)
-        held = [context for context in contexts if context <= of.decoder.positions]
-        both = predict_pair(of, f"{_DEVICE.name}+{gpu.name}", held)
-        alone = {point.context: point for point in _points(model)}
-        for number, (on_gpu, pair) in enumerate(zip(predict_gpu(of, gpu, held), both.points, strict=True)):
-            on_npu = alone[pair.context]
-            joules = [on_npu.prefill_joules, on_npu.decode_joules]
+        on_npu = {point.context: point for point in _points(model)}
+        held = [context for context in (1024, 8192) if context in on_npu]
+        for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], held)):
+            npu = on_npu[on_gpu.context]
+            joules = [npu.prefill_joules, npu.decode_joules]
+            points = npu, on_gpu
+            cells = (
+                f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}"
+                for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))
+            )
             lines.append([
                 "" if number else model,
-                *_lengths([pair.context]),
-                f"{on_npu.ttft_seconds:.3g} s; {on_npu.decode_tokens_per_second:.3g}",
+                *_lengths([on_gpu.context]),
+                *cells,
                 "; ".join(_text(value) for value in joules) if None not in joules else "",
-                f"{on_gpu.ttft_seconds:.3g} s; {on_gpu.decode_tokens_per_second:.3g}",
-                f"{pair.ttft_seconds:.3g} s; {pair.decode_tokens_per_second:.3g}",
-                f"{on_gpu.ttft_seconds:.3g} s; {on_npu.decode_tokens_per_second:.3g}",
-                f"{pair.handed_over_bytes / 1e6:.3g} MB; {pair.handed_over_seconds * 1e3:.3g} ms",
+                f"{handed_over_bytes(of, on_gpu.context) / 1e6:.3g} MB; "
+                f"{handed_over_seconds(of, on_gpu.context) * 1e3:.3g} ms",
             ])  # fmt: skip
-    headings = ["model", "", "`npu`", "J a prompt; a token", "`gpu`", "`npu+gpu`", "`gpu+npu`", "a switch"]
+    headings = ["model", "", "`npu`", "`gpu`", "`npu+gpu`", "`gpu+npu`", "`npu`: J a prompt; a token", "a switch"]
     return _table(headings, lines)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DEVICES: dict[str, Chip | Gpu] = {**CHIPS, **GPUS}
 # Lengths of a prompt that are tried for `threshold`.
 _PROMPTS = tuple(1 << place for place in range(1, 13))  # 2 .. 4096
-_COPIES = 2  # from one device's layout to rows of the graph's type, and from these to the other's
+_COPIES = 2
 _PASSES = 2  # a copy reads and writes
 
 
@@ -88,12 +88,12 @@ def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> P
                 prompt.ttft_seconds,
                 token.decode_tokens_per_second,
                 handed_over_bytes(target, length),
-                _seconds(target, length),
+                handed_over_seconds(target, length),
                 prompt.prefill_joules if isinstance(prompt, Point) else None,
                 token.decode_joules if isinstance(token, Point) else None,
             )
         )
-    sooner = (n for n in tried if prompts[n].ttft_seconds + _seconds(target, n) < tokens[n].ttft_seconds)
+    sooner = (n for n in tried if prompts[n].ttft_seconds + handed_over_seconds(target, n) < tokens[n].ttft_seconds)
     return PairReport(target.name, device, tuple(points), next(sooner, None))
 
 
@@ -103,7 +103,8 @@ def handed_over_bytes(target: Target, tokens: int) -> int:
     return tokens * len(target.decoder.windows) * shape.kv_heads * 2 * shape.row_bytes
 
 
-def _seconds(target: Target, tokens: int) -> float:
+def handed_over_seconds(target: Target, tokens: int) -> float:
+    """The time of copying them, from one device's layout to rows of the graph's type, and from these to the other's."""
     return handed_over_bytes(target, tokens) * _COPIES * _PASSES / VALUES["host_memory"]
 
 

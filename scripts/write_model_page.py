@@ -288,7 +288,6 @@ def pairs() -> str:
         held = [context for context in (1024, 8192) if context in on_npu]
         for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], held)):
             npu = on_npu[on_gpu.context]
-            joules = [npu.prefill_joules, npu.decode_joules]
             points = npu, on_gpu
             cells = (
                 f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}"
@@ -298,11 +297,10 @@ def pairs() -> str:
                 "" if number else model,
                 *_lengths([on_gpu.context]),
                 *cells,
-                "; ".join(_text(value) for value in joules) if None not in joules else "",
-                f"{handed_over_bytes(of, on_gpu.context) / 1e6:.3g} MB; "
+                f"{handed_over_bytes(of, on_gpu.context) / 1e6:.0f} MB; "
                 f"{handed_over_seconds(of, on_gpu.context) * 1e3:.3g} ms",
             ])  # fmt: skip
-    headings = ["model", "", "`npu`", "`gpu`", "`npu+gpu`", "`gpu+npu`", "`npu`: J a prompt; a token", "a switch"]
+    headings = ["model", "", "`npu`", "`gpu`", "`npu+gpu`", "`gpu+npu`", "a switch"]
     return _table(headings, lines)
 
 

@@ -181,13 +181,15 @@ def test_report_has_price_of_second_copy(
     assert size / 2 < int(found[1]) <= size
 
 
-def test_two_devices_compile_no_model(converted: Callable[..., Path], ep_devices: Any, tmp_path: Path) -> None:
-    options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("ep.context_enable", "1")
-    options.add_session_config_entry("ep.context_file_path", str(tmp_path / "compiled.onnx"))
-    options.add_provider_for_devices(ep_devices[:1], {"device": "gpu+cpu"})
-    with pytest.raises(Exception, match=r"device gpu\+cpu takes models that are not compiled .* or use one device"):
-        onnxruntime.InferenceSession(converted() / "model.onnx", options)
+def test_two_devices_compile_no_model(
+    converted: Callable[..., Path], ep_devices: Any, options: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    session_options = onnxruntime.SessionOptions()
+    session_options.add_session_config_entry("ep.context_enable", "1")
+    session_options.add_session_config_entry("ep.context_file_path", str(tmp_path / "compiled.onnx"))
+    session_options.add_provider_for_devices(ep_devices[:1], options("emulate+cpu"))
+    with pytest.raises(Exception, match=r"device emulate\+cpu takes models that are not compiled .* or use one device"):
+        onnxruntime.InferenceSession(converted() / "model.onnx", session_options)
 
 
 # --- GenAI ------------------------------------------------------------------------------------------------------------

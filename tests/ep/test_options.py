@@ -21,7 +21,7 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("colour", "red", "option colour = 'red' is not known; the options are: device, prompt_threshold, on_unsupported, claim"),
+        ("colour", "red", "option colour = 'red' is not known; the options are: device, prompt_threshold, on_uns"),
         ("device", "tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         ("device", "npu+tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         (

@@ -21,6 +21,7 @@
 #include "ops/npu/device.h"
 #include "ops/system/new_file.h"
 #include "ops/system/paths.h"
+#include "ops/transformer/staged_device.h"
 
 namespace flownpu {
 namespace {
@@ -33,19 +34,43 @@ struct ChosenDevice {
   std::string why;
 };
 
-ChosenDevice choose_device(const Options& options, bool has_npu) {
-  const DeviceOptions& device_options = options.device_options;
-  switch (options.device) {
+// Null for kAuto.
+std::unique_ptr<Device> make_device(DeviceChoice choice, const DeviceOptions& options) {
+  switch (choice) {
     case DeviceChoice::kCpu:
-      return {make_cpu_device(device_options), "device=cpu"};
+      return make_cpu_device(options);
     case DeviceChoice::kNpu:
-      return {make_npu_device(device_options), "device=npu"};
+      return make_npu_device(options);
     case DeviceChoice::kEmulate:
-      return {make_emulate_device(device_options), "device=emulate"};
+      return make_emulate_device(options);
     case DeviceChoice::kGpu:
-      return {make_gpu_device(device_options), "device=gpu"};
+      return make_gpu_device(options);
     case DeviceChoice::kAuto:
       break;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const Device> make_staged_device(const Options& options, DeviceChoice second) {
+  std::unique_ptr<Device> prompts = make_device(options.device, options.device_options);
+  std::unique_ptr<Device> tokens = make_device(second, options.device_options);
+  // The device that keeps KV caches in its own memory hands over.
+  const bool own_prompts = options.device != DeviceChoice::kCpu;
+  if (!own_prompts) std::swap(prompts, tokens);
+  return std::make_shared<transformer::StagedDevice>(std::move(prompts), std::move(tokens),
+                                                     own_prompts, options.prompt_threshold);
+}
+
+ChosenDevice choose_device(const Options& options, bool has_npu) {
+  const DeviceOptions& device_options = options.device_options;
+  if (options.token_device) {
+    std::shared_ptr<const Device> device = make_staged_device(options, *options.token_device);
+    return {device, "device=" + std::string(device->name())};
+  }
+  if (options.device != DeviceChoice::kAuto) {
+    std::unique_ptr<Device> device = make_device(options.device, device_options);
+    const std::string why = "device=" + std::string(device->name());
+    return {std::move(device), why};
   }
   if (has_npu)
     return {make_npu_device(device_options), "device=auto and the session was given an NPU"};

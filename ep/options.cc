@@ -29,15 +29,41 @@ int parse_threads(const std::string& value) {
   return threads;
 }
 
-std::int64_t parse_threshold(const std::string& value) {
+// `key`: "npu_threshold"; `what`: "a number of multiply-adds"; `least`: the smallest valid number.
+std::int64_t parse_threshold(std::string_view key, std::string_view what, std::int64_t least,
+                             const std::string& value) {
   std::int64_t threshold = -1;
   const char* end = value.data() + value.size();
   const auto [stop, code] = std::from_chars(value.data(), end, threshold);
-  if (code != std::errc() || stop != end || threshold < 0) {
-    fail("[FlowNPU] option npu_threshold = '", value,
-         "' is not valid; expected a number of multiply-adds, 0 or more (64 bits)");
+  if (code != std::errc() || stop != end || threshold < least) {
+    fail("[FlowNPU] option ", key, " = '", value, "' is not valid; expected ", what, ", ", least,
+         " or more (64 bits)");
   }
   return threshold;
+}
+
+void parse_device(Options& options, const std::string& value) {
+  constexpr std::array<std::pair<std::string_view, DeviceChoice>, 5> kDevices{
+      {{"auto", DeviceChoice::kAuto},
+       {"cpu", DeviceChoice::kCpu},
+       {"npu", DeviceChoice::kNpu},
+       {"emulate", DeviceChoice::kEmulate},
+       {"gpu", DeviceChoice::kGpu}}};
+  const std::size_t plus = value.find('+');
+  options.device = choose("device", value.substr(0, plus), kDevices);
+  options.token_device.reset();
+  if (plus == std::string::npos) return;
+  const DeviceChoice second = choose("device", value.substr(plus + 1), kDevices);
+  const auto is_array = [](DeviceChoice device) {
+    return device == DeviceChoice::kNpu || device == DeviceChoice::kEmulate;
+  };
+  if (options.device == DeviceChoice::kAuto || second == DeviceChoice::kAuto ||
+      options.device == second || (is_array(options.device) && is_array(second))) {
+    fail("[FlowNPU] option device = '", value,
+         "' is not valid; expected two different ones of cpu, gpu and npu (or emulate): npu+gpu ",
+         "computes prompts on the NPU and tokens on the GPU");
+  }
+  options.token_device = second;
 }
 
 std::string parse_placement(const std::string& value) {
@@ -49,15 +75,12 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 13> kParsers{{
-    {"device",
+constexpr std::array<std::pair<std::string_view, Parser>, 14> kParsers{{
+    {"device", parse_device},
+    {"prompt_threshold",
      [](Options& options, const std::string& value) {
-       options.device = choose<DeviceChoice, 5>("device", value,
-                                                {{{"auto", DeviceChoice::kAuto},
-                                                  {"cpu", DeviceChoice::kCpu},
-                                                  {"npu", DeviceChoice::kNpu},
-                                                  {"emulate", DeviceChoice::kEmulate},
-                                                  {"gpu", DeviceChoice::kGpu}}});
+       options.prompt_threshold =
+           parse_threshold("prompt_threshold", "a number of new tokens", 2, value);
      }},
     {"on_unsupported",
      [](Options& options, const std::string& value) {
@@ -85,7 +108,8 @@ constexpr std::array<std::pair<std::string_view, Parser>, 13> kParsers{{
      [](Options& options, const std::string& value) { options.device_options.artifacts = value; }},
     {"npu_threshold",
      [](Options& options, const std::string& value) {
-       options.device_options.npu_threshold = parse_threshold(value);
+       options.device_options.npu_threshold =
+           parse_threshold("npu_threshold", "a number of multiply-adds", 0, value);
      }},
     {"opencl_device",  // Any part of a name; the device checks it.
      [](Options& options, const std::string& value) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,11 @@ enum class Claim : std::uint8_t { kWorthwhile, kAll };
 
 struct Options {
   DeviceChoice device = DeviceChoice::kAuto;
+  // The second of two devices, "npu+cpu", which computes runs of few new tokens.
+  std::optional<DeviceChoice> token_device;
+  // `prompt_threshold`: with two devices, from how many new tokens in a sequence on a run is the
+  // first one's.
+  std::int64_t prompt_threshold = 16;
   OnUnsupported on_unsupported = OnUnsupported::kError;
   Claim claim = Claim::kWorthwhile;
   // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,

@@ -197,6 +197,9 @@ class Device {
   // the time it is used.
   virtual void expect(std::span<const std::span<const std::byte>> /*streams*/) const {}
 
+  // Whether it computes with a copy of the weights in its own memory.
+  virtual bool copies_weights() const { return false; }
+
   virtual Memory allocate(std::size_t bytes) const = 0;
   // Returns when all steps that were run have finished.
   virtual void wait() const = 0;

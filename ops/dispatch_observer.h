@@ -3,6 +3,7 @@
 // while a run is profiled.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,6 +12,8 @@ namespace flownpu {
 
 // Dispatch::array of what the host computes.
 inline constexpr std::string_view kHost = "host";
+// Dispatch::array of keys and values that are copied from where another device left them.
+inline constexpr std::string_view kHandOver = "hand-over";
 
 // Byte counts cover the moves between host and device after the previous dispatch up to the end of
 // this one. Results that are read after a dispatch count for the next one.
@@ -47,6 +50,23 @@ class ObservedDispatches {
 
  private:
   DispatchObserver* before_;
+};
+
+// Reports positions first .. end - 1 of a KV cache as handed over when it is destroyed, if the run
+// is profiled and any bytes were copied.
+class HandOver {
+ public:
+  // `what`: "the caller's tensors to the device".
+  HandOver(std::string_view what, std::int64_t first, std::int64_t end);
+  ~HandOver();
+  HandOver(const HandOver&) = delete;
+  HandOver& operator=(const HandOver&) = delete;
+
+  void to_device(std::size_t bytes) { dispatch_.bytes_to_device += bytes; }
+  void to_host(std::size_t bytes) { dispatch_.bytes_to_host += bytes; }
+
+ private:
+  Dispatch dispatch_;
 };
 
 }  // namespace flownpu

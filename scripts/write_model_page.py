@@ -22,6 +22,7 @@ from flownpu.aie.programs.decode import decode_program
 from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
+from flownpu.predict.pair import handed_over_bytes, handed_over_seconds
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
@@ -300,6 +301,31 @@ def gpus() -> str:
     return _table(["model", "GPU", *_lengths(contexts)], lines)
 
 
+def pairs() -> str:
+    """The table of one conversation on an NPU, on a GPU, and on both by turns."""
+    lines = []
+    for model in _DECODERS:
+        of = known(model)
+        on_npu = {point.context: point for point in _points(model)}
+        held = [context for context in (1024, 8192) if context in on_npu]
+        for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], held)):
+            npu = on_npu[on_gpu.context]
+            points = npu, on_gpu
+            cells = (
+                f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}"
+                for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))
+            )
+            lines.append([
+                "" if number else model,
+                *_lengths([on_gpu.context]),
+                *cells,
+                f"{handed_over_bytes(of, on_gpu.context) / 1e6:.0f} MB; "
+                f"{handed_over_seconds(of, on_gpu.context) * 1e3:.3g} ms",
+            ])  # fmt: skip
+    headings = ["model", "", "`npu`", "`gpu`", "`npu+gpu`", "`gpu+npu`", "a switch"]
+    return _table(headings, lines)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "validation": validation,
     "decoding": decoding,
@@ -312,6 +338,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "elsewhere": elsewhere,
     "defaults": defaults,
     "gpus": gpus,
+    "pairs": pairs,
 }
 
 

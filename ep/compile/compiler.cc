@@ -2,11 +2,15 @@
 #include "ep/compile/compiler.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ep/compile/placement.h"
 #include "ops/error.h"
+#include "ops/system/machine_limits.h"
+#include "ops/transformer/staged_device.h"
 
 namespace flownpu {
 namespace {
@@ -51,6 +55,75 @@ void refuse_host(const Device& device, const std::vector<Lowered::OnHost>& on_ho
        "\nTo have them computed there, set the provider option on_unsupported to warn or cpu.");
 }
 
+// The places of the decoder's present keys and values among the partition's outputs; empty if the
+// nodes have no decoder.
+std::vector<std::size_t> presents_of(const std::vector<Node>& nodes,
+                                     const std::vector<std::string>& outputs) {
+  std::vector<std::size_t> places;
+  const auto decoder = std::ranges::find(nodes, transformer::kDecoderLayers, &Node::op_type);
+  if (decoder == nodes.end()) return places;
+  for (std::size_t i = transformer::kFirstPresent; i < decoder->outputs.size(); ++i) {
+    const auto found = std::ranges::find(outputs, decoder->outputs[i].name);
+    if (found == outputs.end())
+      fail("[FlowNPU] expected present keys and values that leave the model, got '",
+           decoder->outputs[i].name, "', which does not: use one device");
+    places.push_back(static_cast<std::size_t>(found - outputs.begin()));
+  }
+  return places;
+}
+
+// The bytes of the nodes' constants.
+std::size_t weight_bytes(const std::vector<Node>& nodes) {
+  std::map<const void*, std::size_t> bytes;
+  for (const Node& node : nodes) {
+    for (const Value& input : node.inputs) {
+      if (input.constant != nullptr && input.shape)
+        bytes[input.constant] = bytes_of(input.type, *input.shape);
+    }
+  }
+  std::size_t sum = 0;
+  for (const auto& [constant, size] : bytes) sum += size;
+  return sum;
+}
+
+// The sentence about the memory that two devices need for the weights. Throws Error if the machine
+// has less.
+std::string price_of_copies(const transformer::StagedDevice& device, std::size_t weights) {
+  const std::size_t copies = device.weight_copies();
+  const std::size_t needed = weights * (1 + copies);
+  std::size_t memory = machine_memory();
+  if (const auto limit = memory_limit())
+    memory = std::min(memory, static_cast<std::size_t>(limit->value));
+  if (needed > memory) {
+    fail("[FlowNPU] device ", device.name(), " needs the weights ", 1 + copies, " times, ", needed,
+         " bytes, and there are ", memory, ": use one of the two devices");
+  }
+  const std::string_view more = copies == 0   ? ""
+                                : copies == 1 ? " and once more in a device's memory"
+                                              : " and in the memory of each device";
+  return "weights of " + std::to_string(weights) + " bytes in the file's pages" + std::string(more);
+}
+
+// The plan of the device that computes the other stage; adds to `lowered` what the report says.
+std::unique_ptr<const ExecutionPlan> plan_other_stage(const transformer::StagedDevice& staged,
+                                                      const Options& options,
+                                                      std::vector<Node> nodes,
+                                                      const std::vector<std::string>& inputs,
+                                                      const Lowering& lowering, Lowered& lowered) {
+  const std::size_t weights = weight_bytes(nodes);
+  Lowered other = staged.other()->lower(std::move(nodes), lowering);
+  lowered.summary += "; " + price_of_copies(staged, weights);
+  if (!other.on_host.empty()) {
+    if (options.on_unsupported == OnUnsupported::kError)
+      refuse_host(*staged.other(), other.on_host);
+    lowered.on_host.insert(lowered.on_host.end(), other.on_host.begin(), other.on_host.end());
+  }
+  if (!other.summary.empty())
+    lowered.summary += "; " + std::string(staged.other()->name()) + ": " + other.summary;
+  return std::make_unique<ExecutionPlan>(staged.other(), std::move(other.nodes), inputs,
+                                         lowering.outputs);
+}
+
 }  // namespace
 
 CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
@@ -61,6 +134,12 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
   if (options.on_unsupported == OnUnsupported::kError && !lowered.on_host.empty())
     refuse_host(*device, lowered.on_host);
 
+  const auto staged = std::dynamic_pointer_cast<const transformer::StagedDevice>(device);
+  if (staged != nullptr && (keep || has_devices_own(nodes)))
+    fail("[FlowNPU] device ", device->name(), " takes models that are not compiled for a device, ",
+         "and compiles none: load the model itself, or use one device");
+  const std::vector<std::size_t> presents =
+      staged == nullptr ? std::vector<std::size_t>() : presents_of(lowered.nodes, lowering.outputs);
   if (keep) keep(lowered.nodes);
 
   // The device may fail, now or in a run; the CPU can then take over unless the partition is from a
@@ -73,7 +152,10 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
                                            inputs, lowering.outputs);
   };
   std::unique_ptr<const ExecutionPlan> other;
-  if (may_be_the_cpus && options.on_unsupported == OnUnsupported::kCpu) other = on_cpu();
+  if (!presents.empty())
+    other = plan_other_stage(*staged, options, nodes, inputs, lowering, lowered);
+  else if (may_be_the_cpus && options.on_unsupported == OnUnsupported::kCpu)
+    other = on_cpu();
   std::unique_ptr<const ExecutionPlan> plan;
   std::vector<Lowered::OnHost> own = devices_own(lowered.nodes);
   try {
@@ -91,7 +173,14 @@ CompiledPartition compile_partition(const std::shared_ptr<const Device>& device,
   compiled.why_whole = plan->why_whole();
   compiled.on_host = std::move(lowered.on_host);
   compiled.summary = std::move(lowered.summary);
-  compiled.plan = std::make_unique<PlanWithFallback>(device, std::move(plan), std::move(other));
+  if (presents.empty() || other == nullptr) {
+    compiled.plan = std::make_unique<PlanWithFallback>(device, std::move(plan), std::move(other));
+    return compiled;
+  }
+  staged->share_caches();
+  compiled.plan =
+      std::make_unique<PlanWithFallback>(staged, std::move(plan), std::move(other), presents,
+                                         options.on_unsupported == OnUnsupported::kCpu);
   return compiled;
 }
 

@@ -46,7 +46,9 @@ class Recording final : public StepObserver {
   }
 
   void dispatched(Dispatch dispatch) override {
-    const char* const kind = dispatch.array == kHost ? "host step" : "dispatch";
+    const char* const kind = dispatch.array == kHost       ? "host step"
+                             : dispatch.array == kHandOver ? "hand-over"
+                                                           : "dispatch";
     add({.name = std::move(dispatch.calls),
          .arguments = {{"op_name", kind},
                        {"array", std::move(dispatch.array)},

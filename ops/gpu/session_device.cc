@@ -116,6 +116,11 @@ std::string SessionDevice::compatibility(const Lowering& /*lowering*/) const {
   return std::string(name()) + ", " + std::string(kLayout);
 }
 
+bool SessionDevice::copies_weights() const {
+  const std::shared_ptr<Context> context = opened();
+  return context == nullptr || !context->facts().is_software();
+}
+
 void SessionDevice::restore(std::span<const Tensor> tensors) const {
   const std::shared_ptr<Context> context = opened();
   if (context == nullptr) return;

@@ -29,6 +29,8 @@ class SessionDevice final : public transformer::DeviceWithHost {
   // The host's memory, with a twin on the device if that is open.
   Memory allocate(std::size_t bytes) const override;
   std::string compatibility(const Lowering& lowering) const override;
+  // Software reads weights where the file is mapped.
+  bool copies_weights() const override;
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override;
 

@@ -45,6 +45,7 @@ class NpuDevice final : public transformer::DeviceWithHost {
   // the host keeps all of the array's nodes, with the error's text as the reason.
   Lowered lower(std::vector<Node> nodes, const Lowering& lowering) const override;
   std::string compatibility(const Lowering& lowering) const override;
+  bool copies_weights() const override { return true; }
   // Throws Error for a tensor that stands for a KV cache that is gone.
   void restore(std::span<const Tensor> tensors) const override { caches().restore(tensors); }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "ops/nodes/tensor.h"
 
@@ -37,6 +38,8 @@ class CacheMemory {
   virtual void read(const CacheRows& rows, std::byte* to, DataType type) = 0;
   // Copies positions 0 .. count - 1 from another cache of the same device.
   virtual void copy(CacheMemory& from, std::int64_t count) = 0;
+  // To be held while another device, or the host, reads rows. A run of this device holds it itself.
+  virtual std::unique_lock<std::mutex> lock() { return {}; }
 };
 
 }  // namespace flownpu::transformer

@@ -30,6 +30,9 @@ class DeviceWithHost : public Device {
   Memory allocate(std::size_t bytes) const override { return host_->allocate(bytes); }
   void wait() const override { host_->wait(); }
 
+  // The KV caches of the decoder that was prepared last; null if there is none.
+  std::shared_ptr<KvCaches> newest_caches() const { return caches_.newest(); }
+
  protected:
   explicit DeviceWithHost(const DeviceOptions& options)
       : options_(options), host_(make_cpu_device(options)) {}

@@ -6,13 +6,12 @@
 #include <limits>
 #include <utility>
 
+#include "ops/dispatch_observer.h"
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
 
 namespace flownpu::transformer {
 namespace {
-
-constexpr std::uint64_t kMagic = 0x5456'4b55'504e'4c46;  // "FLNPUKVT"
 
 bool may_hold(const Tensor& tensor, std::size_t bytes) {
   const DataType type = tensor.type;
@@ -37,22 +36,13 @@ Tensor sequence_of(const Tensor& cache, std::int64_t row) {
   return sequence;
 }
 
-// The contents of a tensor's first row.
-struct KvCaches::Ticket {
-  std::uint64_t magic = kMagic;
-  std::uint64_t cache = 0;
-  std::uint64_t version = 0;
-  std::uint32_t length = 0;
-  std::uint32_t part = 0;  // 2 x layer, + 1 for values
-
-  static std::optional<Ticket> read(const Tensor& tensor) {
-    Ticket ticket;
-    if (!may_hold(tensor, sizeof ticket)) return std::nullopt;
-    std::memcpy(&ticket, tensor.data, sizeof ticket);
-    if (ticket.magic != kMagic) return std::nullopt;
-    return ticket;
-  }
-};
+std::optional<KvCaches::Ticket> KvCaches::Ticket::read(const Tensor& tensor) {
+  Ticket ticket;
+  if (!may_hold(tensor, sizeof ticket)) return std::nullopt;
+  std::memcpy(&ticket, tensor.data, sizeof ticket);
+  if (ticket.magic != kMagic) return std::nullopt;
+  return ticket;
+}
 
 std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) const {
   for (const Write& write : writes_) {  // positions rise with versions
@@ -61,8 +51,23 @@ std::int64_t KvCache::untouched_since(std::uint64_t version, bool finished) cons
   return std::numeric_limits<std::int64_t>::max();
 }
 
-KvCaches::KvCaches(const Decoder& decoder, Maker make)
-    : decoder_(decoder), make_(std::move(make)), random_(std::random_device{}()) {}
+std::int64_t KvCache::rows_of(std::size_t device, std::uint64_t version) const {
+  if (device >= held_.size() || held_[device].memory == nullptr) return 0;
+  return std::min(held_[device].rows, version == version_ ? std::numeric_limits<std::int64_t>::max()
+                                                          : untouched_since(version, false));
+}
+
+void KvCache::write_from(std::int64_t first) {
+  while (!writes_.empty() && writes_.back().first >= first) writes_.pop_back();
+  writes_.push_back({++version_, first});
+  for (Held& held : held_) held.rows = std::min(held.rows, first);
+  tensor_rows_ = std::min(tensor_rows_, first);
+}
+
+KvCaches::KvCaches(const Decoder& decoder, const Maker& make)
+    : decoder_(decoder), shared_(std::make_shared<Shared>()) {
+  shared_->makers.push_back(make);
+}
 
 // The position whose key or value row 0 of a tensor holds when there are `total` tokens.
 std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
@@ -75,9 +80,9 @@ std::int64_t KvCaches::first_row(const Tensor& tensor, std::size_t layer,
 // For each head, calls move(rows of the cache, address of these rows in the tensor) for those of
 // the positions from .. to - 1 that the tensor has room for. `part`: as in a ticket; `total`: the
 // number of tokens that the tensor stands for.
-template <typename Move>
 void KvCaches::for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,
-                        std::int64_t total, const Move& move) const {
+                        std::int64_t total,
+                        const std::function<void(const CacheRows&, std::byte*)>& move) const {
   const std::int64_t capacity = tensor.shape[2];
   const std::int64_t base = first_row(tensor, part / 2, total);
   const auto row_bytes =
@@ -99,12 +104,16 @@ void KvCaches::check(const Tensor& past, std::size_t layer, std::int64_t total) 
        past.shape[2]);
 }
 
+// Copies positions from .. to - 1 of tensors that stand for `past` positions to the memory of the
+// device that runs.
 void KvCaches::upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_t from,
                       std::int64_t to, std::int64_t past) const {
+  HandOver observed("the caller's tensors to the device", from, to);
   for (std::size_t part = 0; part < pasts.size(); ++part) {
     check(pasts[part], part / 2, past);
     for_rows(pasts[part], part, from, to, past, [&](const CacheRows& rows, const std::byte* at) {
       cache.memory().write(rows, at, pasts[part].type);
+      observed.to_device(bytes_of(rows, pasts[part].type));
     });
   }
   cache.memory().written(from, to - from);
@@ -115,9 +124,10 @@ std::optional<KvCaches::Ticket> KvCaches::ticket_of(std::span<const Tensor> past
   const std::optional<Ticket> first = Ticket::read(pasts.front());
   for (std::size_t part = 0; part < pasts.size(); ++part) {
     const std::optional<Ticket> ticket = Ticket::read(pasts[part]);
-    const bool same = ticket.has_value() == first.has_value() &&
-                      (!ticket || (ticket->cache == first->cache && ticket->part == part &&
-                                   ticket->version == first->version));
+    const bool same =
+        ticket.has_value() == first.has_value() &&
+        (!ticket || (ticket->cache == first->cache && ticket->part == part &&
+                     ticket->version == first->version && ticket->in_tensor == first->in_tensor));
     if (!same) {
       fail("expected past keys and values that one run made, each in its place; the past ",
            part % 2 == 0 ? "key" : "value", " of layer ", part / 2,
@@ -128,11 +138,12 @@ std::optional<KvCaches::Ticket> KvCaches::ticket_of(std::span<const Tensor> past
 }
 
 std::shared_ptr<KvCache> KvCaches::find(std::uint64_t id) {
+  auto& caches = shared_->caches;
   const auto found =
-      std::ranges::find_if(caches_, [&](const auto& cache) { return cache->id_ == id; });
-  if (found == caches_.end()) return nullptr;
-  std::rotate(found, found + 1, caches_.end());
-  return caches_.back();
+      std::ranges::find_if(caches, [&](const auto& cache) { return cache->id_ == id; });
+  if (found == caches.end()) return nullptr;
+  std::rotate(found, found + 1, caches.end());
+  return caches.back();
 }
 
 // The cache whose most recent ticket is in one of the tensors; null if there is none.
@@ -147,29 +158,32 @@ std::shared_ptr<KvCache> KvCaches::find_newest(std::span<const Tensor> tensors) 
 }
 
 std::shared_ptr<KvCache> KvCaches::make() {
-  std::unique_ptr<CacheMemory> memory;
+  auto& caches = shared_->caches;
+  auto made = std::make_shared<KvCache>(shared_->random());
   const auto idle = std::ranges::find_if(
-      caches_, [](const std::shared_ptr<KvCache>& cache) { return cache.use_count() == 1; });
-  if (caches_.size() < kMost || idle == caches_.end()) {
-    memory = make_();
-  } else {
+      caches, [](const std::shared_ptr<KvCache>& cache) { return cache.use_count() == 1; });
+  if (caches.size() >= kMost && idle != caches.end()) {
     // Reuses the memory of the least recently used idle cache as it is: the rows of a cache that
     // are not yet written may hold any numbers.
-    memory = std::move((*idle)->memory_);
-    caches_.erase(idle);
+    made->held_ = std::move((*idle)->held_);
+    caches.erase(idle);
   }
-  caches_.push_back(std::make_shared<KvCache>(random_(), std::move(memory)));
-  return caches_.back();
+  for (KvCache::Held& held : made->held_) held.rows = 0;
+  caches.push_back(std::move(made));
+  return caches.back();
 }
 
-std::shared_ptr<KvCache> KvCaches::make(std::int64_t room) {
-  std::shared_ptr<KvCache> cache = make();
-  cache->memory().reserve(room);
-  return cache;
+// Makes room in the memory of this device, for which a run begins.
+void KvCaches::reserve(KvCache& cache, std::int64_t room) const {
+  if (cache.held_.size() <= device_) cache.held_.resize(device_ + 1);
+  KvCache::Held& held = cache.held_[device_];
+  if (held.memory == nullptr) held.memory = shared_->makers[device_]();
+  held.memory->reserve(room);
+  cache.running_ = device_;
 }
 
 std::vector<std::shared_ptr<KvCache>> KvCaches::hold(std::span<const Tensor> tensors) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(shared_->mutex);
   std::vector<std::shared_ptr<KvCache>> held;
   for (const Tensor& tensor : tensors) {
     const std::optional<Ticket> ticket = Ticket::read(tensor);
@@ -181,48 +195,65 @@ std::vector<std::shared_ptr<KvCache>> KvCaches::hold(std::span<const Tensor> ten
 std::shared_ptr<KvCache> KvCaches::begin(std::span<const Tensor> pasts,
                                          std::span<const Tensor> presents, std::int64_t past,
                                          std::int64_t room) {
-  const std::lock_guard lock(mutex_);
-  std::shared_ptr<KvCache> cache;
-  if (past == 0) {
-    cache = find_newest(pasts.first(1));
-    if (cache == nullptr) cache = find_newest(presents.first(1));
-    if (cache == nullptr) cache = make(room);
-    cache->memory().reserve(room);
-  } else if (const std::optional<Ticket> ticket = ticket_of(pasts); !ticket) {
-    for (std::size_t part = 0; part < pasts.size(); ++part) check(pasts[part], part / 2, past);
-    cache = make(room);
-    upload(*cache, pasts, 0, past, past);
-  } else {
-    cache = find(ticket->cache);
-    if (cache == nullptr) {
-      fail("the past stands for a KV cache that is gone: a session keeps those of the ", kMost,
-           " conversations that were used last; begin this one anew with all its tokens");
-    }
-    const std::int64_t held = std::min<std::int64_t>(ticket->length, past);
-    if (ticket->version != cache->version_) {
-      const std::int64_t untouched = cache->untouched_since(ticket->version, false);
-      if (untouched < held) {
-        fail("the past of ", past, " tokens was overwritten from token ", untouched,
-             " on by a run that went back to there and on from there: pass that run's present");
-      }
-      const std::shared_ptr<KvCache> from = cache;
-      cache = make(room);
-      cache->memory().copy(from->memory(), held);
-    }
-    cache->memory().reserve(room);
-    if (held < past) upload(*cache, pasts, held, past, past);
+  const std::lock_guard lock(shared_->mutex);
+  if (past > 0) {
+    if (const std::optional<Ticket> ticket = ticket_of(pasts))
+      return continued(*ticket, pasts, past, room);
   }
-  while (!cache->writes_.empty() && cache->writes_.back().first >= past) cache->writes_.pop_back();
-  cache->writes_.push_back({++cache->version_, past});
+  for (std::size_t part = 0; past > 0 && part < pasts.size(); ++part)
+    check(pasts[part], part / 2, past);
+  std::shared_ptr<KvCache> cache = past > 0 ? nullptr : find_newest(pasts.first(1));
+  if (past == 0 && cache == nullptr) cache = find_newest(presents.first(1));
+  if (cache == nullptr) cache = make();
+  reserve(*cache, room);
+  if (past > 0) upload(*cache, pasts, 0, past, past);
+  cache->write_from(past);
+  cache->held_[device_].rows = past;
+  return cache;
+}
+
+// The cache for a run over pasts with this ticket.
+std::shared_ptr<KvCache> KvCaches::continued(const Ticket& ticket, std::span<const Tensor> pasts,
+                                             std::int64_t past, std::int64_t room) {
+  const std::shared_ptr<KvCache> source = find(ticket.cache);
+  if (source == nullptr) {
+    fail("the past stands for a KV cache that is gone: a session keeps those of the ", kMost,
+         " conversations that were used last; begin this one anew with all its tokens");
+  }
+  const std::int64_t held = std::min<std::int64_t>(ticket.length, past);
+  // Another run went on from a copy of these tensors: the cache is copied as well.
+  const bool is_branch = ticket.version != source->version_;
+  const std::int64_t has = std::min(source->rows_of(device_, ticket.version), held);
+  // Where the positions are that this device lacks; its own number for the tensors.
+  std::size_t other = device_;
+  if (has < held && ticket.in_tensor == 0) other = holder(*source, ticket, held);
+  const std::shared_ptr<KvCache> cache = is_branch ? make() : source;
+  reserve(*cache, room);
+  if (is_branch && has > 0) cache->memory().copy(*source->held_[device_].memory, has);
+  std::int64_t known = has;
+  if (other != device_) {
+    move(*cache, *source, other, pasts.front().type, has, held);
+    known = held;
+  }
+  if (known < past) {
+    for (std::size_t part = 0; ticket.in_tensor != 0 && part < pasts.size(); ++part)
+      uncover(*source, ticket.version, part, pasts[part], ticket.length);
+    upload(*cache, pasts, known, past, past);
+  }
+  cache->write_from(past);
+  cache->held_[device_].rows = past;
   return cache;
 }
 
 void KvCaches::finish(KvCache& cache, std::span<const Tensor> presents, std::int64_t total) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(shared_->mutex);
   cache.finished_ = cache.version_;
-  Ticket ticket{
-      .cache = cache.id_, .version = cache.version_, .length = static_cast<std::uint32_t>(total)};
-  static_assert(sizeof ticket == kTicketBytes);
+  cache.held_[device_].rows = total;
+  if (presents.front().data != cache.tensors_) cache.tensors_ = nullptr;
+  Ticket ticket;
+  ticket.cache = cache.id_;
+  ticket.version = cache.version_;
+  ticket.length = static_cast<std::uint32_t>(total);
   for (std::size_t part = 0; part < presents.size(); ++part) {
     ticket.part = static_cast<std::uint32_t>(part);
     std::memcpy(presents[part].data, &ticket, sizeof ticket);
@@ -232,12 +263,16 @@ void KvCaches::finish(KvCache& cache, std::span<const Tensor> presents, std::int
 bool KvCaches::has_ticket(const Tensor& tensor) { return Ticket::read(tensor).has_value(); }
 
 bool KvCaches::restore(const Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(shared_->mutex);
   const std::optional<Ticket> ticket = Ticket::read(tensor);
   if (!ticket) return false;
   const std::shared_ptr<KvCache> cache = find(ticket->cache);
   if (cache == nullptr) return false;
   const std::int64_t length = ticket->length;
+  if (ticket->in_tensor != 0) {
+    uncover(*cache, ticket->version, ticket->part, tensor, length);
+    return true;
+  }
   if (cache->untouched_since(ticket->version, true) < length) {
     fail("the past of ", length, " tokens was overwritten from token ",
          cache->untouched_since(ticket->version, true),
@@ -246,22 +281,23 @@ bool KvCaches::restore(const Tensor& tensor) {
   // A failed run may have overwritten the positions that it had to compute; its repetition writes
   // them again.
   const std::int64_t held = std::min(length, cache->untouched_since(ticket->version, false));
-  const std::size_t part = ticket->part;
-  cache->memory().fetch(part, held);
-  for_rows(tensor, part, 0, held, length, [&](const CacheRows& rows, std::byte* at) {
-    cache->memory().read(rows, at, tensor.type);
-  });
+  download(*cache, holder(*cache, *ticket, held), tensor, ticket->part, 0, held, length);
   return true;
 }
 
 std::size_t KvCaches::count() const {
-  const std::lock_guard lock(mutex_);
-  return caches_.size();
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->caches.size();
 }
 
 void CachesOfSteps::add(const std::shared_ptr<KvCaches>& caches) {
   const std::lock_guard lock(mutex_);
   caches_.push_back(caches);
+}
+
+std::shared_ptr<KvCaches> CachesOfSteps::newest() {
+  const std::lock_guard lock(mutex_);
+  return caches_.empty() ? nullptr : caches_.back().lock();
 }
 
 void CachesOfSteps::restore(std::span<const Tensor> tensors) {

@@ -21,8 +21,21 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("colour", "red", "option colour = 'red' is not known; the options are: device, on_unsupported, claim, "),
+        ("colour", "red", "option colour = 'red' is not known; the options are: device, prompt_threshold, on_uns"),
         ("device", "tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
+        ("device", "npu+tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
+        (
+            "device",
+            "cpu+cpu",
+            r"option device = 'cpu\+cpu' is not valid; expected two different ones of cpu, gpu and npu",
+        ),
+        ("device", "npu+emulate", r"option device = 'npu\+emulate' is not valid"),
+        ("device", "auto+cpu", r"option device = 'auto\+cpu' is not valid"),
+        (
+            "prompt_threshold",
+            "1",
+            "option prompt_threshold = '1' is not valid; expected a number of new tokens, 2",
+        ),
         ("on_unsupported", "", "option on_unsupported = '' is not known; expected one of: error, warn, cpu"),
         ("activations", "f32", "option activations = 'f32' is not known; expected one of: bf16, int8"),
         ("threads", "-1", r"option threads = '-1' is not valid; expected an integer from 0 \(one for each core\)"),

@@ -198,6 +198,17 @@ void bind_caches(nb::module_& module) {
            [](KvCaches& caches, const Argument& tensor) {
              return caches.restore(native::tensor_of(tensor));
            })
+      .def("share", &KvCaches::share)
+      // The cache that the host's run goes on from, or None.
+      .def("lend", [](KvCaches& caches, const std::vector<Argument>& pasts,
+                      std::int64_t past) { return caches.lend(native::tensors_of(pasts), past); })
+      .def(
+          "take_back",
+          [](KvCaches& caches, std::shared_ptr<KvCache> cache,
+             const std::vector<Argument>& presents, std::int64_t past, std::int64_t total) {
+            caches.take_back(std::move(cache), native::tensors_of(presents), past, total);
+          },
+          nb::arg("cache").none(), nb::arg("presents"), nb::arg("past"), nb::arg("total"))
       .def("count", &KvCaches::count);
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "ops/gpu/context/context.h"
@@ -32,6 +33,7 @@ class DeviceCacheMemory final : public transformer::CacheMemory {
   void fetch(std::size_t part, std::int64_t count) override;
   void read(const transformer::CacheRows& rows, std::byte* to, DataType type) override;
   void copy(transformer::CacheMemory& from, std::int64_t count) override;
+  std::unique_lock<std::mutex> lock() override { return std::unique_lock(context_->mutex()); }
 
  private:
   // Bytes of a position, for one head and one part.

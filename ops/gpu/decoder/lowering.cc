@@ -26,10 +26,10 @@ void check(const Node& node, const transformer::Decoder& decoder) {
   }
   const DataType type = node.inputs[transformer::kFirstPast].type;
   const std::int64_t row = cache_row_bytes(type, decoder.attention().head_size);
-  if (row < transformer::KvCaches::kTicketBytes)
-    fail(to_string(node), ": expected keys and values of at least ",
-         transformer::KvCaches::kTicketBytes, " bytes, got ", row, ", a head of ",
-         decoder.attention().head_size, " elements in ", name_of(type));
+  if (row < transformer::kTicketBytes)
+    fail(to_string(node), ": expected keys and values of at least ", transformer::kTicketBytes,
+         " bytes, got ", row, ", a head of ", decoder.attention().head_size, " elements in ",
+         name_of(type));
 }
 
 std::vector<Node> with_decoder(const std::vector<Node>& nodes,

@@ -24,7 +24,7 @@ from flownpu.generate.language_model import LanguageModel, Sampling, Timing
 from flownpu.model.folder import read_json
 from flownpu.npu.artifacts import programs_of_model
 
-_DISPATCH, _HOST_STEP = "dispatch", "host step"
+_DISPATCH, _HOST_STEP, _HAND_OVER = "dispatch", "host step", "hand-over"
 # The events of a GPU's kernels have this in the field "array" (ops/gpu/context/observed_run.h).
 _GPU = "gpu"
 
@@ -37,7 +37,8 @@ class OperatorTime:
         operator: an operator of the graph (Q4NXMatMul), or the stem of a design (gemm) or of a program's step
             (rms_norm).
         place: cpu, emulate or npu: a step of the graph; "array (estimate)": a design's estimated time; host: computed
-            between dispatches; "gpu kernel": kernels of decoded tokens, by the device's clock.
+            between dispatches; "gpu kernel": kernels of decoded tokens, by the device's clock; "KV cache": keys and
+            values that a device takes over from another.
         count: how many there were.
         seconds: their total time.
         bytes: bytes that they must read from and write to main memory; 0 if not known.
@@ -110,15 +111,17 @@ def make_trace(folder: Path, profile: Profile, artifacts: Path | None) -> Trace:
     of_kind: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in ours:
         name = event["args"].get("op_name")
-        of_kind[name if name in (_DISPATCH, _HOST_STEP) else ""].append(event)
+        of_kind[name if name in (_DISPATCH, _HOST_STEP, _HAND_OVER) else ""].append(event)
     dispatches = of_kind[_DISPATCH]
     operators = _steps(folder, [event for event in of_kind[""] if "device" in event["args"]], profile.prompt_tokens)
     operators += _by_operator(of_kind[_HOST_STEP], "host")
+    operators += _by_operator(of_kind[_HAND_OVER], "KV cache")
     kernels = [event for event in dispatches if event["args"]["array"] == _GPU]
     operators += _by_operator([event for event in kernels if _is_of_token(event)], "gpu kernel")
     document: dict[str, Any] = {"traceEvents": list(profile.events), "displayTimeUnit": "ns", "otherData": {}}
-    if artifacts is not None and dispatches and not kernels:
-        operators += _Plans(folder, artifacts).operators(dispatches)
+    calls = [event for event in dispatches if event["args"]["array"] != _GPU]
+    if artifacts is not None and calls:
+        operators += _Plans(folder, artifacts).operators(calls)
     return Trace(document, operators, _per_token(dispatches))
 
 
@@ -157,13 +160,15 @@ def _steps(folder: Path, steps: list[dict[str, Any]], prompt_tokens: int) -> lis
 
 
 def _by_operator(events: list[dict[str, Any]], place: str) -> list[OperatorTime]:
-    """Times of the host's work between dispatches, or of a GPU's kernels, by the operator that begins their labels."""
+    """Times of the host's work between dispatches, of a GPU's kernels, or of what is handed over, by their labels."""
     sums: dict[str, OperatorTime] = {}
     for event in events:
         operator = event["name"].partition(",")[0]
         total = sums.setdefault(operator, OperatorTime(operator, place))
         total.count += 1
         total.seconds += event["dur"] * 1e-6
+        if event["args"]["op_name"] == _HAND_OVER:
+            total.bytes += sum(int(event["args"][key]) for key in ("bytes_to_device", "bytes_to_host"))
     return sorted(sums.values(), key=lambda total: -total.seconds)
 
 

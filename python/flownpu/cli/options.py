@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # The provider that runs a model, the device on which FlowNPU's does, and the type to which matrix products round
 # activations.
 Provider = Literal["flownpu", "cpu"]
-Device = Literal["auto", "cpu", "npu", "emulate", "gpu"]
+Device = Literal[
+    "auto", "cpu", "npu", "emulate", "gpu",
+    "npu+gpu", "npu+cpu", "gpu+npu", "gpu+cpu", "cpu+npu", "cpu+gpu", "emulate+gpu", "emulate+cpu",
+]  # fmt: skip
 Activations = Literal["bf16", "int8"]
 
 
@@ -62,7 +65,12 @@ ProviderOption = Annotated[
     Provider, typer.Option("--provider", help="flownpu, or cpu: ONNX Runtime's own CPU provider, to compare with.")
 ]
 DeviceOption = Annotated[
-    Device | None, typer.Option("--device", help="Where FlowNPU runs the model; auto takes the NPU if there is one.")
+    Device | None,
+    typer.Option(
+        "--device",
+        help="Where FlowNPU runs the model; auto takes the NPU if there is one. Of two, the first reads prompts and "
+        "the second writes tokens.",
+    ),
 ]
 ActivationsOption = Annotated[
     Activations | None,
@@ -189,7 +197,7 @@ def provider_options(
         options[key] = value
     if device is not None:
         options["device"] = device
-    if options.get("device") == "gpu":
+    if "gpu" in options.get("device", "").split("+"):
         use_installed_packages()
     if activations is not None:
         options["activations"] = activations

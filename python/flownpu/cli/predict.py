@@ -34,7 +34,8 @@ def predict(
         typer.Option(
             "--device",
             metavar="CHIP",
-            help="The chip, kraken-350 or kraken-340; or a GPU, radeon-780m or radeon-890m (`gpu`: both).",
+            help="The chip, kraken-350 or kraken-340; or a GPU, radeon-780m or radeon-890m (`gpu`: both); or one for "
+            "prompts and one for tokens: kraken-350+radeon-890m.",
         ),
     ] = "kraken-350",
     context: Annotated[
@@ -73,6 +74,11 @@ def predict(
     Nothing is run: the programs that `flownpu build` would write are priced by the cost model, whose errors
     docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic.
     """
+    if "+" in device:
+        if kv_dtype == "int8" or measured is not None:
+            raise typer.BadParameter("expected no --kv-dtype int8 and no --measured with two devices")
+        _predict_pair(model, device, parse_contexts(context) if context else [], weights, as_json=as_json)
+        return
     if device == "gpu" or device.startswith("radeon"):
         if kv_dtype == "int8":
             raise typer.BadParameter("expected no --kv-dtype int8 with a GPU, which has no such cache")
@@ -144,6 +150,41 @@ def _predict_gpus(
                 f"{point.read_bytes / 1e9:.2f}",
             )
         console.print(table)
+
+
+def _predict_pair(model: str, device: str, contexts: list[int], weights: str | None, *, as_json: bool) -> None:
+    from flownpu.predict.pair import DEVICES, predict_pair  # noqa: PLC0415 other commands need none of it
+    from flownpu.predict.target import nearest, target  # noqa: PLC0415
+
+    names = device.split("+")
+    for name in names:
+        if name not in DEVICES:
+            raise typer.BadParameter(f"no such chip or GPU: {name}{nearest(name, DEVICES)}", param_hint="--device")
+    if len(set(names)) != len(names) or len(names) != 2:
+        raise typer.BadParameter(f"expected two different devices, got {device}", param_hint="--device")
+    with waiting("pricing the programs ..."):
+        report = predict_pair(target(model, bits=_bits(weights)), device, contexts)
+    if as_json:
+        print_json({"predicted": True, **asdict(report)})
+        return
+    console.print(f"{report.model}: prompts on {names[0]}, tokens on {names[1]}", markup=False)
+    console.print("Predicted, not measured; a GPU's numbers are bounds (docs/model.md).", markup=False)
+    table = _table("", "context", "first token, s", "decode, tok/s", "handed over, MB", "in, ms", "J/prompt", "J/token")
+    for point in report.points:
+        table.add_row(
+            _length(point.context),
+            f"{point.ttft_seconds:.2f}",
+            f"{point.decode_tokens_per_second:.1f}",
+            f"{point.handed_over_bytes / 1e6:.1f}",
+            f"{point.handed_over_seconds * 1e3:.1f}",
+            "" if point.prompt_joules is None else f"{point.prompt_joules:.2f}",
+            "" if point.token_joules is None else f"{point.token_joules:.3f}",
+        )
+    console.print(table)
+    if report.threshold is None:
+        console.print(f"No prompt of up to 4096 tokens is faster on {names[0]}.", markup=False)
+    else:
+        console.print(f"From {report.threshold} new tokens on a prompt is faster on {names[0]}.", markup=False)
 
 
 def _print(report: "PredictionReport", chip: str, source: str) -> None:

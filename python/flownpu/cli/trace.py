@@ -57,8 +57,8 @@ def trace(
 
 def _artifacts(model: Path, placement: dict[str, object], chosen: dict[str, str]) -> Path | None:
     """The folder of the device's compiled designs; None for a device without any."""
-    name = str(placement["device"]).split(" ", maxsplit=1)[0]
-    if name in ("cpu", "gpu"):
+    name = next((name for name in ("npu", "emulate") if f"{name} (" in str(placement["device"])), None)
+    if name is None:
         return None
     if chosen.get("artifacts"):
         return Path(chosen["artifacts"])

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ops/device.h"
-#include "ops/transformer/kv_caches.h"
+#include "ops/transformer/cache/kv_caches.h"
 
 namespace flownpu::transformer {
 

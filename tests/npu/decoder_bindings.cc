@@ -15,7 +15,7 @@
 #include "ops/npu/device.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/run/cache_memory.h"
-#include "ops/transformer/kv_caches.h"
+#include "ops/transformer/cache/kv_caches.h"
 #include "python/native/arrays.h"
 #include "tests/npu/bindings.h"
 #include "tests/ops/partition.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ops/gpu/context/context.h"
-#include "ops/transformer/cache_memory.h"
+#include "ops/transformer/cache/memory.h"
 #include "ops/transformer/decoder.h"
 
 namespace flownpu::gpu {

@@ -8,9 +8,9 @@
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/operators/lowering.h"
 #include "ops/nodes/flow_qkv_attention.h"
+#include "ops/transformer/cache/kv_caches.h"
 #include "ops/transformer/decoder_matcher.h"
 #include "ops/transformer/graph/operators.h"
-#include "ops/transformer/kv_caches.h"
 
 namespace flownpu::gpu {
 namespace {

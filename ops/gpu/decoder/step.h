@@ -14,8 +14,8 @@
 #include "ops/gpu/context/context.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/forward_pass.h"
+#include "ops/transformer/cache/kv_caches.h"
 #include "ops/transformer/decoder_call.h"
-#include "ops/transformer/kv_caches.h"
 
 namespace flownpu::gpu {
 

@@ -12,7 +12,7 @@
 #include "ops/npu/artifacts/program_record.h"
 #include "ops/npu/driver/runtime.h"
 #include "ops/npu/nodes/decoder_shape.h"
-#include "ops/transformer/cache_memory.h"
+#include "ops/transformer/cache/memory.h"
 
 namespace flownpu::npu {
 

@@ -7,7 +7,7 @@
 // earlier positions. If logits of all tokens are wanted, a chunk's program ends with the last norm,
 // and the host multiplies its rows by the LM head, whose blocks lie among the array's weights;
 // chunks whose program ends before are not used. The device keeps the KV caches
-// (ops/transformer/kv_caches.h), the activations and the weights.
+// (ops/transformer/cache/kv_caches.h), the activations and the weights.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@
 #include "ops/npu/run/layer_experts.h"
 #include "ops/npu/run/layer_states.h"
 #include "ops/npu/run/program.h"
+#include "ops/transformer/cache/kv_caches.h"
 #include "ops/transformer/decoder_call.h"
-#include "ops/transformer/kv_caches.h"
 
 namespace flownpu::npu {
 

@@ -26,7 +26,7 @@ class ProgramBuffers {
   using Makers = std::map<std::string, Maker, std::less<>>;
 
   // Makes the buffers of all `programs`, each as large as its largest use. Caches are made by their
-  // owner (ops/transformer/kv_caches.h). Constants come from the node, which has them packed;
+  // owner (ops/transformer/cache/kv_caches.h). Constants come from the node, which has them packed;
   // buffers with a name in `makers` come from there. Throws DeviceError (kMemory) before anything
   // is allocated if the machine has too little memory; Error if the node lacks a packed constant,
   // or has it in another size.

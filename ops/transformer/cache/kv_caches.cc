@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/transformer/kv_caches.h"
+#include "ops/transformer/cache/kv_caches.h"
 
 #include <algorithm>
 #include <cstring>

@@ -8,7 +8,7 @@
 #include "ops/dispatch_observer.h"
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
-#include "ops/transformer/kv_caches.h"
+#include "ops/transformer/cache/kv_caches.h"
 
 namespace flownpu::transformer {
 

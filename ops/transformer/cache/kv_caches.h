@@ -34,7 +34,7 @@
 #include <vector>
 
 #include "ops/nodes/tensor.h"
-#include "ops/transformer/cache_memory.h"
+#include "ops/transformer/cache/memory.h"
 #include "ops/transformer/decoder.h"
 
 namespace flownpu::transformer {

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 import psutil
 import pytest
+from tests.opencl_double import Double, Way
 
 from flownpu.npu.artifacts import build_artifacts
 from tests.decoding import STORED, DecoderSession
@@ -20,7 +21,6 @@ from tests.end_to_end import replies
 from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.replies import generator_of, reply
 from tests.npu.rounding import array_error
-from tests.opencl_double import Double, Way
 
 CAPACITY = 256
 THRESHOLD = 8
@@ -119,7 +119,7 @@ def bytes_of(session: SharedSession, positions: int) -> int:
     return sum(positions * v.shape[1] * v.shape[3] * np.dtype(STORED[v.type][0]).itemsize for v in session.cache_inputs)
 
 
-# What each run finds elsewhere: positions first .. end - 1.
+# The positions first .. end - 1 that each run finds elsewhere.
 HANDED = {
     "emulate+cpu": [None, (TO_TENSORS, 0, 70), None, (TO_DEVICE, 70, 72), (TO_TENSORS, 72, 92), None,
                     (TO_TENSORS, 30, 40), None],
@@ -167,7 +167,7 @@ def test_switch_copies_only_rows_that_device_lacks(
 def test_report_has_price_of_second_copy(
     converted: Callable[..., Path], open_session: Callable[..., SharedSession], tmp_path: Path
 ) -> None:
-    """Of all constants, which the file keeps beside the graph."""
+    """All constants' bytes, which the file keeps beside the graph."""
     report = tmp_path / "placement.json"
     open_session("emulate+cpu", placement=str(report))
     placement = json.loads(report.read_text())

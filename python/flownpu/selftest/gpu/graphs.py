@@ -94,8 +94,14 @@ _MOVES: list[tuple[str, tuple[int, ...], dict[str, Any], list[np.ndarray | None]
 
 
 def _convolution(
-    image: tuple[int, ...], kernel: tuple[int, ...], rng: Rng, *, sums: bool = False, group: int = 1,
-    upsample: int = 1, **windows: Any,
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    rng: Rng,
+    *,
+    sums: bool = False,
+    group: int = 1,
+    upsample: int = 1,
+    **windows: Any,
 ) -> Case:
     x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in (image, kernel))
     bias = rng.standard_normal(kernel[0], dtype=np.float32)

@@ -13,13 +13,13 @@ import numpy as np
 import onnxruntime
 import psutil
 import pytest
-from tests.opencl_double import Double, Way
 
 from flownpu.npu.artifacts import build_artifacts
 from tests.decoding import STORED, DecoderSession
 from tests.end_to_end import replies
 from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.replies import generator_of, reply
+from tests.loader_double import Double, Way
 from tests.npu.rounding import array_error
 
 CAPACITY = 256
@@ -159,8 +159,8 @@ def test_switch_copies_only_rows_that_device_lacks(
     assert names.count("DecoderLayers") == len(RUNS) - runs_of_cpu
     if pair == "emulate+gpu":
         arrays = [event["args"]["array"] for event in events if event["args"]["op_name"] == "dispatch"]
-        switches = [array == "opencl" for array, before in zip(arrays[1:], arrays, strict=False)
-                    if (array == "opencl") != (before == "opencl")]  # fmt: skip
+        switches = [array == "gpu" for array, before in zip(arrays[1:], arrays, strict=False)
+                    if (array == "gpu") != (before == "gpu")]  # fmt: skip
         assert switches == [True, False, True, False, True]
 
 
@@ -174,7 +174,7 @@ def test_report_has_price_of_second_copy(
     assert placement["why"] == "device=emulate+cpu"
     assert f"for {THRESHOLD} and more new tokens, and cpu (" in placement["device"]
     found = re.search(
-        r"weights of (\d+) bytes in the file's pages and 1 times as a device's copy", placement["summary"]
+        r"weights of (\d+) bytes in the file's pages and once more in a device's memory", placement["summary"]
     )
     assert found
     size = (converted() / "model.onnx.data").stat().st_size

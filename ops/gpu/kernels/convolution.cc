@@ -21,7 +21,7 @@ constexpr const char* kWindow = R"(
   const int tap = k % args.taps;
   const int y = first_y + tap / args.kernel_x * args.dilation_y;
   const int x = first_x + tap % args.kernel_x * args.dilation_x;
-  if (y >= 0 && y < args.height && x >= 0 && x < args.width)
+  if (y >= 0 && y < args.height * args.upsample && x >= 0 && x < args.width * args.upsample)
     element = args.x.Read(image, group(2) * args.channels + k / args.taps, y / args.upsample,
                           x / args.upsample);
 )";

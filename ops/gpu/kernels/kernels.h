@@ -124,9 +124,8 @@ struct ConvolutionShape {
 
 // Arguments: x [images, C, height, width], w [M, channels, kernel, kernel], y [images, M, plane],
 // then, if the shape has them, bias [M] and residual, like y; parameters: rows, M, channels, C, the
-// depth of the product, columns (images x plane), plane, the width of the result, height, width
-// (in the size in which they are read), the pads before the first row and column. Layers of all
-// widths so share their kernels.
+// depth of the product, columns (images x plane), plane, the width of the result, height, width,
+// the pads before the first row and column. Layers of all widths so share their kernels.
 KernelDescription convolution(const ConvolutionShape& shape);
 Grid convolution_grid(const ConvolutionShape& shape, std::int64_t columns);
 

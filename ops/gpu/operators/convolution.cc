@@ -58,7 +58,8 @@ class Convolution final : public HostCheckedStep {
         convolution_grid(shape_, columns), buffers,
         std::vector{shape_.rows, shape_.rows * shape_.groups, shape_.channels,
                     shape_.channels * shape_.groups, shape_.channels * down.kernel * over.kernel,
-                    columns, plane, over.count, down.size, over.size, down.head, over.head});
+                    columns, plane, over.count, down.size / shape_.upsample,
+                    over.size / shape_.upsample, down.head, over.head});
     run.read(y, outputs[0]);
   }
 

@@ -50,7 +50,7 @@ def changed_stages(monkeypatch, change):
 
 
 class InThisProcess:
-    """Runs a stage at once, in place of a process, which would import all anew for each of 65 stages."""
+    """Runs a stage at once, in place of a process, which would import all anew for each of 67 stages."""
 
     def __init__(self, command, **_):
         worker.main(Path(command[-1]))

@@ -70,6 +70,8 @@ def decoder_stages(target: str) -> Iterator[Stage]:
     yield Stage(name, name, partial(_layers, shape, name, "split", 1, _INT8_CONTEXT, _INT8_POSITION), 1)
     name, shape = "decode_layer, norms of all heads", replace(SHAPE, norm_of_all_heads=True)
     yield Stage(name, name, partial(_layers, shape, name, "pairs", 1, _CONTEXT, _POSITION), 1)
+    name, shape = "decode_layer, output gate", replace(SHAPE, output_gate=True)
+    yield Stage(name, name, partial(_layers, shape, name, "pairs", 1, _CONTEXT, _POSITION), 1)
     yield Stage("token", "token", _token, 1)
     yield Stage("prompt", "prompt", partial(_prompt, target), _TOKENS, 120)
 
@@ -78,6 +80,7 @@ def _layers(shape: LayerShape, name: str, way: str, count: int, context: int, po
     """Layers of a token, in one call; `way` is how attention is shared among tiles ("pairs", "split")."""
     call = random_call(shape, rng, position, [CalledLayer()] * count, context, way=way)
     array = f"decode_layer-{way}" + "-all" * shape.norm_of_all_heads + "-int8" * shape.int8_cache
+    array += "-gate" * shape.output_gate
     fixed = fixed_call("decode_layer", array, f"layers{count}", call.program)
     inputs = {f"{fixed.name} {buffer}": content for buffer, content in call.buffers().items()}
     read, written = ("int8_rows", ["int8_rows"]) if shape.int8_cache else ("cache", [])

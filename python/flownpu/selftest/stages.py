@@ -21,6 +21,7 @@ from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
+from flownpu.aie.designs.gated_delta import GatedDelta
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.one_tile import KERNELS, ROW, OneTile
@@ -29,6 +30,7 @@ from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSN
 from flownpu.aie.programs.alone import program_of
 from flownpu.selftest.decoder import decoder_stages
 from flownpu.selftest.reference import attention, projections, rows
+from flownpu.selftest.reference.gated_delta import gated_delta_cases
 from flownpu.selftest.stage import Stage, Trial, call_of_case, check_of_case, inputs_of_case, trial_of_cases
 
 if TYPE_CHECKING:
@@ -202,7 +204,7 @@ class _Stages:
     # --- Attention ----------------------------------------------------------------------------------------------------
 
     def _attention(self) -> Iterator[Stage]:
-        """Attention; `work` of "nca" (non-causal attention) is multiply-adds."""
+        """Attention, and the rule of layers with states; `work` of "nca" (non-causal attention) is multiply-adds."""
         target, columns = self.target, self._columns
         decode = FlowKV(target, 8, 4, 64)
         for name, window in (("flow_kv", None), ("flow_kv window", 40)):
@@ -221,6 +223,8 @@ class _Stages:
                 work = 2 * design.heads * design.d * tokens * (past + tokens)
                 group = "flow_qkv" if design is prompt else name
                 yield _stage(name + more, group, _alone(make), work=work)
+        states = GatedDelta(target, 4 * columns, 32, 32)
+        yield _stage("gated_delta", "gated_delta", partial(gated_delta_cases, states, 5))
 
 
 def _alone(make: Callable[..., Case]) -> _Cases:

@@ -5,52 +5,9 @@ import numpy as np
 import pytest
 
 from flownpu.aie.designs.gated_delta import GatedDelta
+from flownpu.selftest.reference.gated_delta import Tokens
 from tests.aie.emulation import emulate, plan_of
-from tests.aie.host_kernels import BF16_ROUNDING, BFLOAT16, bf16, wide
-
-# The error of a product of two f32 that are split in two bf16 parts (kernels/common/float_math.h), four in a row.
-PRODUCTS = 4 * 3 * 2.0**-16
-
-
-class Tokens:
-    """Random tokens of some heads: queries and keys of length one, as a model's are; decays from 0.37 to 1."""
-
-    def __init__(self, rng: np.random.Generator, tokens: int, heads: int, dk: int, dv: int) -> None:
-        def unit(scale: float) -> np.ndarray:
-            drawn = rng.standard_normal((tokens, heads, dk))
-            return bf16(scale * drawn / np.linalg.norm(drawn, axis=-1, keepdims=True))
-
-        self.q, self.k, self.v = unit(dk**-0.5), unit(1.0), bf16(rng.standard_normal((tokens, heads, dv)))
-        self.rates = np.stack([np.exp(-rng.random((tokens, heads))), rng.random((tokens, heads))], -1).astype("f4")
-        self.state = bf16(rng.standard_normal((heads, dk, dv)))
-
-    def lines(self, line: int) -> np.ndarray:
-        """x of the design [tokens, heads, line]; NaN where nobody reads."""
-        parts = [self.q, self.k, self.v, self.rates.view(BFLOAT16)]
-        x = np.concatenate(parts, -1)
-        return np.pad(x, ((0, 0), (0, 0), (0, line - x.shape[-1])), constant_values=np.nan)
-
-    def expected(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Outputs [tokens, heads, dv] and last states [heads, dk, dv] in float64, and bounds of both errors.
-
-        A token rounds its state to bf16, which errs by half a place. Later tokens make errors no larger, because decay
-        is at most 1, and I - beta k k^T has no singular value above 1 for |k| <= 1 (bf16's k is within 2^-9 of that).
-        So the error of a column is at most the sum of what each token's rounding adds, and that of an output the same
-        times |q|.
-        """
-        state, found, bounds = wide(self.state), [], []
-        column = np.zeros((len(state), state.shape[-1]))  # bound of the error of each column's length
-        for q, k, v, rates in zip(wide(self.q), wide(self.k), wide(self.v), self.rates.astype("f8"), strict=True):
-            decay, beta = rates[:, 0, None], rates[:, 1, None]
-            known = decay * np.einsum("hkv,hk->hv", state, k)
-            delta = beta * (v - known)
-            state = decay[..., None] * state + k[..., None] * delta[:, None]
-            found.append(np.einsum("hkv,hk->hv", state, q))
-            size, length = np.linalg.norm(state, axis=1), np.linalg.norm(q, axis=-1)[:, None]
-            arithmetic = PRODUCTS * (np.abs(v) + size)
-            bounds.append(length * (column + arithmetic) + BF16_ROUNDING * np.abs(found[-1]) + PRODUCTS * length * size)
-            column = column + (BF16_ROUNDING + PRODUCTS) * size + arithmetic
-        return np.array(found), state, np.array(bounds), np.broadcast_to(column[:, None], state.shape)
+from tests.aie.host_kernels import BFLOAT16, wide
 
 
 @pytest.mark.parametrize(("dk", "dv"), [(128, 128), (32, 64), (16, 32)])

@@ -59,7 +59,7 @@ def test_model_programs_match_configuration(built, checkpoint):
             "hidden": hidden, "attention.heads": heads, "attention.kv_heads": kv_heads, "attention.head_size": d,
             "feed_forward.size": feed_forward, "layer.post_norms": 1, "layer.norms_before": 1,
             "attention.qkv_bias": 0, "attention.output_bias": 0, "attention.softcap": 0, "attention.int8_cache": 0,
-            "attention.sinks": 0, "head_eight_bits": 0, "layer.eight_bits": 0,
+            "attention.sinks": 0, "attention.output_gate": 0, "head_eight_bits": 0, "layer.eight_bits": 0,
             "epsilon": bits_of(config["rms_norm_eps"]), "layers": len(sliding), "vocabulary": config["vocab_size"],
             "attention.scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "feed_forward.experts": 0,
             "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,

@@ -236,12 +236,13 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
     """The expected results, and how far each number may be off.
 
     The array rounds to bf16 where this function perturbs (kernels/README.md): entries, projections, heads, attention's
-    weights (factors of the values, which are perturbed instead) and its output. So the error of a result is a sum of
-    many small independent errors. Its standard deviation is estimated from `samples` copies of the layer, each with
-    errors of its own, uniform up to the largest that a rounding makes: this over- rather than underestimates it, for a
-    rounding's largest error is between 2^-9 and 2^-8. The tolerance is 7 such deviations: 32 samples give the deviation
-    to within a factor of 2/3 in all but 1 of 10^4 cases, and 1 number in 2 x 10^5 would be beyond 4.6 true deviations
-    if every rounding were as bad as assumed. What f32 arithmetic adds is below 3 x 2^-14, a hundredth of a rounding.
+    weights (factors of the values, which are perturbed instead), its output and that times its gate. So the error of a
+    result is a sum of many small independent errors. Its standard deviation is estimated from `samples` copies of the
+    layer, each with errors of its own, uniform up to the largest that a rounding makes: this over- rather than
+    underestimates it, for a rounding's largest error is between 2^-9 and 2^-8. The tolerance is 7 such deviations: 32
+    samples give the deviation to within a factor of 2/3 in all but 1 of 10^4 cases, and 1 number in 2 x 10^5 would be
+    beyond 4.6 true deviations if every rounding were as bad as assumed. What f32 arithmetic adds is below 3 x 2^-14, a
+    hundredth of a rounding.
 
     Returns:
         By name the expected numbers in float64, and their tolerances.
@@ -254,10 +255,11 @@ def expectation(call: LayerInputs, rng: Rng, samples: int = SAMPLES) -> dict[str
         norms = np.split(weights.norms, 2)
         residual, x = enter(shape, norms[0], hidden, update, rounded)
         found["qkv"] = rounded(product(x, weights.qkv, shape.projections[0]))
-        context, position = attend(call, index, layer, rounded(found["qkv"]), rounded)
+        context, position = attend(call, index, layer, rounded(found["qkv"])[:, : shape.heads_size], rounded)
         positions.append(position)
         found["context"] = rounded(context)
-        found["attended"] = rounded(product(with_one(found["context"], shape), weights.output, shape.projections[1]))
+        x = with_one(opened(shape, found["context"], found["qkv"], rounded), shape)
+        found["attended"] = rounded(product(x, weights.output, shape.projections[1]))
         hidden, x = enter(shape, norms[1], residual, found["attended"], rounded)
         found["activated"] = rounded(product(x, weights.gate_up, shape.projections[2], shape.activation))
         update = rounded(product(found["activated"], weights.down, shape.projections[3]))
@@ -295,6 +297,16 @@ def enter(
     if not (shape.norms_before or final):
         return after, after
     return after, rounded(rms_norm(after, norms[-1]))
+
+
+def opened(shape: LayerShape, context: np.ndarray, qkv: np.ndarray, rounded: Rounding) -> np.ndarray:
+    """Attention's output, times the sigmoid of its gate if it has one: of the rows of QKV that follow the heads.
+
+    The array's sigmoid errs by 2e-4 (kernels/common/float_math.h), a twentieth of the bound of its product's rounding.
+    """
+    if not shape.output_gate:
+        return context
+    return rounded(context / (1 + np.exp(-qkv[:, shape.heads_size :])))
 
 
 def with_one(context: np.ndarray, shape: LayerShape) -> np.ndarray:

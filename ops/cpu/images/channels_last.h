@@ -32,7 +32,7 @@ inline void turn_channels_last(const Context& context, const ImagePlanes& from, 
     return;
   }
   const auto element = static_cast<std::int64_t>(size_of(type));
-  // Of each plane 1 KB is read together, or, to keep all threads busy, 256 bytes.
+  // A task reads 1 KB of each plane, or, to keep all threads busy, 256 bytes.
   constexpr std::int64_t kMost = 256;
   constexpr std::int64_t kLeast = 64;
   const bool is_large = from.images * from.pixels >= kMost * 4 * context.pool->threads();

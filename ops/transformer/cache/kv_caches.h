@@ -170,7 +170,7 @@ class KvCaches {
   };
   static_assert(sizeof(Ticket) == kTicketBytes);
 
-  // What devices that share their conversations have in common.
+  // The parts that devices have in common if they share their conversations.
   struct Shared {
     std::mutex mutex;
     std::mt19937_64 random{std::random_device{}()};

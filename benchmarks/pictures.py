@@ -5,8 +5,6 @@
     python -m benchmarks.pictures out/sd14 flownpu/bf16 flownpu/int8 onnxruntime
     pip install openvino==2026.4.1 nncf==3.4.0
     python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8
-    pip install stable-diffusion-cpp-python==0.4.7
-    python -m benchmarks.pictures out/sd14 stable-diffusion.cpp/f16 stable-diffusion.cpp/q8_0
     python -m benchmarks.pictures out/sd14 activations
     python -m benchmarks.pictures convolutions
 
@@ -18,7 +16,6 @@ command times convolutions of the UNet by themselves, beside the machine's rate 
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,25 +94,6 @@ def _openvino(path: Path, precision: str) -> Network:
     return lambda given: compiled(given)[0]
 
 
-def _stable_diffusion_cpp(folder: Path, precision: str) -> dict[str, float]:
-    """Whole pictures of one step and of three, from the checkpoint, of whose networks it shows no others' numbers."""
-    from stable_diffusion_cpp import StableDiffusion
-
-    started = perf_counter()
-    model = StableDiffusion(model_path=f"{folder}-checkpoint", wtype=precision, n_threads=len(os.sched_getaffinity(0)))
-    found = {"load": perf_counter() - started}
-    seconds = []
-    for steps in (1, 3):
-        started = perf_counter()
-        model.generate_image(
-            prompt="a circle", negative_prompt="a square", width=512, height=512, cfg_scale=_GUIDANCE,
-            sample_steps=steps, sample_method="ddim_trailing", seed=1,
-        )  # fmt: skip
-        seconds.append(perf_counter() - started)
-    step = (seconds[1] - seconds[0]) / 2
-    return {**found, "unet": step, "text and vae_decoder": seconds[0] - step, "peak GB": _peak_gb()}
-
-
 ENGINES = {"onnxruntime": _onnxruntime, "flownpu": _flownpu, "openvino": _openvino}
 
 
@@ -129,10 +107,6 @@ def _seconds(call: Callable[[], Any]) -> float:
         call()
         times.append(perf_counter() - started)
     return min(times)
-
-
-def _peak_gb() -> float:
-    return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def _private_bytes() -> int:
@@ -182,8 +156,6 @@ def _picture(text: Network, denoise: Network, decode: Network, folder: Path) -> 
 def measure(folder: Path, engine: str) -> dict[str, float]:
     """Seconds of each part, and the peak of resident memory; results are kept for comparison."""
     name, _, precision = engine.partition("/")
-    if name == "stable-diffusion.cpp":
-        return _stable_diffusion_cpp(folder, precision)
     paths = {part: folder / part / "model.onnx" for part in ("text_encoder", "unet", "vae_decoder")}
     started = perf_counter()
     networks = {part: ENGINES[name](path, precision) for part, path in paths.items()}
@@ -198,7 +170,7 @@ def measure(folder: Path, engine: str) -> dict[str, float]:
         text, denoise, decode = networks.values()
         _picture(text, denoise, decode, folder)
         found["picture"] = perf_counter() - started
-    return {**found, "peak GB": _peak_gb()}
+    return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
 
 
 def activations(folder: Path) -> None:
@@ -246,10 +218,9 @@ def main(folder: Path, engines: list[str]) -> None:
         found = json.loads(done.stdout.splitlines()[-1])
         for part in ("unet", "vae_decoder"):
             reference = folder / f"onnxruntime-{part}.npy"
-            results = folder / f"{engine.replace('/', '-')}-{part}.npy"
-            if engine != "onnxruntime" and reference.exists() and results.exists():
+            if engine != "onnxruntime" and reference.exists():
                 expected = np.load(reference)
-                error = np.load(results) - expected
+                error = np.load(folder / f"{engine.replace('/', '-')}-{part}.npy") - expected
                 found[f"{part} dB"] = float(20 * np.log10(np.ptp(expected)) - 10 * np.log10(np.square(error).mean()))
         print(f"{engine:<16}" + "  ".join(f"{key} {value:.2f}" for key, value in found.items()), flush=True)
 

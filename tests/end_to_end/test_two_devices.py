@@ -181,7 +181,7 @@ def test_report_has_price_of_second_copy(
     assert size / 2 < int(found[1]) <= size
 
 
-def test_two_devices_compile_no_model(
+def test_compilation_for_two_devices_is_refused(
     converted: Callable[..., Path], ep_devices: Any, options: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
     session_options = onnxruntime.SessionOptions()

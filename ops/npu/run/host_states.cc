@@ -58,7 +58,7 @@ class StateOperator : public HostOperator {
   RowsOf x_, projected_, y_;
 };
 
-// All between the projections of a layer that keeps a state.
+// The mixer of a layer that keeps a state: everything between its projections.
 class MixerOfRows final : public StateOperator {
  public:
   explicit MixerOfRows(const HostCallReader& reader) : StateOperator(reader) {
@@ -78,7 +78,7 @@ class MixerOfRows final : public StateOperator {
   }
 };
 
-// The same up to a gated delta rule that an array applies.
+// The part of a mixer before a gated delta rule that the array applies.
 class BeforeDelta final : public StateOperator {
  public:
   explicit BeforeDelta(const HostCallReader& reader)
@@ -107,7 +107,7 @@ class BeforeDelta final : public StateOperator {
   std::size_t token_, state_, heads_;
 };
 
-// And from there on.
+// The part of a mixer after that rule.
 class AfterDelta final : public StateOperator {
  public:
   explicit AfterDelta(const HostCallReader& reader)

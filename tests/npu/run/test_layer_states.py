@@ -109,7 +109,7 @@ def test_logits_through_turns_and_a_rewind_are_near_transformers(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_token_calls_the_array_once_more_than_the_host_has_states(
+def test_token_calls_array_once_more_than_host_has_states(
     name: str, model_of: Callable[[str, bool], LanguageModel]
 ) -> None:
     """Both models have two layers of eight with attention, which are on the array as a whole."""
@@ -139,7 +139,7 @@ def test_mixers_read_their_own_layers_norm_and_products(model_of: Callable[[str,
     assert calls[-1].views[0] == ("weights", before + shape.state_projections[0].bytes)
 
 
-def test_a_mask_that_hides_a_token_is_refused(
+def test_mask_hiding_a_token_is_refused(
     model_of: Callable[[str, bool], LanguageModel], ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
     """The array's programs take all tokens up to the last one; a mask on the right only makes the prompt shorter."""

@@ -61,7 +61,7 @@ def test_items_of_agents_become_turns():
     assert turns[3].content[0].text == "So."
 
 
-def test_what_is_left_out_is_said(server_of_three):
+def test_tools_left_out_are_named_in_header(server_of_three):
     client = server_of_three.openai()
     asked = {**AGENTS, "max_output_tokens": 4, "extra_body": {"client_metadata": AGENTS["client_metadata"]}}
     del asked["client_metadata"]

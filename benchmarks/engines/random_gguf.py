@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from flownpu.model.shapes import SHAPES
 from tests.convert.conftest import is_projection
-from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, write_settings
+from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, stored_parameters, write_settings
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
 
@@ -76,7 +76,7 @@ def random_blocks(
 
 
 def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: int = 0) -> None:
-    """Writes the file of a decoder without experts and states."""
+    """Writes the file of a decoder without experts."""
     generator = np.random.Generator(np.random.SFC64(seed))
     architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
@@ -88,13 +88,15 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     with torch.device("meta"):  # for the names and shapes
         model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
+    for name, parameter, _ in stored_parameters(model):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if is_projection(name):
             chosen = type_of(kind, name, config.num_hidden_layers)
             writer.add_tensor(stored, random_blocks(chosen, *parameter.shape, generator), raw_dtype=chosen)
         else:
-            writer.add_tensor(stored, np.full(parameter.shape, float(name.endswith("norm.weight")), np.float32))
+            shape = [size for size in parameter.shape if size > 1]  # a convolution's middle axis is dropped
+            value = 1 if name.endswith("norm.weight") else -1 if name.endswith("A_log") else 0
+            writer.add_tensor(stored, np.full(shape, value, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,5 +17,7 @@ def test_operators_are_all_on_page():
     for contract in _native.contracts():
         name = contract.op_type
         assert (
-            f"`{name}`" in text if contract.domain == "ai.flownpu" else re.search(rf"^\|[^|]* (\S+::)?{name} [\d-]+[,\s]", text, re.M)
+            f"`{name}`" in text
+            if contract.domain == "ai.flownpu"
+            else re.search(rf"^\|[^|]* (\S+::)?{name} [\d-]+[,\s]", text, re.M)
         )

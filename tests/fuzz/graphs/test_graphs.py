@@ -3,7 +3,6 @@
 
 import random
 import re
-from collections import Counter
 from pathlib import Path
 
 import onnx
@@ -20,8 +19,9 @@ from tests.fuzz.worker import ROOT
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "graphs").glob("*.npz"))
 CASES, SEED = 250, 20
-# Cases of each operator, of which every fourth has arrays that several threads share.
-EACH = 40
+# Cases of each operator, of which every fourth has arrays that several threads share. Beside tests/ops/test_onnx_backend.py
+# they hold the numbers of the CPU's operators; tests/ops/cpu has what both lack: ends of types, roundings, refusals.
+EACH = 24
 OPERATORS = {f"{name}, {first}": (first, make) for family in FAMILIES for _, name, first, make in family.OPERATORS}
 
 
@@ -44,13 +44,15 @@ def test_random_graphs_give_no_finding(workers: Workers) -> None:
     assert campaign.counts["ONNX Runtime's own crash"] < CASES / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_random_graphs_of_one_operator_give_no_finding(name: str, workers: Workers) -> None:
     first, operator = OPERATORS[name]
     rng, oracle = random.Random(name), Oracle(*workers)
     verdicts = [oracle.judge(alone(operator, first, rng, large=i % 4 == 3)) for i in range(EACH)]
     assert not [verdict.finding.text for verdict in verdicts if verdict.finding is not None]
-    print(name, Counter(v.category for v in verdicts))
+    # ONNX Runtime's CPU provider has no kernel of GroupNorm.
+    assert name == "GroupNorm, 7" or sum("same" in verdict.category for verdict in verdicts) >= EACH / 4
 
 
 def test_random_graphs_have_all_supported_operators() -> None:

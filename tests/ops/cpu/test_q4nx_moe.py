@@ -16,7 +16,6 @@ EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rou
 BF16 = 2.0**-9  # the same of bfloat16
 # Sizes that do not fill whole groups of columns and blocks of rows, and sizes that do.
 ODD, WHOLE = (100, 48), (256, 64)
-BIAS = np.float32([0.3, -0.2, 0.1, 0, -0.3, 0.2])
 CONSTANTS = (1, 2, 3, 5, 6, 7, 8, 9)
 SCALES = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 0.7}
 

@@ -54,147 +54,7 @@ def check(ep_devices: list[Any], model: ir.Model, feeds: Inputs, folder: Path, *
     return Counter(args["op_name"] for args in run if args.get("provider") == "FlowNPUExecutionProvider")
 
 
-# --- Attention: flow_qkv_attention, qk_norm, split_qkv, packed_qkv ----------------------------------------------------
-
-# H = 2 query heads and one KV head of d.
-ATTENTION = """
-attention (float[1, S, 64] x, float[1, 1, P, {d}] past_key, float[1, 1, P, {d}] past_value,
-           int32[1] lengths, int32[1] total)
-    => (float[1, S, {width}] y, float present_key, float present_value{also}) {{
-    {projections}
-    {norms}
-    y, present_key, present_value = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1>
-        ({qkv}, past_key, past_value, lengths, total)
-}}
-"""
-PROJECTION = "{out} = com.microsoft.MatMulNBits <K = 64, N = {rows}, block_size = 32> ({x}, {out}_codes, {out}_scales)"
-NORM = """
-    {out}_apart = Reshape ({x}, {out}_heads)
-    {out}_normed = SimplifiedLayerNormalization <axis = -1, epsilon = 0.01> ({out}_apart, {out}_weight)
-    {out} = Reshape ({out}_normed, {out}_whole)
-"""
-PLAIN = {"Q4NXMatMul": 1, "FlowQKVAttention": 1}
-
-
-def projections(d: int) -> str:
-    return "  ".join(PROJECTION.format(out=out, rows=rows, x="x") for out, rows in (("q", 2 * d), ("k", d), ("v", d)))
-
-
-def norm(out: str, x: str) -> str:
-    return NORM.format(out=out, x=x)
-
-
-def heads(out: str, width: int, d: int) -> Inputs:
-    """The constants that `NORM` over heads of d reads."""
-    return {
-        f"{out}_heads": np.array([0, -1, d]),
-        f"{out}_whole": np.array([0, -1, width]),
-        f"{out}_weight": np.linspace(0.5, 1.5, d, dtype=np.float32),
-    }
-
-
-def attention(d: int = 32, constants: Inputs | None = None, **parts: str) -> ir.Model:
-    given = {"projections": projections(d), "norms": "", "qkv": "q, k, v", "also": ""}
-    text = ATTENTION.format(d=d, width=2 * d, **(given | parts))
-    made = {**weight("q", 2 * d, 64), **weight("k", d, 64), **weight("v", d, 64), **weight("p", 4 * d, 64)}
-    used = {name: array for name, array in (made | (constants or {})).items() if name in text}
-    return testing.parse(text, **used)
-
-
-def prompt(d: int = 32, tokens: int = 3, past: int = 2) -> Inputs:
-    cache = activations(2, 1, 1, past, d)
-    return {
-        "x": activations(1, tokens, 64),
-        "past_key": cache[0],
-        "past_value": cache[1],
-        "lengths": np.array([past + tokens - 1], np.int32),
-        "total": np.array([past + tokens], np.int32),
-    }
-
-
-BOTH_NORMS = norm("qn", "q") + norm("kn", "k")
-ALL_NORMS = "".join(
-    f"{of}n = SimplifiedLayerNormalization <axis = -1, epsilon = 0.01> ({of}, {of}n_weight)  " for of in "qk"
-)
-NORM_SHAPES = heads("qn", 64, 32) | heads("kn", 32, 32)
-PACKED = PROJECTION.format(out="p", rows=128, x="x") + "  a, b, c = Split <axis = -1> (p, sizes)"
-SIZES = {"sizes": np.array([64, 32, 32])}
-NORMED: dict[str, Any] = {"norms": BOTH_NORMS, "qkv": "qn, kn, v"}
-ATTENTIONS: dict[str, tuple[ir.Model, int, dict[str, int]]] = {
-    "packed_qkv": (attention(), 32, PLAIN),
-    "packed_qkv: norms of all heads": (
-        attention(norms=ALL_NORMS, qkv="qn, kn, v", constants=heads("qn", 64, 64) | heads("kn", 32, 32)),
-        32,
-        PLAIN | {"Split": 1, "SimplifiedLayerNormalization": 2},
-    ),
-    "packed_qkv: rows that fill no block": (attention(24), 24, PLAIN | {"Q4NXMatMul": 3}),
-    "packed_qkv: a product that is read": (attention(also=", float[1, S, 32] k"), 32, PLAIN | {"Q4NXMatMul": 3}),
-    "qk_norm": (attention(**NORMED, constants=NORM_SHAPES), 32, PLAIN),
-    # The queries are in heads already when they are cut into heads for the norm.
-    "qk_norm: of heads that are apart": (
-        attention(
-            norms="q4 = Reshape (q, four)" + norm("qn", "q4") + norm("kn", "k"),
-            qkv="qn, kn, v",
-            constants=NORM_SHAPES | {"four": np.array([0, 0, 2, 32])},
-        ),
-        32,
-        {"Q4NXMatMul": 3, "FlowQKVAttention": 1, "SimplifiedLayerNormalization": 2, "Reshape": 5},
-    ),
-    "split_qkv": (attention(projections=PACKED, qkv="a, b, c", constants=SIZES), 32, PLAIN),
-}
-
-
-@pytest.mark.parametrize("name", ATTENTIONS)
-def test_attention_becomes_flow_qkv(ep_devices: list[Any], tmp_path: Path, name: str) -> None:
-    model, d, expected = ATTENTIONS[name]
-    assert check(ep_devices, model, prompt(d), tmp_path) == expected
-
-
-def test_projections_of_other_widths_do_not_become_one(ep_devices: list[Any], tmp_path: Path) -> None:
-    """K and V have wrong widths with the right sum, so their total width is the expected one."""
-    rows = {"q": 128, "k": 32, "v": 96}
-    wrong = "  ".join(PROJECTION.format(out=out, rows=count, x="x") for out, count in rows.items())
-    constants = {name: array for out, count in rows.items() for name, array in weight(out, count, 64).items()}
-    model = ir.to_proto(attention(64, projections=wrong, constants=constants))
-    with pytest.raises(Exception, match=r"value.*shape .*, got \[1,.*,96\]"):
-        session(ep_devices, model, tmp_path).run(None, prompt(64))
-
-
-# --- Feed-forward: gated_projection ------------------------------------------------------------------------
-
-GATED = """
-gated (float[1, S, 96] x) => (float[1, S, 40] y) {{
-    gate = com.microsoft.MatMulNBits <K = 96, N = 40, block_size = 32> (x, gate_codes, gate_scales)
-    up = com.microsoft.MatMulNBits <K = 96, N = 40, block_size = 32> (x, up_codes, up_scales)
-    {activation}
-    y = Mul (activated, up)
-}}
-"""
-FAST_GELU = "activated = com.microsoft.FastGelu (gate)"
-SILU = "sigmoid = Sigmoid (gate)  activated = Mul (gate, sigmoid)"
-
-
-def gated(activation: str = FAST_GELU) -> ir.Model:
-    return testing.parse(GATED.format(activation=activation), **weight("gate", 40, 96), **weight("up", 40, 96))
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        pytest.param(gated(), {"Q4NXMatMul": 1}, id="geglu"),
-        pytest.param(gated(SILU), {"Q4NXMatMul": 1}, id="swiglu"),
-        pytest.param(
-            gated("sigmoid = Sigmoid (up)  activated = Mul (gate, sigmoid)"),
-            {"Q4NXMatMul": 2, "Sigmoid": 1, "Mul": 2},
-            id="the sigmoid of another",
-        ),
-    ],
-)
-def test_feed_forward_becomes_products(
-    ep_devices: list[Any], tmp_path: Path, model: ir.Model, expected: dict[str, int]
-) -> None:
-    assert check(ep_devices, model, {"x": activations(1, 3, 96)}, tmp_path) == expected
-
+# --- GELU in parts ----------------------------------------------------------------------------------------------------
 
 ERF_GELU = """
 gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
@@ -208,7 +68,6 @@ gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
 }}
 """
 HALVED_LAST = "product = Mul (x, sum)  y = Mul (product, half)"
-BY_ERF = {"scale": "Div", "root": np.float32(math.sqrt(2)), "products": HALVED_LAST}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +105,6 @@ gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
     y = Mul (x, share)
 }}
 """
-BY_TANH = {"root": np.float32(math.sqrt(2 / math.pi)), "third": "cube = Pow (x, three)  third = Mul (factor, cube)"}
 
 
 @pytest.mark.parametrize(

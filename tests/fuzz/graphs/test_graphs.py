@@ -19,8 +19,8 @@ from tests.fuzz.worker import ROOT
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "graphs").glob("*.npz"))
 CASES, SEED = 250, 20
-# Cases of each operator, of which every fourth has arrays that several threads share. Beside tests/ops/test_onnx_backend.py
-# they hold the numbers of the CPU's operators; tests/ops/cpu has what both lack: ends of types, roundings, refusals.
+# Cases of each operator, of which every fourth has arrays that several threads share. With ONNX's backend suite they
+# check the numbers of the CPU's operators; tests/ops/cpu has what both lack: ends of types, roundings, refusals.
 EACH = 24
 OPERATORS = {f"{name}, {first}": (first, make) for family in FAMILIES for _, name, first, make in family.OPERATORS}
 

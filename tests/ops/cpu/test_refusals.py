@@ -23,15 +23,7 @@ X, COUNTS, YES = array(2, 3), array(2, 3, dtype=np.int64), array(2, 3, dtype=np.
 CUBE, IMAGES, KERNEL = array(2, 3, 37), array(2, 3, 13, 12), array(4)
 PADS = np.array([1, 0, 2, 3, 0, 1, 4, 0])
 A, B = array(2, 8), array(8, 4)
-OUTPUTS = {
-    "And": "bool",
-    "Not": "bool",
-    "Less": "bool",
-    "Equal": "bool",
-    "Div": "int64",
-    "Range": "int64",
-    "ArgMax": "int64",
-}
+OUTPUTS = dict.fromkeys(("And", "Not", "Less", "Equal"), "bool") | dict.fromkeys(("Div", "Range", "ArgMax"), "int64")
 
 
 @pytest.mark.parametrize(

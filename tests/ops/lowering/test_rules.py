@@ -68,6 +68,7 @@ gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
 }}
 """
 HALVED_LAST = "product = Mul (x, sum)  y = Mul (product, half)"
+BY_ERF = {"scale": "Div", "root": np.float32(math.sqrt(2)), "products": HALVED_LAST}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,7 @@ gelu (float[1, S, 8] x) => (float[1, S, 8] y) {{
     y = Mul (x, share)
 }}
 """
+BY_TANH = {"root": np.float32(math.sqrt(2 / math.pi)), "third": "cube = Pow (x, three)  third = Mul (factor, cube)"}
 
 
 @pytest.mark.parametrize(

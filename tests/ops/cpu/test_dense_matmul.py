@@ -2,6 +2,7 @@
 """DenseMatMul, MatMul and Gemm on the CPU, for every instruction set of this machine, against float64."""
 
 import math
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -11,11 +12,13 @@ import pytest
 from flownpu.ops.definitions import dense_matmul
 from tests.ops.cpu.test_q4nx_matmul import EPSILON, rounded, tie_error
 from tests.ops.device import ISAS, Node, one, run
+from tests.pairwise import pairwise
 
 # (rows, K, M): few rows, few columns, both; columns and K that fill no block of 32 or 128; SigLIP's patch of 588; two
 # stretches of 1024 K.
 SHAPES = [(1, 33, 7), (4, 256, 72), (5, 40, 97), (13, 588, 96), (300, 72, 40), (300, 72, 72), (7, 2080, 80)]
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
+HOW = list(product(ISAS, ["bf16", "int8"], TYPES))
 FEW_ROWS, FEW_COLUMNS = 4, 64
 # The most columns of K that share a scale in int8: of weights that are rounded, and of int8 ones.
 MOST_COLUMNS = {"avx512": (128, 384), "avx2": (256, 384)}
@@ -109,14 +112,9 @@ def rounded_weight(
     return found, error
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("transposed", [0, 1])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_equals_float64(
-    isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]
-) -> None:
+@pytest.mark.parametrize(("how", "transposed", "shape"), pairwise(HOW, [0, 1], SHAPES))
+def test_product_equals_float64(how: tuple[str, str, str], transposed: int, shape: tuple[int, int, int]) -> None:
+    isa, activations, dtype = how
     rows, k, m = shape
     rng = np.random.default_rng(rows)
     weight, scale = weight_of(rng, k, m, dtype)
@@ -163,10 +161,10 @@ def test_equal_weights_and_largest_activations_pass_no_sum(dtype: str, sign: int
     assert np.all(np.abs(y - exact[1:].sum(0)) <= bound)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("isa", "activations", "dtype", "sizes"),
+    pairwise(ISAS, ["bf16", "int8"], list(TYPES), [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)]),
+)
 def test_empty_sum_is_zero(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     """An empty sum is 0, to which bias, activation and residual are applied."""
     rows, k, m = sizes

@@ -14,6 +14,7 @@ import pytest
 from tests.one_node import by_onnxruntime, by_reference
 from tests.ops import device
 from tests.ops.device import NAMES, one
+from tests.pairwise import pairwise
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 37), dtype=np.float32)
@@ -54,10 +55,15 @@ def test_integers_wrap_around() -> None:
     check("Div", [integers(7, -7, HIGHEST, LOWEST), integers(2, 2, LOWEST, HIGHEST)])
 
 
-@pytest.mark.parametrize("step", [-1, -2, LOWEST, 1])
-@pytest.mark.parametrize("start", [HIGHEST, 2**31 - 1, 5, -1, -7, LOWEST])
-@pytest.mark.parametrize("end", [HIGHEST, HIGHEST - 1, 2**31 - 1, 2**31 - 2, 4, 0, -3, -7, -(2**31), LOWEST])
-def test_slice_at_ends_of_integers_equals_onnxruntime(start: int, end: int, step: int) -> None:
+@pytest.mark.parametrize(
+    ("step", "start", "end"),
+    pairwise(
+        [-1, -2, LOWEST, 1],
+        [HIGHEST, 2**31 - 1, 5, -1, -7, LOWEST],
+        [HIGHEST, HIGHEST - 1, 2**31 - 1, 2**31 - 2, 4, 0, -3, -7, -(2**31), LOWEST],
+    ),
+)
+def test_slice_at_ends_of_integers_equals_onnxruntime(step: int, start: int, end: int) -> None:
     """As in ONNX Runtime, which does not take the largest number of either type for an end."""
     inputs = [array(6, 3), integers(start), integers(end), integers(0), integers(step)]
     (expected,) = by_onnxruntime("Slice", inputs, [np.float32])

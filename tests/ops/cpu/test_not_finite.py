@@ -19,6 +19,7 @@ from tests.ops.cpu.attention.conversation import (
     stored,
 )
 from tests.ops.device import ISAS, one
+from tests.pairwise import pairwise
 
 EPSILON = 2.0**-24
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
@@ -36,10 +37,10 @@ def product(
     return one("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=x.shape[-1], gating=gating)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("gating", ["none", "geglu", "swiglu"])
-@pytest.mark.parametrize("tokens", [1, 4, 13, 33])
+@pytest.mark.parametrize(
+    ("isa", "activations", "gating", "tokens"),
+    pairwise(ISAS, ["bf16", "int8"], ["none", "geglu", "swiglu"], [1, 4, 13, 33]),
+)
 def test_q4nx_activations_keep_nan(isa: str, activations: str, gating: str, tokens: int) -> None:
     """A NaN makes its row NaN, an infinity makes it NaN or infinite (a gate may close on it); other rows stay."""
     m, k = 40, 300
@@ -177,10 +178,9 @@ def random_attention(tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
     return query, [rng.standard_normal((1, 2, PAST + tokens, 40), dtype=np.float32) for _ in range(2)]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
-@pytest.mark.parametrize("window", [-1, 20])
+@pytest.mark.parametrize(
+    ("isa", "cache", "tokens", "window"), pairwise(ISAS, list(CACHE_TYPES), list(NEW.values()), [-1, 20])
+)
 def test_attention_keeps_nan(isa: str, cache: str, tokens: int, window: int) -> None:
     """A NaN in a key makes NaN of every query of its group that sees the key, one in a query of its own output; a value
     that is not finite makes only its element of them not finite. Queries that do not see it, for a mask or a window,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Q4NXMatMul and FusedDQP on the CPU, for every instruction set of this machine, against float64."""
 
+from itertools import product
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,10 +10,12 @@ import pytest
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_matmul
 from tests.ops.device import ISAS, Node, run, testing
+from tests.pairwise import pairwise
 
 EPSILON = 2.0**-24  # Half an ulp of 1 in float32: the relative error of one rounding.
 # One block; rows and columns that fill no block; K that is no multiple of a group; the 1B model's odd half block.
 SHAPES = [(32, 256), (40, 300), (7, 33), (96, 1152), (33, 257)]
+HOW = list(product(ISAS, ["bf16", "int8"]))
 
 
 EIGHT_BITS = [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE]
@@ -136,13 +140,11 @@ def product_and_bound(
     return q4nx_matmul.reference(exact, blocks, rows=rows, columns=columns), bound
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 3, 5, 13, 200])
+@pytest.mark.parametrize(("how", "shape", "tokens"), pairwise(HOW, SHAPES, [1, 3, 5, 13, 200]))
 def test_product_of_rounded_activations_equals_float64(
-    isa: str, activations: str, shape: tuple[int, int], tokens: int
+    how: tuple[str, str], shape: tuple[int, int], tokens: int
 ) -> None:
+    isa, activations = how
     rng = np.random.default_rng(tokens)
     rows, columns = shape
     blocks = blocks_of(rows, columns, rng)
@@ -257,12 +259,10 @@ def random_weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.G
     return q4nx.Quantized(codes, four.scale, minimum.astype(ml_dtypes.bfloat16))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 3, 5, 13, 33])
-def test_layout_changes_no_bit(isa: str, activations: str, shape: tuple[int, int], tokens: int) -> None:
+@pytest.mark.parametrize(("how", "shape", "tokens"), pairwise(HOW, SHAPES, [1, 3, 5, 13, 33]))
+def test_layout_changes_no_bit(how: tuple[str, str], shape: tuple[int, int], tokens: int) -> None:
     """Wide blocks are compared with float64 above; the others hold the same weights."""
+    isa, activations = how
     rng = np.random.default_rng(tokens)
     rows, columns = shape
     weight = symmetric_weight(rows, columns, rng)

@@ -11,6 +11,7 @@ import pytest
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_matmul, q4nx_moe
 from tests.ops.device import ISAS, Node, one
+from tests.pairwise import pairwise
 
 EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rounding
 BF16 = 2.0**-9  # the same of bfloat16
@@ -144,12 +145,11 @@ def biased(of: Mixture, *kept: int) -> Mixture:
     return replace(of, biases=tuple(bias if place in kept else None for place, bias in enumerate(biases)))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("count", [1, 7, 600])
 @pytest.mark.parametrize(
-    "kept", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)], ids=["all", "gate and up", "down", "logits", "factors"]
+    ("isa", "count", "kept", "scales"),
+    # Biases of gate and up, of down, of logits, and factors: all, and each alone.
+    pairwise(ISAS, [1, 7, 600], [(0, 1, 2, 3), (0,), (1,), (2,), (3,)], [{}, SCALES]),
 )
-@pytest.mark.parametrize("scales", [{}, SCALES], ids=["plain", "scaled"])
 def test_biases_and_scales_equal_products_of_experts(
     isa: str, count: int, kept: tuple[int, ...], scales: dict[str, float]
 ) -> None:

@@ -70,7 +70,6 @@ def _contracts() -> str:
     return "\n".join(lines)
 
 
-
 def _port(port: Any) -> str:
     if not port.types:
         return f"no {port.name}"

@@ -16,8 +16,8 @@ another page of memory (figure 6): e_y m K / k_mt runs of A, e_x n K / k_mt of B
 write: C to main memory. Unlike in equation 10 writes do not share the reads' rate: no single rate would fit.
 
 The GEMM takes the time of all its megatiles, of the first tiles' way in, of the last tile's way out, and a dispatch.
-Without overlap of descriptors and transfers (section 4.4) each megatile pays for both ways and `synchronise`. Padding to
-megatiles and k_mt takes time and does not count as work. **Nothing here was measured by us.**
+Without overlap of descriptors and transfers (section 4.4) each megatile pays for both ways and `synchronise`. Padding
+to megatiles and k_mt takes time and does not count as work. **Nothing here was measured by us.**
 """
 
 from __future__ import annotations

@@ -206,9 +206,11 @@ def test_gemm_with_constant_weight_rounds_as_dense_product(activations: str, tra
     np.testing.assert_array_equal(y, expected)
 
 
-def test_gemm_with_beta_of_zero_does_not_read_c() -> None:
+def test_gemm_scales_c_and_with_beta_of_zero_does_not_read_it() -> None:
     """As in BLAS and in ONNX Runtime; 0 times infinity would be NaN."""
     a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    scaled = one("Gemm", [a, b, np.full((2, 4), 8, np.float32)], domain="", alpha=2.0, beta=-0.5)
+    np.testing.assert_array_equal(scaled, np.full((2, 4), 2))
     y = one("Gemm", [a, b, np.full((2, 4), np.inf, np.float32)], domain="", beta=0.0)
     np.testing.assert_array_equal(y, np.full((2, 4), 3))
 

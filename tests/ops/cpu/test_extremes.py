@@ -53,6 +53,28 @@ def test_integers_wrap_around() -> None:
     (result,) = run("Div", [integers(LOWEST, -7), integers(-1, -1)], outputs=("int64",))
     np.testing.assert_array_equal(result, integers(LOWEST, 7))
     check("Div", [integers(7, -7, HIGHEST, LOWEST), integers(2, 2, LOWEST, HIGHEST)])
+    check("Relu", [integers(LOWEST, -2, -1, 0, 1, HIGHEST)])
+
+
+SQUARE = RNG.standard_normal((3, 3), dtype=np.float32)
+SCALES, ZEROS = np.array([0.1, 0.2, 0.3], np.float32), np.array([1, 2, 3], np.int8)
+DEFAULTS: list[tuple[str, str, list[np.ndarray], str, dict[str, Any]]] = [
+    ("LayerNormalization", "", [X / 1000, WEIGHT], "float", {"epsilon": 1e-5, "axis": -1}),
+    ("SimplifiedLayerNormalization", "", [X / 1000, WEIGHT], "float", {"epsilon": 1e-5, "axis": -1}),
+    ("QuickGelu", "com.microsoft", [X], "float", {"alpha": 1.702}),
+    ("QuantizeLinear", "", [SQUARE, SCALES, ZEROS], "int8", {"axis": 1}),
+    ("DequantizeLinear", "", [np.arange(9, dtype=np.int8).reshape(3, 3), SCALES, ZEROS], "float", {"axis": 1}),
+    ("Gelu", "", [X], "float", {"approximate": "none"}),
+    ("Softmax", "", [X], "float", {"axis": -1}),
+]
+
+
+@pytest.mark.parametrize(("op_type", "domain", "inputs", "output", "attributes"), DEFAULTS, ids=[d[0] for d in DEFAULTS])
+def test_absent_attributes_have_their_defaults(
+    op_type: str, domain: str, inputs: list[np.ndarray], output: str, attributes: dict[str, Any]
+) -> None:
+    absent, given = (device.run(op_type, inputs, domain=domain, outputs=(output,), **a)[0] for a in ({}, attributes))
+    np.testing.assert_array_equal(absent, given)
 
 
 @pytest.mark.parametrize(

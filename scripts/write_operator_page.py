@@ -54,7 +54,7 @@ def _values(rule: Any) -> str:
 
 def _contracts() -> str:
     lines = ["| operators, versions | inputs | outputs | attributes |", "|---|---|---|---|"]
-    alike: dict[tuple[str, ...], list[str]] = {}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     others = [contract for contract in _native.contracts() if contract.domain != _DOMAIN]
     for contract in sorted(others, key=lambda c: (c.domain, c.op_type)):
         first, last = contract.first_version, contract.last_version

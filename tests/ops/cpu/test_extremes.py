@@ -69,7 +69,9 @@ DEFAULTS: list[tuple[str, str, list[np.ndarray], str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("op_type", "domain", "inputs", "output", "attributes"), DEFAULTS, ids=[d[0] for d in DEFAULTS])
+@pytest.mark.parametrize(
+    ("op_type", "domain", "inputs", "output", "attributes"), DEFAULTS, ids=[d[0] for d in DEFAULTS]
+)
 def test_absent_attributes_have_their_defaults(
     op_type: str, domain: str, inputs: list[np.ndarray], output: str, attributes: dict[str, Any]
 ) -> None:

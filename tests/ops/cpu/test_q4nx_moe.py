@@ -17,6 +17,7 @@ EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rou
 BF16 = 2.0**-9  # the same of bfloat16
 # Sizes that do not fill whole groups of columns and blocks of rows, and sizes that do.
 ODD, WHOLE = (100, 48), (256, 64)
+BIAS = np.float32([0.3, -0.2, 0.1, 0, -0.3, 0.2])
 CONSTANTS = (1, 2, 3, 5, 6, 7, 8, 9)
 SCALES = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 0.7}
 
@@ -109,24 +110,33 @@ def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return np.repeat(largest, 32, axis=1)[:, :columns]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("count", [1, 7, 600])
-def test_expert_equals_two_products_of_its_rows(isa: str, activations: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("isa", "activations", "count", "attributes", "bias"),
+    [
+        *pairwise(
+            ISAS, ["bf16", "int8"], [1, 7, 600], [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], [None]
+        ),
+        *pairwise(ISAS, ["bf16", "int8"], [1, 7, 600], [{}], [BIAS]),
+    ],
+)
+def test_expert_equals_two_products_of_its_rows(
+    isa: str, activations: str, count: int, attributes: dict[str, Any], bias: np.ndarray | None
+) -> None:
     """Against Q4NXMatMul on each expert's rows; the experts' answers for 600 rows are too large to be kept."""
-    of = mixture(WHOLE, experts=8, taken=4)
+    of = replace(mixture(WHOLE, taken=4, **attributes), bias=bias)
     hidden, inner = WHOLE
+    gating = attributes.get("gating", "swiglu")
     x = decided_rows(count, of)
     experts, weights, weight_error = routed(x, of)
     options = {"cpu_isa": isa, "activations": activations}
     expected, bound = np.zeros((2, count, hidden))
-    for e in range(8):
+    for e in range(6):
         row, rank = np.nonzero(experts == e)
         if not row.size:
             continue
         gate_up, down = of.expert(e)
         product = one(
-            "Q4NXMatMul", [x[row], gate_up], constants=(1,), options=options, M=inner, K=hidden, gating="swiglu"
+            "Q4NXMatMul", [x[row], gate_up], constants=(1,), options=options, M=inner, K=hidden, gating=gating
         )
         answer = one("Q4NXMatMul", [product, down], constants=(1,), options=options, M=hidden, K=inner)
         weight = weights[row, rank][:, None]
@@ -213,6 +223,8 @@ def test_biases_of_other_shapes_are_refused(place: int, shape: tuple[int, ...], 
     biases[place] = np.zeros(shape, np.float32)
     with pytest.raises(ValueError, match=message):
         run(rows_of(1, ODD[0]), replace(mixture(), biases=tuple(biases)))
+    with pytest.raises(ValueError, match="expected normalize_routing_weights to be 1 beside a router_bias"):
+        run(rows_of(1, ODD[0]), replace(mixture(normalize_routing_weights=0), bias=BIAS))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -53,18 +53,20 @@ def _values(rule: Any) -> str:
 
 
 def _contracts() -> str:
-    lines = ["| operator | versions | inputs | outputs | attributes |", "|---|---|---|---|---|"]
+    lines = ["| operators, versions | inputs | outputs | attributes |", "|---|---|---|---|"]
+    alike: dict[tuple[str, str, str], list[str]] = {}
     others = [contract for contract in _native.contracts() if contract.domain != _DOMAIN]
     for contract in sorted(others, key=lambda c: (c.domain, c.op_type)):
         first, last = contract.first_version, contract.last_version
-        cells = [
-            f"{contract.domain}::{contract.op_type}" if contract.domain else contract.op_type,
-            str(first) if first == last else f"{first}-{last}",
+        name = f"{contract.domain}::{contract.op_type}" if contract.domain else contract.op_type
+        cells = (
             "; ".join(map(_port, contract.inputs)),
             "; ".join(_port(port) for port in contract.outputs if port.types),
             "; ".join(map(_attribute, contract.attributes)),
-        ]
-        lines.append(f"| {' | '.join(cell.replace('|', ', ') for cell in cells)} |")
+        )
+        alike.setdefault(cells, []).append(f"{name} {first}" if first == last else f"{name} {first}-{last}")
+    for cells, names in alike.items():
+        lines.append(f"| {' | '.join(cell.replace('|', ', ') for cell in (', '.join(names), *cells))} |")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
@@ -56,3 +57,12 @@ def by_reference(op_type: str, inputs: Arrays, outputs: int = 1, *, opset: int =
     """The outputs by onnx's reference implementation, the specification's Python."""
     model, feeds = one_node(op_type, inputs, [None] * outputs, opset=opset, attributes=attributes)
     return [np.asarray(array) for array in ReferenceEvaluator(model).run(None, feeds)]
+
+
+def by_onnxruntime(
+    op_type: str, inputs: Arrays, outputs: Sequence[Any], *, domain: str = "", opset: int = 21, **attributes: Any
+) -> list[Array]:
+    """The outputs by ONNX Runtime's CPU provider; `outputs` as for `one_node`."""
+    model, feeds = one_node(op_type, inputs, outputs, domain=domain, opset=opset, attributes=attributes)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return [np.asarray(array) for array in session.run(None, feeds)]

@@ -6,14 +6,18 @@ The scheme is that of arXiv 2512.13282 (figure 3) with the megatiles of arXiv 26
 while K is reduced. A *megatile*, e_y x e_x tiles of C on every compute tile, is what the array reduces at a time. These
 go on at the same time, and a megatile takes as long as the slowest:
 
-compute: its kernel calls; with one output buffer also C's way out, during which the core waits.
+compute: its kernel calls (equation 1 of 2512.13282: m k n / macs + (element + accumulator_byte x bytes of C in L1) m n
+cycles, and `call` for each); with one output buffer also C's way out, during which the core waits.
 
-read: A and B from main memory, through streams of 32 bits a cycle.
+read: A and B from main memory, hypot(bytes / rate, runs of a stream x run / clock), and no less than the fullest of the
+streams of 32 bits a cycle takes. A run of contiguous bytes takes a stream at least `run` cycles, as the next one is on
+another page of memory (figure 6): e_y m K / k_mt runs of A, e_x n K / k_mt of B in columns, a 32nd of these of panels.
 
-write: C to main memory.
+write: C to main memory. Unlike in equation 10 writes do not share the reads' rate: no single rate would fit.
 
 The GEMM takes the time of all its megatiles, of the first tiles' way in, of the last tile's way out, and a dispatch.
-docs/model.md has the equations. **Nothing here was measured by us.**
+Without overlap of descriptors and transfers (section 4.4) each megatile pays for both ways and `synchronise`. Padding
+to megatiles and k_mt takes time and does not count as work. **Nothing here was measured by us.**
 """
 
 from __future__ import annotations

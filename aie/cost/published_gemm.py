@@ -95,12 +95,3 @@ _TEXT: tuple[Measured, ...] = (
     ),
 )  # fmt: skip
 GEMMS: tuple[Measured, ...] = (*_TABLES, *_TEXT)
-
-# Other designs on other machines, in other power modes; nothing is fitted to them. Those of amd/IRON have C in f32 in
-# L1, 64 x 64 on each tile, A in chunks of 32 rows and prepacked B; how deep their calls are is not said: 64 is taken.
-# On XDNA their B is in a single buffer, which the model does not know. TOPS follow from M, K, N and the microseconds.
-_IRON = Tiling(32, 64, 64, 512, e_y=2, panels=True)
-OTHERS = tuple(
-    Measured("amd/IRON flm.GEMM", target, precision, _IRON, (m, k, n), 2 * m * k * n / microseconds / 1e6)
-    for target, precision, (m, k, n), microseconds in _DATA["iron"]
-)

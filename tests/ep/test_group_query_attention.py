@@ -82,23 +82,6 @@ def test_unsupported_attributes_are_named(make_session: MakeSession, attributes:
         make_session(model(attributes=attributes))
 
 
-def test_heads_of_576_are_left_to_onnx_runtime(placed: Placed) -> None:
-    graph = f"""{HEADER}
-        g (float[1,S,1728] query, int32[1] lengths, int32 total) => (float y, float present_key, float present_value) {{
-            y, present_key, present_value = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1>
-                (query, , , , , lengths, total)
-        }}"""
-    session, placement = placed(graph, CPU)
-    assert "head_size" in placement["left"][0]["reason"]
-    given = {
-        "query": np.ones((1, 2, 1728), np.float32),
-        "lengths": np.array([1], np.int32),
-        "total": np.array(2, np.int32),
-    }
-    for found, expected in zip(session.run(None, given), reference(graph, given), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
 NOTHING = np.zeros((1, 0, G * D), np.float32)
 OTHERS = {
     "keys of another layer": (False, feeds(1, 3, 5, key=NOTHING, value=NOTHING, lengths=np.array([7], np.int32))),

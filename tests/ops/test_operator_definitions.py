@@ -14,6 +14,7 @@ from flownpu.ops.contracts import input_names
 from flownpu.ops.definitions import fused_dqp, q4nx_gather, q4nx_matmul, q4nx_unpack
 from flownpu.ops.definitions.onnx_function import DOMAIN
 from tests.ops.stock_onnxruntime import BFLOAT16, model_of, node, run, value, with_functions
+from tests.pairwise import pairwise
 
 U = 2.0**-24  # unit roundoff of float32
 M, K = 70, 300  # neither a multiple of a block, nor K of a group
@@ -74,15 +75,19 @@ def projection_bound(x: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     return (np.count_nonzero(x, axis=-1)[..., None] + 8) * U * mass
 
 
-@pytest.mark.parametrize("layout", WITH_MINIMA, ids=str)
-@pytest.mark.parametrize("is_sparse", [False, True])
-@pytest.mark.parametrize("addends", [(), ("bias",), ("residual",), ("bias", "residual")])
 @pytest.mark.parametrize(
-    ("operator", "leading"), [(q4nx_matmul, (2, 3)), (q4nx_matmul, (5,)), (fused_dqp, (1, 1)), (fused_dqp, (1,))]
+    ("layout", "is_sparse", "addends", "call"),
+    pairwise(
+        WITH_MINIMA,
+        [False, True],
+        [(), ("bias",), ("residual",), ("bias", "residual")],
+        [(q4nx_matmul, (2, 3)), (q4nx_matmul, (5,)), (fused_dqp, (1, 1)), (fused_dqp, (1,))],
+    ),
 )
 def test_projection_function_equals_reference(
-    operator: Any, leading: tuple[int, ...], addends: tuple[str, ...], is_sparse: bool, layout: q4nx.Layout
+    layout: q4nx.Layout, is_sparse: bool, addends: tuple[str, ...], call: tuple[Any, tuple[int, ...]]
 ) -> None:
+    operator, leading = call
     rng = np.random.default_rng(3)
     x = activations(leading, is_sparse)
     shapes = {"bias": (M,), "residual": (*leading, M)}
@@ -164,13 +169,14 @@ def gather(blocks: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE],
-    ids=str,
+    ("layout", "dtype", "shape"),
+    pairwise(
+        [q4nx.WIDE, q4nx.NARROW, q4nx.SYMMETRIC, q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE],
+        [np.int32, np.int64],
+        [(), (5,), (2, 0), (2, 4)],
+    ),
 )
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("shape", [(), (5,), (2, 0), (2, 4)])
-def test_gather_is_exact(shape: tuple[int, ...], dtype: Any, layout: q4nx.Layout) -> None:
+def test_gather_is_exact(layout: q4nx.Layout, dtype: Any, shape: tuple[int, ...]) -> None:
     blocks = random_blocks(0, layout)
     indices = np.random.default_rng(0).integers(0, M, shape).astype(dtype)
     expected = q4nx.dequantize(blocks, M, K)[indices]

@@ -30,6 +30,7 @@ from tests.aie.designs.cases import (
     rms_norm_case,
 )
 from tests.aie.emulation import plan_of
+from tests.pairwise import pairwise
 
 TARGETS = ["npu1", "npu2"]
 KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
@@ -37,13 +38,17 @@ KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
 # --- Projections ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 16), ("npu2", 32)])
+ARRAYS = [("npu1", 16), ("npu2", 16), ("npu2", 32)]
+
+
 @pytest.mark.parametrize(
-    ("m", "k"), [(128, 256), (160, 1), (1056, 300), (4128, 512)], ids=["least", "one column", "odd", "runs"]
+    ("array", "size", "epilogue"),
+    # The least size, one column, an odd size, runs.
+    pairwise(ARRAYS, [(128, 256), (160, 1), (1056, 300), (4128, 512)], ["none", "geglu", "swiglu"]),
 )
-@pytest.mark.parametrize("epilogue", ["none", "geglu", "swiglu"])
-def test_fused_dqp_equals_reference(rng, target, tiles, m, k, epilogue):
-    fused_dqp_case(FusedDQP(target, 512, tiles, epilogue), m, k, rng).check()
+def test_fused_dqp_equals_reference(rng, array, size, epilogue):
+    target, tiles = array
+    fused_dqp_case(FusedDQP(target, 512, tiles, epilogue), *size, rng).check()
 
 
 @pytest.mark.parametrize(
@@ -77,12 +82,14 @@ def test_dequant_engine_equals_reference(rng, target, weights, m, k, planes):
     dequant_engine_case(DequantEngine(target, weights, planes), m, k, rng).check()
 
 
-@pytest.mark.parametrize(("target", "weights"), KINDS)
-@pytest.mark.parametrize(("m", "k"), [(64, 256), (192, 600), (64, 64 * 256 + 1)], ids=["least", "odd", "two tasks"])
-@pytest.mark.parametrize(("interleaved", "planes"), [(False, 1), (True, 1), (True, 2)])
-def test_dequant_engine_weaves_gate_and_up_projection(rng, target, weights, m, k, interleaved, planes):
-    engine = DequantEngine(target, weights, planes)
-    dequant_engine_case(engine, m, k, rng, gated=True, interleaved=interleaved).check()
+@pytest.mark.parametrize(
+    ("kind", "size", "order"),
+    # The least size, an odd one, two tasks; whether gate and up take turns, and planes.
+    pairwise(KINDS, [(64, 256), (192, 600), (64, 64 * 256 + 1)], [(False, 1), (True, 1), (True, 2)]),
+)
+def test_dequant_engine_weaves_gate_and_up_projection(rng, kind, size, order):
+    interleaved, planes = order
+    dequant_engine_case(DequantEngine(*kind, planes), *size, rng, gated=True, interleaved=interleaved).check()
 
 
 def test_dequant_engine_of_gemma3_1b_equals_reference(rng):
@@ -101,11 +108,9 @@ def test_gemm_equals_reference(rng, target, weights, m, e_y, e_x):
     gemm_case(design, m, 200, design.width + 32, rng).check()
 
 
-@pytest.mark.parametrize(("target", "weights"), KINDS)
-@pytest.mark.parametrize("epilogue", ["gelu", "geglu", "swiglu"])
-@pytest.mark.parametrize("e_x", [1, 2])
-def test_gemm_epilogues_equal_reference(rng, target, weights, epilogue, e_x):
-    design = small(target, weights, epilogue, e_x=e_x)
+@pytest.mark.parametrize(("kind", "epilogue", "e_x"), pairwise(KINDS, ["gelu", "geglu", "swiglu"], [1, 2]))
+def test_gemm_epilogues_equal_reference(rng, kind, epilogue, e_x):
+    design = small(*kind, epilogue, e_x=e_x)
     make = gemm_case if epilogue == "gelu" else gated_gemm_case
     make(design, 70, 130, design.width + 32, rng).check()
 
@@ -263,10 +268,10 @@ def test_patch_pooling_equals_reference(rng, target, n, side, cores, grid):
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_norm_rope_equals_reference(rng, output, tokens, position, qk_norm):
     """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
-    for target in TARGETS:
-        for heads, kv_heads, d, cores in ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)):
-            design = NormRope(target, heads, kv_heads, d, qk_norm, cores)
-            norm_rope_case(design, tokens, position, rng, output=output).check()
+    for target, shape in zip(TARGETS * 2, ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)), strict=True):
+        heads, kv_heads, d, cores = shape
+        design = NormRope(target, heads, kv_heads, d, qk_norm, cores)
+        norm_rope_case(design, tokens, position, rng, output=output).check()
 
 
 def test_norm_rope_of_model_shapes_equals_reference(rng):

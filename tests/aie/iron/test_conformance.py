@@ -43,33 +43,6 @@ def random(rng, *shape, dtype=np.int32):
 
 
 @DEVICES
-def test_vector_add_equals_numpy(device, rng):
-    """Two inputs and an output of a core, whose tile the placer chooses."""
-    tile, whole = tensor(256), tensor(1024)
-    a, b, c = (ObjectFifo(tile, name=name) for name in ("in1", "in2", "out"))
-    add = Kernel("add", "add.cc", [tile, tile, tile])
-
-    def core(a, b, c, add):
-        for _ in range_(4):
-            x, y, z = a.acquire(1), b.acquire(1), c.acquire(1)
-            add(x, y, z)
-            a.release(1)
-            b.release(1)
-            c.release(1)
-
-    def sequence(x, y, z, a, b, c):
-        a.fill(x)
-        b.fill(y)
-        c.drain(z, wait=True)
-
-    workers = [Worker(core, [a.cons(), b.cons(), c.prod(), add])]
-    program = Program(device, Runtime(sequence, [whole] * 3 + [a.prod(), b.prod(), c.cons()]), workers)
-    x, y = random(rng, 1024), random(rng, 1024)
-    found = run(program, {"add": lambda x, y, z: np.add(x, y, out=z)}, x=x, y=y)
-    np.testing.assert_array_equal(found["z"], x + y)
-
-
-@DEVICES
 def test_matrix_vector_equals_numpy(device, rng):
     """i16 tiles of A go through memory tiles, by pairs of columns; x is broadcast once for each row of tiles."""
     rows, columns, m, k, cores = 256, 288, 32, 32, 4
@@ -123,35 +96,6 @@ def test_split_and_joined_data_equals_numpy(parts, rng):
     x = random(rng, 12, parts, 64 // parts)
     found = run(split_and_join(parts), {"add": lambda x, y, number: np.add(x, number, out=y)}, x=x)
     np.testing.assert_array_equal(found["z"], (x + np.arange(parts)[:, None]).ravel())
-
-
-@DEVICES
-def test_broadcast_equals_numpy(device, rng):
-    """One producer, a consumer in every column; each scales the object that all of them see by its own factor."""
-    columns = 4 if device.target == "npu1" else 8
-    tile = tensor(64)
-    a = ObjectFifo(tile, name="a")
-    outs = [ObjectFifo(tile, name=f"c{column}") for column in range(columns)]
-    scale = Kernel("scale", "scale.o", [tile, tile, np.int32])
-
-    def core(a, c, scale, factor):
-        scale(a.acquire(1), c.acquire(1), factor)
-        a.release(1)
-        c.release(1)
-
-    def sequence(x, z, a, *outs):
-        a.fill(x)
-        for column, out in enumerate(outs):
-            out.drain(z, tap=TensorAccessPattern([columns * 64], column * 64, [64], [1]), wait=True)
-
-    workers = [
-        Worker(core, [a.cons(), out.prod(), scale, column + 1], tile=Tile(column, 2)) for column, out in enumerate(outs)
-    ]
-    ends = [a.prod(), *[out.cons() for out in outs]]
-    x = random(rng, 64)
-    functions = {"scale": lambda x, y, factor: np.multiply(x, factor, out=y)}
-    found = run(Program(device, Runtime(sequence, [tile, tensor(columns * 64), *ends]), workers), functions, x=x)
-    np.testing.assert_array_equal(found["z"].reshape(columns, 64), x * np.arange(1, columns + 1)[:, None])
 
 
 # Offset, sizes and strides of walks over a tensor [48, 64], and numpy's form of each.

@@ -300,8 +300,6 @@ def set_type(name: str, kind: int) -> Edit:
     return edit
 
 
-# The last tensor that the header describes.
-LAST_TENSOR = b"output.weight"
 GEMMA4 = "gemma4_unified_text"
 U32, F32, TEXT, BOOL, ARRAY = (gguf.GGUFValueType[name] for name in ("UINT32", "FLOAT32", "STRING", "BOOL", "ARRAY"))
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random graphs over every operator that the CPU device takes, as a strategy of hypothesis."""
 
+import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,20 @@ def build(head: bytes, nodes: list[bytes], isas: tuple[str, ...] = INSTRUCTION_S
         builder.choices.weighted(operators)(builder)
     if not builder.nodes:
         operators[0][1](builder)
+    return _case(builder, choices, isas)
+
+
+def alone(operator: Callable[[Builder], None], first: int, rng: random.Random, *, large: bool) -> Case:
+    """A case of one operator, whose first opset is `first`; `large`: with arrays for several threads."""
+    choices = Choices(rng.randbytes(HEAD_BYTES))
+    builder = Builder(choices)
+    builder.opset, builder.large = max(builder.opset, first), large
+    builder.choices = Choices(rng.randbytes(NODE_BYTES))
+    operator(builder)
+    return _case(builder, choices, INSTRUCTION_SETS)
+
+
+def _case(builder: Builder, choices: Choices, isas: tuple[str, ...]) -> Case:
     builder.choices = choices
     options = {
         "device": "cpu",

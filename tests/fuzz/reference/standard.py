@@ -412,6 +412,21 @@ _EXACT = (
     "ConstantOfShape Constant"
 )
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
+
+
+def resize(node: Node) -> list[Samples]:
+    """Linear places are off by some eight roundings of a number up to the longest axis, in either direction."""
+    x, made = node.input(0), by_onnx(node)
+    if not x.is_float or node.attributes.get("mode", b"nearest") != b"linear":
+        return made
+    near = np.nan_to_num(np.abs(x.numbers[0]), nan=0, posinf=0)
+    for axis in range(near.ndim):  # the largest of a pixel and its neighbours
+        ends = np.pad(near, [(1, 1) if i == axis else (0, 0) for i in range(near.ndim)])
+        near = np.max([np.take(ends, np.arange(i, i + near.shape[axis]), axis) for i in range(3)], axis=0)
+    (size,) = by_onnx(node, [x._replace(numbers=near[None]), *(node.optional(i) for i in range(1, node.count))])
+    return [made[0].shaken(absolute=8 * max(made[0].shape, default=1) * unit(x.dtype) * size.numbers[0]).rounded()]
+
+
 TABLE: Table = {
     **{("", name): simple for name in _EXACT.split()},
     **{("", name): partial(simple, units=1.0) for name in ("Add", "Sub", "Mul", "Sqrt")},
@@ -450,5 +465,5 @@ TABLE: Table = {
     ("", "GroupNormalization"): group_norm,
     ("", "InstanceNormalization"): group_norm,
     ("com.microsoft", "GroupNorm"): group_norm,
-    ("", "Resize"): by_onnx,
+    ("", "Resize"): resize,
 }

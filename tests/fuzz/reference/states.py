@@ -80,8 +80,9 @@ def linear_attention(node: Node) -> list[Samples]:
     if exponent > 80:  # exp overflows
         raise Unknown
     made = each(lambda *arrays: recur(-1, *arrays), inputs, query.dtype)
-    # Exponents keep their signs.
-    sizes = [None if s is None else s.numbers[0] if s is decay else np.abs(s.numbers[0]) for s in inputs]
+    # Exponents keep their signs, though another input may be the same value.
+    sizes = [None if s is None else np.abs(s.numbers[0]) for s in inputs]
+    sizes[4] = None if decay is None else decay.numbers[0]
     units = (size + exponent + FUNCTION_UNITS + 6) * (query.shape[1] + 1)
     return [_off(one, magnitude, units) for one, magnitude in zip(made, recur(1, *sizes), strict=True)][: node.outputs]
 

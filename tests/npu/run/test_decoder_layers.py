@@ -39,7 +39,7 @@ MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
         pytest.param("qwen3", True, TURNS, DECODE_WAYS, marks=SLOW),
         # The other ways of decoding, after a prompt and without one.
         *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
-        *(pytest.param(name, False, TOKENS, ("operators",), marks=SLOW) for name in ("llama", "qwen3")),
+        pytest.param("qwen3", False, TOKENS, ("operators",), marks=SLOW),
         # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
         pytest.param("gemma3_text", True, (222, 511, 512), DECODE_WAYS, marks=SLOW),
         # A chunk of the longer kind, whose attention is several calls of a dispatch.
@@ -49,11 +49,9 @@ MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
         # Biases of queries, keys and values, in a prompt and in every way of decoding.
         ("biases", True, TURNS, DECODE_WAYS[:1]),
         pytest.param("bias block", True, TURNS, DECODE_WAYS[:1], marks=SLOW),
-        *(
-            pytest.param(name, False, TOKENS, (way,), marks=SLOW)
-            for name in ("biases", "bias block")
-            for way in ("split", OPERATORS)
-        ),
+        pytest.param("biases", False, TOKENS, (OPERATORS,), marks=SLOW),
+        # A soft cap of scores; norms of all heads together, and behind each part.
+        *((name, True, (50, 51), DECODE_WAYS[:1]) for name in ("gemma2", "olmo2")),
         # Experts of a prompt by the host; of a token on the array, with either way of attention, or by the host.
         *(("experts", True, (50, 51, 52), (way,)) for way in ("split", next(iter(HOST_EXPERTS)))),
         pytest.param("experts", False, TOKENS, ("pairs",), marks=SLOW),
@@ -72,6 +70,8 @@ def test_logits_are_near_transformers(rng, name, prompt, stops, ways, session_of
     session, model = session_of(name, ways=ways), models.checkpoint(name)
     ids, steps = rng.integers(3, 300, stops[-1]), steps_of(*stops)
     found = run_all(session, embed(name, ids), steps)
+    if cap := getattr(model.reference.config, "final_logit_softcapping", None):  # the graph's, behind the LM head
+        found = cap * np.tanh(found / cap)
     lasts = [stop - 1 for stop in stops]
     expected = model.logits(ids[None])[0, lasts]
     error = np.sqrt(np.square(found - expected).mean())

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DenseMatMul and MatMul on the CPU, for every instruction set of this machine, against float64."""
+"""DenseMatMul, MatMul and Gemm on the CPU, for every instruction set of this machine, against float64."""
 
 import math
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -10,13 +11,14 @@ import pytest
 
 from flownpu.ops.definitions import dense_matmul
 from tests.ops.cpu.test_q4nx_matmul import EPSILON, rounded, tie_error
-from tests.ops.cpu.within_bounds import check
-from tests.ops.device import ISAS, one, run
+from tests.ops.device import ISAS, Node, one, run
+from tests.pairwise import pairwise
 
 # (rows, K, M): few rows, few columns, both; columns and K that fill no block of 32 or 128; SigLIP's patch of 588; two
 # stretches of 1024 K.
 SHAPES = [(1, 33, 7), (4, 256, 72), (5, 40, 97), (13, 588, 96), (300, 72, 40), (300, 72, 72), (7, 2080, 80)]
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
+HOW = list(product(ISAS, ["bf16", "int8"], TYPES))
 FEW_ROWS, FEW_COLUMNS = 4, 64
 # The most columns of K that share a scale in int8: of weights that are rounded, and of int8 ones.
 MOST_COLUMNS = {"avx512": (128, 384), "avx2": (256, 384)}
@@ -110,14 +112,9 @@ def rounded_weight(
     return found, error
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("transposed", [0, 1])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_product_equals_float64(
-    isa: str, activations: str, dtype: str, transposed: int, shape: tuple[int, int, int]
-) -> None:
+@pytest.mark.parametrize(("how", "transposed", "shape"), pairwise(HOW, [0, 1], SHAPES))
+def test_product_equals_float64(how: tuple[str, str, str], transposed: int, shape: tuple[int, int, int]) -> None:
+    isa, activations, dtype = how
     rows, k, m = shape
     rng = np.random.default_rng(rows)
     weight, scale = weight_of(rng, k, m, dtype)
@@ -164,57 +161,10 @@ def test_equal_weights_and_largest_activations_pass_no_sum(dtype: str, sign: int
     assert np.all(np.abs(y - exact[1:].sum(0)) <= bound)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activation", dense_matmul.ACTIVATIONS)
-@pytest.mark.parametrize("residual", ["none", "same", "broadcast", "wider"])
-def test_epilogue_equals_float64(isa: str, activation: str, residual: str) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((1, 6, 20), dtype=np.float32)
-    weight = rng.standard_normal((20, 37), dtype=np.float32)
-    bias = rng.standard_normal(37, dtype=np.float32)
-    shapes = {"same": (1, 6, 37), "broadcast": (37,), "wider": (3, 6, 1)}
-    extra = rng.standard_normal(shapes[residual], dtype=np.float32) if residual in shapes else None
-    # With AVX-512 a product of all 6 rows would round its inputs; one of up to 4 rows does not.
-    parts = [(slice(0, 4), slice(0, 4)), (slice(4, 6), slice(4, 6))]
-    expected = dense_matmul.reference(x, weight, None, bias, extra, activation=activation)
-    for rows, out in parts:
-        cut = [x[:, rows], weight, None, bias, extra if extra is None or residual == "broadcast" else extra[:, rows]]
-        y = one("DenseMatMul", [None if a is None else np.ascontiguousarray(a) for a in cut],
-                   constants=(1, 3), options={"cpu_isa": isa}, activation=activation)  # fmt: skip
-        # K + 2 roundings of sums up to 20 * 4 * 4, and the activation's error, 16 roundings of |x| + 1 (its formulas
-        # are good to 1.5e-7, and evaluated in some ten operations).
-        magnitudes = np.abs(x).sum(-1, keepdims=True) * np.abs(weight).max() + np.abs(bias).max() + 4
-        bound = (22 + 16) * EPSILON * (magnitudes + 1)
-        assert y.shape == expected[:, out].shape
-        assert np.all(np.abs(y - expected[:, out]) <= bound[:, rows])
-
-
-@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((2, 3, 9, 5), (2, 3, 5, 40)),
-        ((9, 5), (2, 5, 7)),
-        ((2, 1, 4, 8), (3, 8, 1)),
-        ((13, 8), (8, 2)),
-        ((0, 8), (8, 2)),
-        ((2, 3, 8), (8,)),
-        ((8,), (3, 8, 2)),
-        ((8,), (8,)),
-    ],
-    ids=str,
+    ("isa", "activations", "dtype", "sizes"),
+    pairwise(ISAS, ["bf16", "int8"], list(TYPES), [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)]),
 )
-def test_activation_product_equals_float64(isa: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
-    """Nothing is rounded, and leading axes broadcast as numpy's."""
-    rng = np.random.default_rng(2)
-    x, y = rng.standard_normal(a, dtype=np.float32), rng.standard_normal(b, dtype=np.float32)
-    check("MatMul", [x, y], options={"cpu_isa": isa})
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("sizes", [(3, 0, 40), (300, 0, 40), (3, 8, 0), (0, 8, 40), (0, 0, 0)], ids=str)
 def test_empty_sum_is_zero(isa: str, activations: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     """An empty sum is 0, to which bias, activation and residual are applied."""
     rows, k, m = sizes
@@ -240,6 +190,37 @@ def test_empty_sum_is_zero(isa: str, activations: str, dtype: str, sizes: tuple[
 
 
 X, W = np.zeros((2, 8), np.float32), np.zeros((8, 4), np.float32)
+
+
+@pytest.mark.parametrize("activations", ["bf16", "int8"])
+@pytest.mark.parametrize("transposed", [(0, 0), (1, 1)], ids=str)
+def test_gemm_with_constant_weight_rounds_as_dense_product(activations: str, transposed: tuple[int, int]) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((9, 64), dtype=np.float32), rng.standard_normal((64, 40), dtype=np.float32)
+    c = rng.standard_normal((9, 40), dtype=np.float32)
+    options = {"activations": activations}
+    given = [np.ascontiguousarray(x.T) if turn else x for x, turn in zip((a, b), transposed, strict=True)]
+    attributes = {"transA": transposed[0], "transB": transposed[1]}
+    y = one("Gemm", [*given, c], constants=(1,), domain="", options=options, **attributes)
+    expected = one("DenseMatMul", [a, b, None, None, c], constants=(1,), options=options)
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_gemm_scales_c_and_with_beta_of_zero_does_not_read_it() -> None:
+    """As in BLAS and in ONNX Runtime; 0 times infinity would be NaN."""
+    a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    scaled = one("Gemm", [a, b, np.full((2, 4), 8, np.float32)], domain="", alpha=2.0, beta=-0.5)
+    np.testing.assert_array_equal(scaled, np.full((2, 4), 2))
+    y = one("Gemm", [a, b, np.full((2, 4), np.inf, np.float32)], domain="", beta=0.0)
+    np.testing.assert_array_equal(y, np.full((2, 4), 3))
+
+
+def test_gemm_of_changing_sizes_is_computed_run_by_run() -> None:
+    """A computed B may be unknown when the session is made."""
+    node = Node("Gemm", [X, W], domain="", transB=1)
+    for rows, k, columns in [(2, 3, 4), (5, 1, 7), (1, 0, 2)]:
+        a, b = np.ones((rows, k), np.float32), np.ones((columns, k), np.float32)
+        np.testing.assert_array_equal(node(a, b)[0], np.full((rows, columns), k))
 
 
 @pytest.mark.parametrize(

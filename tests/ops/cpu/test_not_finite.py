@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NaN, infinities and numbers at the ends of float32, on every instruction set: against ONNX Runtime's CPU provider,
-and against the same computation with finite numbers.
+"""NaN, infinities and numbers at the ends of float32 in products and attention, on every instruction set.
+
+Each is compared with the same computation of finite numbers. Other operators' are in random graphs (tests/fuzz).
 """
 
 from typing import Any
@@ -17,149 +18,11 @@ from tests.ops.cpu.attention.conversation import (
     multiplies_pairs,
     stored,
 )
-from tests.ops.cpu.test_standard_operators import ort
-from tests.ops.device import ISAS, NAMES, one
+from tests.ops.device import ISAS, one
+from tests.pairwise import pairwise
 
 EPSILON = 2.0**-24
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
-SPECIAL = np.array([NAN, INF, -INF, 3e38, -3e38, 1, -1, 0], np.float32)
-
-
-def standard(
-    op_type: str, inputs: list[np.ndarray], *, isa: str = ISAS[0], output: str = "float", **attributes: Any
-) -> np.ndarray:
-    return one(op_type, inputs, outputs=(output,), domain="", options={"cpu_isa": isa}, **attributes)
-
-
-def pairs() -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of special numbers, as two arrays."""
-    return np.repeat(SPECIAL, len(SPECIAL)), np.tile(SPECIAL, len(SPECIAL))
-
-
-@pytest.mark.parametrize("op_type", ["Max", "Min", "Add", "Sub", "Mul", "Div"])
-def test_arithmetic_keeps_nan_and_infinity(op_type: str) -> None:
-    for inputs in ([*pairs()], [SPECIAL, SPECIAL[:1]], [SPECIAL[1:2], SPECIAL]):
-        (expected,) = ort(op_type, inputs, ("float",), "")
-        np.testing.assert_array_equal(standard(op_type, inputs), expected)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceMean"])
-def test_reductions_keep_nan(op_type: str, axis: int) -> None:
-    """NaN is the result in any position, as in numpy; in ONNX Runtime a maximum is NaN only if the first element is."""
-    function = {"ReduceMax": np.max, "ReduceMin": np.min, "ReduceSum": np.sum, "ReduceMean": np.mean}[op_type]
-    for place in range(5):
-        x = np.arange(15, dtype=np.float32).reshape(3, 5)
-        x[place % 3, place] = NAN
-        x[(place + 1) % 3, place] = (INF, -INF)[place % 2]
-        found = standard(op_type, [x, np.array([axis])], keepdims=0)
-        np.testing.assert_array_equal(found, function(x, axis))
-
-
-@pytest.mark.parametrize("last", [0, 1])
-def test_arg_max_takes_nan(last: int) -> None:
-    """NaN is the largest where it is the first, as in ONNX Runtime."""
-    for place in range(5):
-        x = np.array([[3, 1, 3, 2, 0], [-INF, -INF, INF, INF, 1]], np.float32)
-        x[:, place] = NAN
-        (expected,) = ort("ArgMax", [x], ("int64",), "", axis=1, select_last_index=last)
-        found = standard("ArgMax", [x], output="int64", axis=1, select_last_index=last)
-        np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("columns", [4, 33])
-def test_softmax_keeps_nan(isa: str, columns: int) -> None:
-    rows = [np.arange(columns), *(np.full(columns, value) for value in SPECIAL)]
-    for value in (*SPECIAL, np.finfo(np.float32).min):
-        for place in (0, columns // 2, columns - 1):
-            rows.append(np.arange(columns))
-            rows[-1] = rows[-1].astype(np.float32)
-            rows[-1][place] = value
-    x = np.stack(rows).astype(np.float32)
-    # Not ONNX Runtime's: for a row of -infinity its kernels for Arm give infinity, those for x86 NaN.
-    exact = x.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        exact = np.exp(exact - exact.max(axis=1, keepdims=True))
-        expected = exact / exact.sum(axis=1, keepdims=True)
-    found = standard("Softmax", [x], isa=isa)
-    # e^x to some ten roundings; sums of 33.
-    np.testing.assert_allclose(found, expected, rtol=(10 + columns) * EPSILON, atol=1e-37)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-def test_exponential_keeps_nan(isa: str) -> None:
-    """The softmax of 0 and x is 1 and e^x, over 1 + e^x: over all x whose e^x is a normal number, and beyond."""
-    x = np.linspace(-100, 0, 40_001, dtype=np.float32)
-    found = standard("Softmax", [np.stack([np.zeros_like(x), x], 1)], isa=isa)[:, 1]
-    exact = np.exp(x.astype(np.float64))
-    expected = exact / (1 + exact)
-    # A polynomial of degree 7 leaves out 5e-9 of e^x; some ten roundings. Results that are not normal may be 0.
-    assert np.all(np.abs(found - expected) <= (5e-9 + 12 * EPSILON) * expected + np.where(exact < 2.0**-126, exact, 0))
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_keeps_nan(isa: str, approximate: str) -> None:
-    # Around where e^x becomes 0 and infinite, and all magnitudes.
-    magnitudes = np.geomspace(1, 3.4e38, 999).astype(np.float32)
-    x = np.concatenate([SPECIAL, np.linspace(-100, 100, 4001, dtype=np.float32), magnitudes, -magnitudes])
-    (expected,) = ort("Gelu", [x], ("float",), "", approximate=approximate)
-    identity = np.eye(1, dtype=np.float32)
-    fused = one("DenseMatMul", [x[:, None], identity], constants=(1,), options={"cpu_isa": isa, "activations": "bf16"},
-                activation="gelu" if approximate == "none" else "gelu_tanh")  # fmt: skip
-    # As in test_standard_operators.py.
-    bound = 16 * EPSILON * (np.abs(x.astype(np.float64)) + 1)
-    found = standard("Gelu", [x], isa=isa, approximate=approximate)
-    usual = np.isfinite(expected)
-    assert np.all(np.abs(found[usual] - expected[usual]) <= bound[usual])
-    np.testing.assert_array_equal(found[~usual], expected[~usual])
-    # The activation after a product with 1, which rounds nothing: it has few columns.
-    np.testing.assert_array_equal(fused[:, 0], standard("Gelu", [x], isa=isa, approximate=approximate))
-
-
-def test_is_nan_equals_numpy_for_other_payloads_and_signs() -> None:
-    """Also NaNs with another payload or sign."""
-    others = np.array([0x7F800001, 0xFFC00000, 0xFFFFFFFF], np.uint32).view(np.float32)
-    x = np.concatenate([SPECIAL, others, np.float32([1e-45, -0.0])])[None]
-    found = standard("IsNaN", [x], output="bool")
-    np.testing.assert_array_equal(found, np.isnan(x))
-
-
-@pytest.mark.parametrize("op_type", ["Sigmoid", "Tanh", "Exp", "Sqrt", "Reciprocal", "Neg", "Erf"])
-def test_functions_keep_nan(op_type: str) -> None:
-    x = np.concatenate([SPECIAL, np.array([-90, -20, 20, 90, -0.0], np.float32)])
-    (expected,) = ort(op_type, [x], ("float",), "")
-    # ONNX Runtime's own functions are approximations, to some ulps of 1.
-    np.testing.assert_allclose(standard(op_type, [x]), expected, rtol=4 * 2.0**-23, atol=4 * 2.0**-23)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("op_type", ["SimplifiedLayerNormalization", "LayerNormalization"])
-def test_norms_keep_nan(isa: str, op_type: str) -> None:
-    columns = 37
-    rows = np.random.default_rng(0).standard_normal((4 * len(SPECIAL), columns), dtype=np.float32)
-    rows[np.arange(len(rows)), np.arange(len(rows))] = np.repeat(SPECIAL, 4)
-    rows = np.concatenate([rows, np.ones((1, columns), np.float32)])
-    weight = np.linspace(0.5, 1.5, columns).astype(np.float32)
-    (expected,) = ort(op_type, [rows, weight], ("float",), "", epsilon=1e-6)
-    found = standard(op_type, [rows, weight], isa=isa, epsilon=1e-6)
-    # A sum of 37, twice for the variance, and some 8 roundings, on each side.
-    np.testing.assert_allclose(found, expected, rtol=2 * 90 * EPSILON, atol=2 * 90 * EPSILON)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-def test_rounding_to_16_bits_keeps_nan(isa: str, dtype: Any) -> None:
-    """The KV cache's elements are rounded by the same code."""
-    x = np.concatenate([SPECIAL, np.float32([65519, 65520, -70000, 1e-7, 3.3961775e38, 3.4e38])]).repeat(5)
-    with np.errstate(over="ignore"):
-        expected = x.astype(dtype)
-    found = standard("Cast", [x], isa=isa, output=NAMES[np.dtype(dtype)])
-    np.testing.assert_array_equal(found.astype(np.float32), expected.astype(np.float32))
-
-
-# --- Products -------------------------------------------------------------------------------------
 
 
 def weight_blocks(rows: int, columns: int) -> np.ndarray:
@@ -174,10 +37,10 @@ def product(
     return one("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=x.shape[-1], gating=gating)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("gating", ["none", "geglu", "swiglu"])
-@pytest.mark.parametrize("tokens", [1, 4, 13, 33])
+@pytest.mark.parametrize(
+    ("isa", "activations", "gating", "tokens"),
+    pairwise(ISAS, ["bf16", "int8"], ["none", "geglu", "swiglu"], [1, 4, 13, 33]),
+)
 def test_q4nx_activations_keep_nan(isa: str, activations: str, gating: str, tokens: int) -> None:
     """A NaN makes its row NaN, an infinity makes it NaN or infinite (a gate may close on it); other rows stay."""
     m, k = 40, 300
@@ -315,10 +178,9 @@ def random_attention(tokens: int) -> tuple[np.ndarray, list[np.ndarray]]:
     return query, [rng.standard_normal((1, 2, PAST + tokens, 40), dtype=np.float32) for _ in range(2)]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("tokens", NEW.values(), ids=NEW)
-@pytest.mark.parametrize("window", [-1, 20])
+@pytest.mark.parametrize(
+    ("isa", "cache", "tokens", "window"), pairwise(ISAS, list(CACHE_TYPES), list(NEW.values()), [-1, 20])
+)
 def test_attention_keeps_nan(isa: str, cache: str, tokens: int, window: int) -> None:
     """A NaN in a key makes NaN of every query of its group that sees the key, one in a query of its own output; a value
     that is not finite makes only its element of them not finite. Queries that do not see it, for a mask or a window,

@@ -11,6 +11,7 @@ import pytest
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_matmul, q4nx_moe
 from tests.ops.device import ISAS, Node, one
+from tests.pairwise import pairwise
 
 EPSILON = 2.0**-24  # half an ulp of 1 in float32: the relative error of one rounding
 BF16 = 2.0**-9  # the same of bfloat16
@@ -109,63 +110,33 @@ def magnitudes(blocks: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return np.repeat(largest, 32, axis=1)[:, :columns]
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("count", [1, 3, 40])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("attributes", [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], ids=str)
-def test_moe_equals_equation(isa: str, count: int, biased: bool, attributes: dict[str, Any]) -> None:
-    """Against float64, with activations of bfloat16."""
-    of = mixture(**attributes)
-    if biased and "normalize_routing_weights" in attributes:
-        with pytest.raises(ValueError, match="expected normalize_routing_weights to be 1 beside a router_bias"):
-            run(rows_of(count, ODD[0]), replace(of, bias=BIAS), cpu_isa=isa)
-        return
-    of = replace(of, bias=BIAS if biased else None)
-    hidden, inner = ODD
-    x = decided_rows(count, of)
-    experts, weights, weight_error = routed(x, of)
-    act = {"swiglu": q4nx_matmul.silu, "geglu": q4nx_matmul.gelu}[attributes.get("gating", "swiglu")]
-    exact = x.astype(ml_dtypes.bfloat16).astype(np.float64)
-    expected, bound = np.zeros((2, count, hidden))
-    for e in range(of.attributes["num_experts"]):
-        row, rank = np.nonzero(experts == e)
-        gate_up, down = of.expert(e)
-        gates, ups = ((b, magnitudes(b, inner, hidden)) for b in np.split(gate_up, 2))
-        gate, up = (exact[row] @ q4nx.dequantize(b, inner, hidden).T.astype(np.float64) for b, _ in (gates, ups))
-        gate_error, up_error = ((hidden + 4) * EPSILON * (np.abs(exact[row]) @ m.T) for _, m in (gates, ups))
-        product = act(gate) * up
-        # Neither activation is steeper than 1.13. The product goes to bfloat16 once.
-        product_error = (
-            1.13 * gate_error * np.abs(up) + np.abs(act(gate)) * up_error + (BF16 + 16 * EPSILON) * abs(product)
-        )
-        answer = product @ q4nx.dequantize(down, hidden, inner).T.astype(np.float64)
-        reach = magnitudes(down, hidden, inner).T
-        answer_error = product_error @ reach + (inner + 4) * EPSILON * (np.abs(product) @ reach)
-        weight = weights[row, rank][:, None]
-        expected[row] += weight * answer
-        bound[row] += weight * (answer_error + (weight_error[row] + 3 * EPSILON) * np.abs(answer))
-    y = run(x, of, cpu_isa=isa, activations="bf16")
-    assert np.all(np.abs(y - expected) <= bound)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
-@pytest.mark.parametrize("count", [1, 7, 600])
-def test_expert_equals_two_products_of_its_rows(isa: str, activations: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("isa", "activations", "count", "attributes", "bias"),
+    [
+        *pairwise(
+            ISAS, ["bf16", "int8"], [1, 7, 600], [{}, {"normalize_routing_weights": 0}, {"gating": "geglu"}], [None]
+        ),
+        *pairwise(ISAS, ["bf16", "int8"], [1, 7, 600], [{}], [BIAS]),
+    ],
+)
+def test_expert_equals_two_products_of_its_rows(
+    isa: str, activations: str, count: int, attributes: dict[str, Any], bias: np.ndarray | None
+) -> None:
     """Against Q4NXMatMul on each expert's rows; the experts' answers for 600 rows are too large to be kept."""
-    of = mixture(WHOLE, experts=8, taken=4)
+    of = replace(mixture(WHOLE, taken=4, **attributes), bias=bias)
     hidden, inner = WHOLE
+    gating = attributes.get("gating", "swiglu")
     x = decided_rows(count, of)
     experts, weights, weight_error = routed(x, of)
     options = {"cpu_isa": isa, "activations": activations}
     expected, bound = np.zeros((2, count, hidden))
-    for e in range(8):
+    for e in range(6):
         row, rank = np.nonzero(experts == e)
         if not row.size:
             continue
         gate_up, down = of.expert(e)
         product = one(
-            "Q4NXMatMul", [x[row], gate_up], constants=(1,), options=options, M=inner, K=hidden, gating="swiglu"
+            "Q4NXMatMul", [x[row], gate_up], constants=(1,), options=options, M=inner, K=hidden, gating=gating
         )
         answer = one("Q4NXMatMul", [product, down], constants=(1,), options=options, M=hidden, K=inner)
         weight = weights[row, rank][:, None]
@@ -184,12 +155,11 @@ def biased(of: Mixture, *kept: int) -> Mixture:
     return replace(of, biases=tuple(bias if place in kept else None for place, bias in enumerate(biases)))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("count", [1, 7, 600])
 @pytest.mark.parametrize(
-    "kept", [(0, 1, 2, 3), (0,), (1,), (2,), (3,)], ids=["all", "gate and up", "down", "logits", "factors"]
+    ("isa", "count", "kept", "scales"),
+    # Biases of gate and up, of down, of logits, and factors: all, and each alone.
+    pairwise(ISAS, [1, 7, 600], [(0, 1, 2, 3), (0,), (1,), (2,), (3,)], [{}, SCALES]),
 )
-@pytest.mark.parametrize("scales", [{}, SCALES], ids=["plain", "scaled"])
 def test_biases_and_scales_equal_products_of_experts(
     isa: str, count: int, kept: tuple[int, ...], scales: dict[str, float]
 ) -> None:
@@ -253,6 +223,8 @@ def test_biases_of_other_shapes_are_refused(place: int, shape: tuple[int, ...], 
     biases[place] = np.zeros(shape, np.float32)
     with pytest.raises(ValueError, match=message):
         run(rows_of(1, ODD[0]), replace(mixture(), biases=tuple(biases)))
+    with pytest.raises(ValueError, match="expected normalize_routing_weights to be 1 beside a router_bias"):
+        run(rows_of(1, ODD[0]), replace(mixture(normalize_routing_weights=0), bias=BIAS))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -11,7 +11,7 @@ from flownpu import ops
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, flow_qkv_attention, fused_dqp
 from flownpu.selftest.reference.attention import ALL, attention_expectation
-from flownpu.selftest.reference.projections import STEEPEST, activation_tolerance, projection_tolerance
+from flownpu.selftest.reference.projections import projection_tolerance
 
 # Half the distance of two numbers of bf16, relative to the larger.
 BF16_ROUNDING = 2.0**-8
@@ -38,37 +38,6 @@ def test_product_equals_equation(rows: int, columns: int, layout: q4nx.Layout) -
     assert found.shape == (1, rows)
     assert found.dtype == np.float32
     tolerance = projection_tolerance(weight, x[0].astype(ml_dtypes.bfloat16))
-    assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
-
-
-@pytest.mark.parametrize("layout", [q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA, q4nx.TABLE], ids=str)
-def test_product_of_eight_bits_equals_equation(layout: q4nx.Layout) -> None:
-    rows, columns = 40, 320
-    rng, x = np.random.default_rng(1), _row(columns)
-    codes, scale, minimum = q4nx.quantize_bytes(rng.standard_normal((rows, columns), np.float32) / 8)
-    if layout.table:  # of 16 values from -119 to 127
-        codes = (codes // 16 * np.int8(16) + np.int8(rng.integers(0, 16))).astype(np.int8)
-    weight = q4nx.Quantized(codes, scale, minimum if layout.minima else 0 * minimum)
-    blocks = q4nx.pack(*weight, layout)
-    found = ops.q4nx_matmul(x, blocks, rows=rows, device="emulate")
-    expected = fused_dqp.reference(x[0], blocks, rows=rows, columns=columns)
-    tolerance = projection_tolerance(weight, x[0].astype(ml_dtypes.bfloat16))
-    assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
-
-
-@pytest.mark.parametrize("gating", ["geglu", "swiglu"])
-def test_gated_product_equals_equation(gating: str) -> None:
-    rows, columns = 40, 320
-    weights, x = _weights(rows, columns, 2), _row(columns)
-    blocks = q4nx.pack_gated(*weights, q4nx.NARROW)
-    found = ops.fused_dqp(x, blocks, rows=rows, gating=gating, device="emulate")
-    wide = q4nx.pack_gated(*weights)
-    expected = fused_dqp.reference(x[0], wide, rows=rows, columns=columns, gating=gating)
-    sums = [projection_tolerance(weight, x[0].astype(ml_dtypes.bfloat16)) for weight in weights]
-    gate, up = (q4nx.dequantize_codes(weight).astype(np.float64) @ x[0] for weight in weights)
-    # |act(g)| <= |g|; a product of two that are each off, and one rounding of it.
-    act = STEEPEST * sums[0] + activation_tolerance(gate, np.abs(gate))
-    tolerance = act * (np.abs(up) + sums[1]) + np.abs(gate) * sums[1] + 2.0**-16 * np.abs(expected)
     assert np.all(np.abs(found[0] - expected) <= tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance))
 
 

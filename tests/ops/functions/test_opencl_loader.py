@@ -7,7 +7,6 @@ import pytest
 
 from flownpu.ops import opencl_loader
 
-NAMES = ("FLOWNPU_OPENCL", "PYOPENCL_HOME", "OCL_ICD_VENDORS")
 PACKAGES = {"FLOWNPU_OPENCL": "/p/.libs/libOpenCL.so", "PYOPENCL_HOME": "/p", "OCL_ICD_VENDORS": "/p/.libs/libpocl.so"}
 
 

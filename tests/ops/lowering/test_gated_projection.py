@@ -83,6 +83,8 @@ def test_gate_and_up_become_one(activation: str, gating: str, factors: str) -> N
         (_model(up_rows="20"), "gate and up have 40 and 20 rows, expected as many"),
         (_model(up_input="other"), "gate and up are products of different values"),
         (_model(also=", float up"), "something else reads gate, up or the activation"),
+        (_model(also=", float gate"), "something else reads gate, up or the activation"),
+        (_model(also=", float activated"), "something else reads gate, up or the activation"),
     ],
 )
 def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:

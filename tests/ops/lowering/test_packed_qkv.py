@@ -66,6 +66,14 @@ def _with_fed_weight() -> ir.Model:
     return model
 
 
+def _with_read_key() -> ir.Model:
+    model = _model()
+    (key,) = (value for node in model.graph for value in node.outputs if value.name == "key")
+    key.type = ir.TensorType(ir.DataType.FLOAT)
+    model.graph.outputs.append(key)
+    return model
+
+
 @pytest.mark.parametrize(
     ("layouts", "joined"),
     [
@@ -151,6 +159,7 @@ def test_three_projections_become_packed_one(heads: int, groups: int, size: int,
         (_model(q_bias=", q_bias"), "query_projection has an epilogue (bias, residual or gating)"),
         (_with_fed_weight(), "the weight of query_projection is not a constant of the model"),
         (_model(key_input="other"), "Q, K and V are products of different values"),
+        (_with_read_key(), "something else than the attention, or its norms, reads Q, K or V"),
     ],
 )
 def test_unmatched_graph_reports_miss(model: ir.Model, reason: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from flownpu.graph_rewrites import testing
 from flownpu.ops import q4nx
 from tests.ops.lowering.test_rules import activations, session
+from tests.pairwise import pairwise
 
 DTYPES = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
 BYTES = {"int8": np.int8, "uint8": np.uint8}
@@ -93,18 +94,18 @@ def product(
     return x, result, operators
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "rows", "columns", "block"),
+    ("form", "zero", "dtype", "sizes"),
     [
-        *((dtype, *sizes) for dtype in DTYPES | BYTES for sizes in ((40, 96, 32), (33, 80, 32), (33, 128, 64))),
-        *((dtype, 7, 80, 0) for dtype in DTYPES),  # without blocks, 8 bits are DenseMatMul's
+        *pairwise(list(FORMS), [False, True], [*DTYPES, *BYTES], [(40, 96, 32), (33, 80, 32), (33, 128, 64)]),
+        # Without blocks, 8 bits are DenseMatMul's.
+        *pairwise(list(FORMS), [False, True], list(DTYPES), [(7, 80, 0)]),
     ],
 )
 def test_product_is_a_q4nx_product(
-    ep_devices: list[Any], tmp_path: Path, form: str, dtype: str, zero: bool, rows: int, columns: int, block: int
+    ep_devices: list[Any], tmp_path: Path, form: str, zero: bool, dtype: str, sizes: tuple[int, int, int]
 ) -> None:
+    rows, columns, block = sizes
     axis, nodes = FORMS[form]
     weight = Weight(dtype, rows, columns, block, axis, zero=zero)
     x, result, operators = product(ep_devices, tmp_path, weight, nodes)
@@ -114,10 +115,10 @@ def test_product_is_a_q4nx_product(
     assert np.all(off <= testing.product_bound(x, np.abs(weight.values) + 8 * np.abs(weight.values).max()))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", DTYPES | BYTES)
-@pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize("block", [32, 64, 0, None])
+@pytest.mark.parametrize(
+    ("form", "dtype", "zero", "block"),
+    pairwise(list(FORMS), [*DTYPES, *BYTES], [False, True], [32, 64, 0, None]),
+)
 def test_conversion_keeps_each_weight(form: str, dtype: str, zero: bool, block: int | None) -> None:
     axis, nodes = FORMS[form]
     weight = Weight(dtype, 33, 128, block, axis, zero=zero)
@@ -127,16 +128,6 @@ def test_conversion_keeps_each_weight(form: str, dtype: str, zero: bool, block: 
     blocks = node.inputs[1].const_value.numpy()
     np.testing.assert_array_equal(q4nx.dequantize(blocks, 33, 128), weight.values)
     assert (node.inputs[1].shape[2] < 1000) == (dtype in DTYPES)
-
-
-@pytest.mark.parametrize("form", ["matmul", "gemm of rows"])
-def test_single_scale_gives_each_row_that_scale(ep_devices: list[Any], tmp_path: Path, form: str) -> None:
-    axis, nodes = FORMS[form]
-    weight = Weight("uint4", 40, 96, None, axis, zero=True)
-    x, result, operators = product(ep_devices, tmp_path, weight, nodes)
-    assert operators == {"Q4NXMatMul": 1}
-    bound = testing.product_bound(x, np.abs(weight.values) + 8 * np.abs(weight.values).max())
-    assert np.all(np.abs(result - x.astype(np.float64) @ weight.values.T) <= bound)
 
 
 @pytest.mark.parametrize("zero", [False, True])

@@ -9,6 +9,7 @@ from onnxruntime.capi._pybind_state import quantize_matmul_bnb4
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.q4nx_tensor import Q4NXTensor
 from flownpu.ops import q4nx
+from tests.pairwise import pairwise
 
 MODEL = """
 matmul (float[B, S, {columns}] x) => (float[B, S, {rows}] y) {{
@@ -77,16 +78,17 @@ class Case:
 LAYOUTS = {4: (q4nx.SYMMETRIC, q4nx.NARROW), 8: (q4nx.EIGHT_BITS, q4nx.EIGHT_BITS_WITH_MINIMA)}
 
 
-@pytest.mark.parametrize("bias", [False, True])
-# ONNX Runtime's kernel has no zero points in float beside 8 bits.
-@pytest.mark.parametrize(("bits", "zero_points"), [(4, ""), (4, "packed"), (4, "float"), (8, ""), (8, "packed")])
 @pytest.mark.parametrize(
-    ("rows", "columns", "block_size"),
-    [(32, 256, 32), (40, 96, 32), (33, 320, 64), (20, 384, 128), (7, 80, 32), (7, 80, 64)],
+    ("bias", "kind", "sizes"),
+    pairwise(
+        [False, True],
+        # ONNX Runtime's kernel has no zero points in float beside 8 bits.
+        [(4, ""), (4, "packed"), (4, "float"), (8, ""), (8, "packed")],
+        [(32, 256, 32), (40, 96, 32), (33, 320, 64), (20, 384, 128), (7, 80, 32), (7, 80, 64)],
+    ),
 )
-def test_q4nx_matmul_equals_matmul_nbits(
-    rows: int, columns: int, block_size: int, zero_points: str, bias: bool, bits: int
-) -> None:
+def test_q4nx_matmul_equals_matmul_nbits(bias: bool, kind: tuple[int, str], sizes: tuple[int, int, int]) -> None:
+    (bits, zero_points), (rows, columns, block_size) = kind, sizes
     case = Case(rows, columns, block_size, zero_points, code_bits=bits, bias=bias)
     model, misses = testing.rewritten(case.model, "q4nx_matmul")
 

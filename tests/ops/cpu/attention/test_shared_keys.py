@@ -12,6 +12,7 @@ from tests.ops.cpu.attention.conversation import CACHE_TYPES, SIZES, D, G, H, ro
 from tests.ops.device import ISAS, run
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 from tests.ops.stock_onnxruntime import run as run_stock
+from tests.pairwise import pairwise
 
 BATCH, CAPACITY = 2, 96
 NONE = np.zeros((BATCH, 0, G * D), np.float32)
@@ -57,11 +58,12 @@ def both(
     return found, expected
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("window", [-1, 16])
-@pytest.mark.parametrize(("tokens", "total"), [(40, 40), (1, 41), (3, 50), (20, 60)])
-def test_shared_keys_give_bits_of_own_ones(isa: str, cache: str, window: int, tokens: int, total: int) -> None:
+@pytest.mark.parametrize(
+    ("isa", "cache", "window", "text"),
+    pairwise(ISAS, list(CACHE_TYPES), [-1, 16], [(40, 40), (1, 41), (3, 50), (20, 60)]),
+)
+def test_shared_keys_give_bits_of_own_ones(isa: str, cache: str, window: int, text: tuple[int, int]) -> None:
+    tokens, total = text
     found, expected = both(tokens, total, [total, total], cache, isa=isa, local_window_size=window)
     np.testing.assert_array_equal(found, expected)
 

@@ -4,10 +4,9 @@
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
-from tests.one_node import one_node
+from tests.one_node import by_onnxruntime
 from tests.ops.device import one
 
 RNG = np.random.default_rng(0)
@@ -15,10 +14,8 @@ X = RNG.standard_normal((2, 3, 5, 7), dtype=np.float32)
 COORDINATES = ["half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners"]
 
 
-def by_onnxruntime(inputs: list[Any], attributes: dict[str, Any]) -> np.ndarray:
-    model, feeds = one_node("Resize", inputs, [np.float32], opset=19, attributes=attributes)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, feeds)[0])
+def theirs(inputs: list[Any], attributes: dict[str, Any]) -> np.ndarray:
+    return by_onnxruntime("Resize", inputs, [np.float32], opset=19, **attributes)[0]
 
 
 @pytest.mark.parametrize("coordinates", COORDINATES)
@@ -27,13 +24,19 @@ def by_onnxruntime(inputs: list[Any], attributes: dict[str, Any]) -> np.ndarray:
 def test_nearest_pixels_equal_those_of_onnxruntime(coordinates: str, rounding: str, scales: tuple[float, ...]) -> None:
     inputs = [X, None, np.array(scales, np.float32)]
     attributes = {"mode": "nearest", "coordinate_transformation_mode": coordinates, "nearest_mode": rounding}
-    np.testing.assert_array_equal(one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes))
+    np.testing.assert_array_equal(
+        one("Resize", inputs, domain="", **attributes),
+        theirs(inputs, attributes),
+    )
 
 
 def test_resize_of_some_axes_leaves_the_others() -> None:
     inputs = [X, None, np.array([3, 2], np.float32)]
     attributes = {"axes": [-1, 2], "mode": "nearest"}
-    np.testing.assert_array_equal(one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes))
+    np.testing.assert_array_equal(
+        one("Resize", inputs, domain="", **attributes),
+        theirs(inputs, attributes),
+    )
 
 
 @pytest.mark.parametrize("coordinates", COORDINATES)
@@ -44,7 +47,7 @@ def test_linear_resize_to_sizes_equals_that_of_onnxruntime(coordinates: str, siz
     # ONNX Runtime computes places in float32, off by a few 2^-24 of a place up to 7; numbers differ by 6 at most.
     np.testing.assert_allclose(
         one("Resize", inputs, domain="", **attributes),
-        by_onnxruntime(inputs, attributes),
+        theirs(inputs, attributes),
         rtol=0,
         atol=6 * 2 * 7 * 4 * 2.0**-24,
     )
@@ -57,7 +60,10 @@ def test_linear_resize_beside_infinite_pixels_equals_that_of_onnxruntime(coordin
     attributes = {"mode": "linear", "coordinate_transformation_mode": coordinates}
     for scales in [(1, 1, 1, 1), (1, 1, 2, 2), (1, 1, 1, 2), (1, 1, 2, 1)]:
         inputs = [x, None, np.array(scales, np.float32)]
-        found, expected = one("Resize", inputs, domain="", **attributes), by_onnxruntime(inputs, attributes)
+        found, expected = (
+            one("Resize", inputs, domain="", **attributes),
+            theirs(inputs, attributes),
+        )
         assert np.isinf(expected).any()
         assert not np.isnan(found).any()
         # The bound of the test above. Where a place lies on a pixel, ONNX Runtime multiplies the next by 0.

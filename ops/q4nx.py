@@ -293,6 +293,29 @@ def repack(blocks: Bytes, columns: int, layout: Layout) -> Bytes:
     return pack(*unpack(blocks, len(blocks) * BLOCK_ROWS, columns), layout)
 
 
+def as_read(blocks: Bytes) -> Bytes:
+    """Q4NX blocks of a weight, in any layout, as an NPU's array reads them.
+
+    The array multiplies codes of 4 bits. A weight of 8 bits, or with a table of int8 values, is the sum of two of 4,
+    its *planes*: of the code or value c, the high one has c // 16 + 8, times 16 scales from -128 scales on, and the low
+    one c % 16 (aie/kernels/common/q4nx.h).
+
+    Returns:
+        Wide blocks [R, ceil(K/256), 5120]; of 8 bits [R, 2 ceil(K/256), 5120], the high plane's and the low plane's in
+        turn.
+    """
+    layout = layout_of(blocks)
+    columns = blocks.shape[1] * layout.block_columns  # whole groups
+    if layout.unpacked_bits == 4:
+        return blocks if layout == WIDE else repack(blocks, columns, WIDE)
+    codes, scale, minimum = unpack(blocks, len(blocks) * BLOCK_ROWS, columns)
+    # + 0: rows of padding get 0, not -0.
+    wider, least = ((scale.astype(np.float32) * factor + 0).astype(BFLOAT16) for factor in (16, -128))
+    high = pack((codes // 16 + 8).astype(np.uint8), wider, least)
+    low = pack((codes % 16).astype(np.uint8), scale, minimum)
+    return np.stack([high, low], axis=2).reshape(len(high), -1, BLOCK_BYTES)
+
+
 def dequantize(blocks: Bytes, rows: int, columns: int) -> Floats:
     """The weights that the blocks stand for (equation 3 of `q4nx_quantize`), float32 [rows, columns].
 

@@ -12,15 +12,13 @@ from flownpu.aie.cost.gemm_kernel import PRECISIONS, macs_per_cycle, peak_macs, 
 from flownpu.aie.cost.gemm_model import predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM
 from flownpu.aie.cost.gemm_system import GemmSearch
-from flownpu.aie.cost.gemm_tuner import rank_for_shapes
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.published_gemm import CORES, GEMMS
-from flownpu.aie.designs.gemm import Gemm
 from flownpu.aie.programs.call import HOST
 from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.aie.programs.decode import decode_program
 from flownpu.convert.average_bits import parse_weight_bits
-from flownpu.npu.models import ENCODERS, MODELS, projections
+from flownpu.npu.models import ENCODERS, MODELS
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.pair import handed_over_bytes, handed_over_seconds
 from flownpu.predict.prices import Prediction
@@ -251,31 +249,6 @@ def tiles() -> str:
     )  # fmt: skip
 
 
-_TOKENS = 512  # tokens of a chunk
-_GATED = {"geglu", "swiglu"}
-# The tiles with which the default ones are compared: 64 x 64, as deep as L1 permits.
-_BEFORE = {"none": {"m": 64, "k": 64, "e_y": 1, "e_x": 1}, "swiglu": {"m": 64, "k": 32, "e_y": 1, "e_x": 1}}
-
-
-def defaults() -> str:
-    """The table of this project's own GEMM: 64 x 64 tiles, and the default tiles, which the tuner found."""
-    lines = []
-    for target, weights in (("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")):
-        for epilogue, products in (("none", "one projection"), ("swiglu", "gate and up")):
-            groups = [
-                [(_TOKENS, k, -(-n // 32) * 32) for n, k, kind in projections(model)
-                 if (kind in _GATED) == (epilogue in _GATED)]
-                for model in MODELS.values()
-            ]  # fmt: skip
-            ranked = dict(rank_for_shapes(target, weights, epilogue, [group for group in groups if group]))
-            design = Gemm(target, weights, epilogue)
-            before, after = ranked[Gemm(target, weights, epilogue, **_BEFORE[epilogue])], ranked[design]
-            tile = f"{design.m} x {design.k} x {design.n}, {design.e_y} x {design.e_x}"
-            gain = f"{after / before - 1:+.0%}"
-            lines.append([target, weights, products, tile, f"{before:.2f}", f"{after:.2f}", gain])
-    return _table(["", "weights", "", "m x k x n, e_y x e_x", "64 x 64 tiles", "default", "gain"], lines)
-
-
 # --- GPU --------------------------------------------------------------------------------------------------------------
 
 
@@ -322,7 +295,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "sensitivity": sensitivity,
     "cores": cores,
     "tiles": tiles,
-    "defaults": defaults,
     "gpus": gpus,
     "pairs": pairs,
 }

@@ -103,11 +103,6 @@ class GemmPrediction:
     Attributes:
         seconds: from the call to its completion, dispatch included.
         tops: 2 M K N (gated: twice that) operations over `seconds`, in 10^12 a second.
-        compute_seconds: the cores' time: kernels, zeroing, storing, and waiting for C's way out.
-        read_seconds: transfers of A and B.
-        write_seconds: transfers of C.
-        dispatch_seconds: the dispatch, the first tiles' way in and the last ones' way out.
-        synchronise_seconds: time between megatiles, if descriptors are not written while transfers go on.
         read_bytes: from main memory.
         write_bytes: to main memory.
         macs: multiply-adds done.
@@ -118,11 +113,6 @@ class GemmPrediction:
 
     seconds: float
     tops: float
-    compute_seconds: float
-    read_seconds: float
-    write_seconds: float
-    dispatch_seconds: float
-    synchronise_seconds: float
     read_bytes: float
     write_bytes: float
     macs: float
@@ -185,11 +175,6 @@ def predict_gemm(target: str, precision: str, m: int, k: int, n: int, tiling: Ti
     return GemmPrediction(
         seconds=seconds,
         tops=2.0 * m * k * n * tiling.gates / seconds / 1e12,
-        compute_seconds=compute,
-        read_seconds=read,
-        write_seconds=write,
-        dispatch_seconds=dispatch,
-        synchronise_seconds=apart,
         read_bytes=count * megatile.read_bytes,
         write_bytes=count * megatile.write_bytes,
         macs=float(rows * depth * columns) * tiling.gates,

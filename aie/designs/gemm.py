@@ -94,7 +94,7 @@ class Gemm:
     """The array of a GEMM.
 
     The defaults are those predicted to be fastest for the projections of models in chunks of 512 tokens, among tiles
-    with n = 64 and k_mt = 256, as the dequantisation engine lays B out (`cost.gemm_tuner`; docs/model.md). Where
+    with n = 64 and k_mt = 256, as the dequantisation engine lays B out (docs/model.md). Where
     m, e_y or e_x is given, the others default to m = 64, e_y = e_x = 1, and k = 64 with one tile of C, 32 with several.
     m and n are multiples of 8 and 32, k of 16, k_mt of k.
 

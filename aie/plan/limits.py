@@ -9,7 +9,6 @@ Sources are written `repository:path`. Where two sources disagree, the row holds
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -202,17 +201,3 @@ def _column(name: str) -> Limits:
 NPU1 = _column("npu1")
 NPU2 = _column("npu2")
 LIMITS: dict[str, Limits] = {limits.name: limits for limits in (NPU1, NPU2)}
-
-
-def with_limits(limits: Limits, **changes: Any) -> Limits:
-    """A copy with some limits changed, for asking "what if"; a dotted name is written with two underscores.
-
-    Example:
-        `with_limits(NPU2, compute__locks=8)`.
-    """
-    for name, value in changes.items():
-        kind, _, field = name.rpartition("__")
-        if kind:
-            value = dataclasses.replace(getattr(limits, kind), **{field: value})  # noqa: PLW2901
-        limits = dataclasses.replace(limits, **{kind or field: value})
-    return limits

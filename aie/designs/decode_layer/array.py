@@ -295,7 +295,7 @@ def _tile(
                     onward.release(1)
             if y is not None and meeting.leaves:
                 give(y, [] if meeting.onward else totals)
-        # drop its part of a last object that has a block only for the stream's first tile
+        # The last object may have a block for the stream's first tile only; the other tiles drop their part of it.
         if sharer[0] % TILES_OF_STREAM:
             every = blocks * rows * len(totals)
             for _ in range_((every + tiles - tile) // tiles - (every + (tiles - 1) - tile) // tiles):

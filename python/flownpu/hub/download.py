@@ -104,7 +104,7 @@ def _bar(advance: Callable[[int], None]) -> type[tqdm]:
     class Bar(tqdm):
         def __init__(self, *arguments: Any, name: str | None = None, **settings: Any) -> None:
             super().__init__(*arguments, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
-            # A file in pieces has a second bar, of what the network transfers; it is compressed.
+            # A file that comes in pieces has a second bar, which counts the compressed bytes of the network.
             self._counts = not (name or "").endswith(".transfer")
 
         def update(self, n: float | None = 1) -> None:

@@ -39,14 +39,6 @@ def decoder_of_configuration(
     return DecoderShape(description, found.context_length, image_tokens)
 
 
-def projections(model: DecoderShape | EncoderShape) -> list[tuple[int, int, str]]:
-    """(M, K, epilogue) of a layer's products: packed query, key and value; output; gate and up; down."""
-    if isinstance(model, EncoderShape):
-        return [(part.columns, part.inner, "gelu" if part.gelu else "none") for part in model.projections]
-    shape = model.shape
-    return [(part.rows, part.columns, shape.activation if part.gated else "none") for part in shape.projections]
-
-
 # Gemma3-4B's image encoder, SigLIP so400m: 896 x 896 pixels in patches of 14 x 14; 256 tokens.
 _SIGLIP = EncoderShape(
     channels=3,

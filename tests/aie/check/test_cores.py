@@ -12,7 +12,7 @@ import pytest
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.iron.compat import NPU2, Buffer, Kernel, ObjectFifo, Program, Runtime, Worker, range_
 from flownpu.aie.plan.data import Acquire, BarrierWait, BufferArgument, Call, Element, Load, Release, Type
-from flownpu.aie.plan.limits import LIMITS, with_limits
+from flownpu.aie.plan.limits import LIMITS
 from tests.aie.check.faults import CHAIN, CORE, messages
 from tests.aie.small_programs import tensor, with_array, with_body
 
@@ -203,7 +203,7 @@ def test_stack_smaller_than_kernels_need_is_refused():
 
 def test_kernels_larger_than_program_memory_are_refused():
     plan = FlowQKV("npu2", 4, 1, 256).program(512, 0, 512).resolve_program("flow_qkv")
-    found = messages(plan, with_limits(LIMITS["npu2"], program_bytes=9216))
+    found = messages(plan, dataclasses.replace(LIMITS["npu2"], program_bytes=9216))
     assert len(found) == len(plan.array.cores)
     assert found[0].endswith(
         "program memory: need 10700 bytes, have 9216 bytes (at least, flow_qkv 10700: let two tiles share the kernels)"

@@ -11,7 +11,6 @@ import pytest
 from flownpu.aie.check.sequence import check_sequence
 from flownpu.aie.plan.data import Await, Dimension, Free, HostBuffer, SetBarrier, Tap, Transfer, Type, WriteParameter
 from flownpu.aie.plan.limits import NPU2 as LIMITS
-from flownpu.aie.plan.limits import with_limits
 from tests.aie.check.faults import BUFFER, CHAIN, DRAIN, FILL, STEPS, messages, tasks, walked
 from tests.aie.small_programs import with_array, with_step, with_steps
 
@@ -190,7 +189,7 @@ def test_full_task_queue_is_refused():
 
 
 def test_descriptors_are_counted_while_they_are_in_use():
-    longer = with_limits(LIMITS, task_queue=64)
+    longer = dataclasses.replace(LIMITS, task_queue=64)
     assert messages(tasks(8), longer) == []
     assert "[shim tile (0, 0)] buffer descriptors live at once: need 17, have 16" in messages(tasks(9), longer)
 
@@ -198,6 +197,6 @@ def test_descriptors_are_counted_while_they_are_in_use():
 def test_instructions_beyond_controller_heap_are_refused():
     """87 words: a header, a parameter, a barrier, two transfers, one of them with a token, and its await."""
     words = 4 + 6 + 6 + 30 + 37 + 4
-    assert check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words)) == []
-    (found,) = check_sequence(CHAIN, with_limits(LIMITS, heap_bytes=4 * words - 1))
+    assert check_sequence(CHAIN, dataclasses.replace(LIMITS, heap_bytes=4 * words)) == []
+    (found,) = check_sequence(CHAIN, dataclasses.replace(LIMITS, heap_bytes=4 * words - 1))
     assert str(found) == f"[sequence] instructions: need {4 * words} bytes, have {4 * words - 1} bytes (the heap)"

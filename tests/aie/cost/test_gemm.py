@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of GEMM against published numbers, and its tuner's choices.
+"""The model of GEMM against published numbers.
 
 Tables, sections and equations are those of arXiv 2512.13282.
 """
@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from flownpu.aie.check import check
 from flownpu.aie.cost.gemm_kernel import (
     PRECISIONS,
     KernelSize,
@@ -23,17 +22,10 @@ from flownpu.aie.cost.gemm_kernel import (
 from flownpu.aie.cost.gemm_model import Tiling, predict_gemm
 from flownpu.aie.cost.gemm_parameters import GEMM, gemm_parameters
 from flownpu.aie.cost.gemm_system import GemmSearch, l2_bytes
-from flownpu.aie.cost.gemm_tuner import designs, rank_for_shapes
 from flownpu.aie.cost.published_gemm import CORES, GEMMS
-from flownpu.aie.designs.gemm import Gemm
-from flownpu.npu.models import MODELS, projections
 
 TABLES = [gemm for gemm in GEMMS if gemm.l2]
 TABLE_1 = [core for core in CORES if core.source == "table 1"]
-WEIGHTS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
-ALL = [(weights, epilogue) for weights in WEIGHTS for epilogue in ("none", "swiglu")]
-
-
 CUBE = Tiling(64, 64, 64, 64)
 
 
@@ -186,38 +178,6 @@ def test_block_floating_point_is_read_as_nine_bytes_of_eight():
 def test_unfit_gemm_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-# --- Our own design -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_default_tiles_equal_tuner_result(kind, epilogue):
-    """For all models' projections in chunks of 512 tokens, weighed as in `rank_for_shapes`; others may be as fast.
-
-    Models that came after the choice may move the best tiles, by less than a thousandth.
-    """
-    groups = [
-        [
-            (512, k, -(-n // 32) * 32)
-            for n, k, kind_of in projections(model)
-            if (kind_of in {"geglu", "swiglu"}) == gated
-        ]
-        for gated in [epilogue == "swiglu"]
-        for model in MODELS.values()
-    ]
-    ranked = dict(rank_for_shapes(*kind, epilogue, [group for group in groups if group]))
-    assert ranked[Gemm(*kind, epilogue)] == pytest.approx(max(ranked.values()), rel=1e-3)
-
-
-@pytest.mark.parametrize(("kind", "epilogue"), ALL)
-def test_tuner_tiles_fit_l1(kind, epilogue):
-    """The tuner's count of L1's bytes agrees with the checker, which passes its tiles and refuses larger ones."""
-    for design in list(designs(*kind, epilogue))[::40]:
-        assert check(design.program(design.height, design.k_mt, design.width).resolve_program("gemm")) == []
-    large = Gemm(*kind, epilogue, m=96, k=64, n=64, e_y=3, e_x=1)
-    found = check(large.program(large.height, large.k_mt, large.width).resolve_program("gemm"))
-    assert any("memory" in violation.resource for violation in found)
 
 
 def test_target_has_its_own_precisions():

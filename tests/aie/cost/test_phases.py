@@ -67,7 +67,7 @@ def test_short_run_rate_equals_published_one():
     assert burst_efficiency(16, VALUES) / burst_efficiency(1 << 20, VALUES) == pytest.approx(10 / 47, rel=0.05)
 
 
-def test_memory_rate_equals_tuner_rate():
+def test_memory_rate_equals_rate_of_gemm_model():
     assert VALUES["memory_read"] == pytest.approx(gemm_parameters("npu2")["read"], rel=0.02)
     assert 8 * VALUES["channel_read"] < VALUES["memory_read"] < VALUES["memory_peak"]
 
@@ -227,10 +227,10 @@ def test_call_takes_at_least_time_of_busiest_part(design):
 
 @pytest.mark.parametrize(("m", "k", "n"), [(1024, 2560, 10240), (4096, 2560, 4096), (4096, 1152, 1536)])
 @pytest.mark.parametrize("epilogue", ["none", "geglu"])
-def test_gemm_plan_costs_what_tuner_predicts(m, k, n, epilogue):
-    """The cost counted from the plan's streams, memory and kernels agrees to 12 % with the tuner's fitted equations.
+def test_gemm_plan_costs_what_equations_predict(m, k, n, epilogue):
+    """The cost counted from the plan's streams, memory and kernels agrees to 12 % with the fitted equations.
 
-    The count has streams as slow as in decoding and ignores main memory's pages; the tuner's equations do neither.
+    The count has streams as slow as in decoding and ignores main memory's pages; the equations do neither.
     """
     design = Gemm("npu2", "bfp16", epilogue)
     plan = plan_of(design.program(m, k, n, line=k))

@@ -20,6 +20,8 @@ def test_sweep_words_equal_hand_count():
     assert sweep(100, 8, 108, 16, window=None, causal=True, scale=1).chunks == 7
     part = sweep(100, 8, 108, 16, window=20, causal=True, scale=1)
     assert (part.first_key, part.chunks) == (80, 2)  # the first query sees from 81
+    # The first query, 100, sees keys from 95 on, the last of a chunk.
+    assert sweep(100, 8, 108, 16, window=6, causal=True, scale=1).first_key == 80
     everything = sweep(0, 8, 108, 16, window=None, causal=False, scale=0.5)
     assert (everything.first_key, everything.chunks) == (0, 7)
     assert everything.words(0, 8) == [7, 0, 0, 108, ALL_KEYS, 0, bits(0.5 * np.log2(np.e)), 8]

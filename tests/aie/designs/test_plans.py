@@ -28,7 +28,7 @@ from flownpu.aie.designs.vector_operators import (
     RMSNorm,
 )
 from flownpu.aie.iron.symbolic import RecordingError
-from flownpu.npu.models import MODELS, projections
+from flownpu.npu.models import ENCODERS, MODELS
 
 KERNELS = Path(__file__).parents[3] / "aie" / "kernels" / "kernels.h"
 
@@ -42,6 +42,15 @@ def plan_of(program):
 
 def violations(program):
     return [str(violation) for violation in check(plan_of(program))]
+
+
+def projections(model):
+    """(M, K, epilogue) of a layer's products: packed query, key and value; output; gate and up; down."""
+    if model in ENCODERS.values():
+        return [(part.columns, part.inner, "gelu" if part.gelu else "none") for part in model.projections]
+    return [
+        (part.rows, part.columns, model.shape.activation if part.gated else "none") for part in model.shape.projections
+    ]
 
 
 # --- Shapes ---------------------------------------------------------------------------------------------------------

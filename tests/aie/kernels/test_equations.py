@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flownpu.ops import q4nx
-from flownpu.ops.emulated import as_read
+from flownpu.ops.q4nx import as_read
 from flownpu.selftest.reference.projections import (
     ACTIVATIONS,
     activation_tolerance,

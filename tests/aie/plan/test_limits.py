@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flownpu.aie.plan.limits import LIMITS, NPU1, NPU2, TABLE, Limits, TileLimits, with_limits
+from flownpu.aie.plan.limits import LIMITS, NPU1, NPU2, TABLE, Limits, TileLimits
 
 
 def test_limit_fields_match_table_rows():
@@ -59,11 +59,6 @@ def test_memory_is_within_reach_of_neighbours_only(core, memory, reached):
 def test_block_floats_are_only_in_xdna2():
     assert "bfp16ebs8" not in NPU1.mmul_shapes
     assert (8, 8, 8) in NPU2.mmul_shapes["bfp16ebs8"]
-
-
-def test_changed_limits_are_used():
-    changed = with_limits(NPU2, compute__locks=8, task_queue=1)
-    assert (changed.compute.locks, changed.task_queue, NPU2.compute.locks) == (8, 1, 16)
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)

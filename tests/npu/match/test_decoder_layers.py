@@ -13,7 +13,7 @@ from safetensors import safe_open
 from flownpu.aie.designs.bias import with_bias
 from flownpu.aie.designs.decode_layer.shape import LayerShape, interleave
 from flownpu.ops import q4nx
-from flownpu.ops.emulated import as_read
+from flownpu.ops.q4nx import as_read
 from flownpu.selftest.reference.layer import padded
 from tests.aie.designs.decode_layer.cases import checkpoint_layer, norm_weights
 from tests.npu.decoders import (

@@ -17,7 +17,7 @@ from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import flow_kv_attention, q4nx_matmul
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
-from flownpu.ops.emulated import as_read
+from flownpu.ops.q4nx import as_read
 from flownpu.selftest.reference.attention import random_sinks, sink_heads
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, BFLOAT16, bf16, wide
 

@@ -13,7 +13,7 @@ from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.aie.designs.one_tile import GEMM_TILE
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import fused_dqp, q4nx_matmul
-from flownpu.ops.emulated import as_read
+from flownpu.ops.q4nx import as_read
 from flownpu.selftest.reference.case import Case
 from flownpu.selftest.reference.numbers import (
     BF16_ROUNDING,

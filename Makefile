@@ -32,7 +32,7 @@ help:
 	@echo 'make sanitize  run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make clients   install third-party clients and try the server with them'
 	@echo 'make fuzz      try random graphs, decoders and damaged files under the sanitizers (CASES=2000 SEED=1)'
-	@echo 'make figures   draw the pictures of the README and of the chat page'
+	@echo 'make figures   draw the pictures of the README and of docs/npu.md'
 	@echo 'make wheels    build the sources and the wheels for Linux (glibc 2.28 or newer) in dist'
 	@echo 'make windows   build for Windows x64 in dist/windows, and try it where there is Wine'
 	@echo 'make clean     remove .venv, build, out and dist'
@@ -151,6 +151,7 @@ build/sanitize/built: .venv/test
 
 figures: .venv/test chromium
 	$(BIN)/python scripts/figures/demo.py
+	$(BIN)/python scripts/figures/npu_designs.py
 	$(BIN)/flownpu convert tests/fixtures/gemma3-shapes out/gemma3-shapes --force
 	$(BIN)/python -m scripts.figures.chat_page out/gemma3-shapes
 

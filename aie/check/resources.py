@@ -5,48 +5,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flownpu.aie.check.structure import describe
 from flownpu.aie.check.violation import Violation
 from flownpu.aie.plan.data import BufferArgument, Call, Load, Store
-from flownpu.aie.plan.resources import Resources, counter_bytes, link_ranges, resources_of
+from flownpu.aie.plan.resources import Resources, link_ranges, resources_of
+from flownpu.aie.plan.usage import MemoryUse, memory_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flownpu.aie.plan.data import Array, Core, Dimension, End, Fifo, Plan, Tile
     from flownpu.aie.plan.limits import Limits
-
-
-@dataclass(frozen=True)
-class _Use:
-    """One thing in a tile's memory, and its bytes in all; for a fifo, `objects` of equal size."""
-
-    name: str
-    bytes: int
-    objects: int = 0
-
-    def __str__(self) -> str:
-        size = f"{self.objects} x {self.bytes // self.objects}" if self.objects else self.bytes
-        return f"{self.name} {size}"
-
-
-def _memory_parts(array: Array, resources: Resources) -> dict[Tile, list[_Use]]:
-    """The contents of each tile's memory: objects of fifos, buffers, a core's stack and its counters of objects."""
-    parts: defaultdict[Tile, list[_Use]] = defaultdict(list)
-    for pool in resources.pools:
-        if pool.bytes:
-            parts[pool.tile].append(_Use(pool.fifo, pool.bytes, pool.count))
-    for buffer in array.buffers:
-        parts[buffer.tile].append(_Use(buffer.name, buffer.type.bytes))
-    for core in array.cores:
-        parts[core.tile].append(_Use("stack", core.stack_bytes))
-        if counters := counter_bytes(core):
-            parts[core.tile].append(_Use("object counters", counters))
-    return dict(parts)
 
 
 def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
@@ -57,7 +29,7 @@ def check_resources(plan: Plan, limits: Limits) -> list[Violation]:
 @lru_cache(maxsize=32)  # programs of one array differ in their sequences only
 def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     resources = resources_of(array, limits)
-    held = _memory_parts(array, resources)
+    held = memory_parts(array, resources)
     return (
         *_memory(held, limits),
         *_constants(array, held, limits),
@@ -70,7 +42,7 @@ def _of_array(array: Array, limits: Limits) -> tuple[Violation, ...]:
     )
 
 
-def _memory(held: dict[Tile, list[_Use]], limits: Limits) -> Iterator[Violation]:
+def _memory(held: dict[Tile, list[MemoryUse]], limits: Limits) -> Iterator[Violation]:
     for tile, parts in sorted(held.items()):
         need, have = sum(part.bytes for part in parts), limits.tile(tile.column, tile.row).memory_bytes
         if need > have:
@@ -79,7 +51,7 @@ def _memory(held: dict[Tile, list[_Use]], limits: Limits) -> Iterator[Violation]
             yield Violation(describe(tile, limits), "memory", f"{need} bytes", f"{have} bytes", detail)
 
 
-def _constants(array: Array, held: dict[Tile, list[_Use]], limits: Limits) -> Iterator[Violation]:
+def _constants(array: Array, held: dict[Tile, list[MemoryUse]], limits: Limits) -> Iterator[Violation]:
     """The memory beside a core's stack and buffers must hold its constants; `_memory` reports buffers that do not fit.
 
     mlir_aie 1.4.4 and newer place the stack, each buffer and one region for a core's `.data`, `.rodata` and `.bss`,
@@ -96,7 +68,7 @@ def _constants(array: Array, held: dict[Tile, list[_Use]], limits: Limits) -> It
             yield Violation(describe(core.tile, limits), "memory beside stack and buffers", need, left, detail)
 
 
-def _aligned_bytes(part: _Use, alignment: int) -> int:
+def _aligned_bytes(part: MemoryUse, alignment: int) -> int:
     objects = max(part.objects, 1)
     return objects * alignment * -(-part.bytes // (objects * alignment))
 

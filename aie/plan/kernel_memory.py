@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
-from flownpu.aie.plan.data import Call
 from flownpu.aie.plan.limits import NPU2
+from flownpu.aie.plan.usage import kernels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,6 +44,5 @@ def core_needs(array: Array, core: Core) -> dict[str, KernelMemory]:
     """By source, the needs of the kernels that a core calls; a source that memory.toml lacks is left out."""
     files = {kernel.entry: _stem(kernel.source) for kernel in array.kernels}
     table = _table(array.target)
-    calls = (statement for statement in core.statements if isinstance(statement, Call))
-    sources = dict.fromkeys(files.get(call.kernel, "") for call in calls)
+    sources = dict.fromkeys(files.get(entry, "") for entry in kernels_of(core))
     return {source: table[source] for source in sources if source in table}

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from flownpu.cli.options import Activations, Device
+from scripts.figures import npu_designs
 from tests.docs.pages import PAGES, ROOT, table
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -60,3 +61,8 @@ def test_command_line_page_is_up_to_date():
     spec.loader.exec_module(script)
     text = (ROOT / "docs" / "use" / "command-line.md").read_text(encoding="utf-8")
     assert text == script.page(), "run: python scripts/write_command_line.py"
+
+
+def test_design_figures_are_up_to_date():
+    for path, picture in npu_designs.pictures().items():
+        assert path.read_text(encoding="utf-8") == picture, f"{path.name}: run python scripts/figures/npu_designs.py"

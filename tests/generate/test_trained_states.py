@@ -44,20 +44,24 @@ def held_out(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_turns_and_rewinds_continue_as_transformers(name: str, tmp_path: Path) -> None:
-    """A first turn, a second behind its reply, and one that goes back into the second prompt.
+    check_turns_and_rewinds(name, tmp_path, 40, activations="bf16")
+
+
+def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str) -> None:
+    """A first turn, a second behind its reply, and one that goes back into the second prompt; `count` tokens in each.
 
     The chosen token is the reference's likeliest, or their logits are as close as rounding makes it likely: the gap of
     two logits has sqrt(2) times the error of one, and of some hundred gaps the largest is within 4 sigma.
     """
-    convert(FIXTURES / name, tmp_path / "model", kv_dtype="fp32")
-    model = LanguageModel(tmp_path / "model", options={"activations": "bf16"})
+    convert(FIXTURES / name, folder / "model", kv_dtype="fp32")
+    model = LanguageModel(folder / "model", options=options)
     cached = CachedSequence(model, 1024, GREEDY)
     text = held_out(name)
 
     def answer(prompt: np.ndarray) -> np.ndarray:
         generator, new, _ = cached.resume(prompt, ())
         model.append(generator, new)
-        for _ in range(40):
+        for _ in range(count):
             generator.generate_next_token()
         sequence = np.array(generator.get_sequence(0))
         expected = logits_of(reference(name), sequence)[len(prompt) - 1 : -1]

@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from flownpu.model.shapes import SHAPES
 from tests.convert.conftest import is_projection
-from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, write_settings
+from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, stored_parameters, write_settings
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
 
@@ -76,7 +76,7 @@ def random_blocks(
 
 
 def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: int = 0) -> None:
-    """Writes the file of a decoder without experts and states."""
+    """Writes the file of a decoder without experts."""
     generator = np.random.Generator(np.random.SFC64(seed))
     architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
@@ -88,17 +88,25 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     with torch.device("meta"):  # for the names and shapes
         model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
+    for name, parameter, _ in stored_parameters(model):
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if is_projection(name):
             chosen = type_of(kind, name, config.num_hidden_layers)
             writer.add_tensor(stored, random_blocks(chosen, *parameter.shape, generator), raw_dtype=chosen)
         else:
-            writer.add_tensor(stored, np.full(parameter.shape, float(name.endswith("norm.weight")), np.float32))
+            writer.add_tensor(stored, _plain(name, parameter.shape, generator))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _plain(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float32]:
+    """What is not quantised: norms of 1, decays of 1/e at most, and small weights of convolutions and rates."""
+    if len(shape) == 1:
+        return np.full(shape, -1.0 if name.endswith("A_log") else float(name.endswith("norm.weight")), np.float32)
+    rows, columns = shape[0], shape[-1]  # a convolution has an axis of 1 between them
+    return generator.standard_normal((rows, columns), dtype=np.float32) / np.float32(math.sqrt(columns))
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:

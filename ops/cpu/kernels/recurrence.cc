@@ -10,7 +10,6 @@
 // four multiplications of the state. Chunks of 64 tokens in matrix products took longer on Zen 4:
 // 72 instead of 48 us a token for 32 heads of 128 x 128, three quarters of it in products of f32.
 #include <algorithm>
-#include <cstdint>
 
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/kernels/tables.h"
@@ -31,16 +30,7 @@ class Strip {
   // `in_place`: the state is in call.present, and changed there.
   Strip(const Recurrence& call, std::int64_t column, std::int64_t count, bool in_place)
       : call_(call), column_(column), count_(count), in_place_(in_place && count == kColumns) {
-    if (in_place_) {
-      // One token's state is read where it lies.
-      from_ = call.tokens == 1 && call.past != nullptr ? call.past : call.present;
-      const bool is_aligned = (reinterpret_cast<std::uintptr_t>(call.present) |
-                               static_cast<std::uintptr_t>(call.value_size) * sizeof(float)) %
-                                  sizeof(Vector) ==
-                              0;
-      streams_ = from_ != call.present && call.queries == 1 && is_aligned;
-      return;
-    }
+    if (in_place_) return;
     if (count < kColumns) std::fill_n(call.strip, call.key_size * kColumns, 0.0F);
     for (std::int64_t row = 0; row < call.key_size; ++row) {
       const float* from =
@@ -109,9 +99,8 @@ class Strip {
     const float* next_decay = PREDICTS ? decay(token) : nullptr;
     for (std::int64_t row = 0; row < call_.key_size; ++row) {
       float* const state = at(row);
-      const float* const before = in_place_ ? from_ + (state - call_.present) : state;
       Vector s[VECTORS];
-      for (int i = 0; i < VECTORS; ++i) s[i] = load(before + i * kLanes);
+      for (int i = 0; i < VECTORS; ++i) s[i] = load(state + i * kLanes);
       if constexpr (CHANGES) {
         const Vector kept = broadcast(last_decay[by_row ? row : 0]);
         const Vector factor = broadcast(last_key[row]);
@@ -119,11 +108,7 @@ class Strip {
         for (int i = 0; i < VECTORS; ++i) {
           s[i] = kept * s[i] + factor * change_[i];
           output[i] += asked * s[i];
-          if (streams_) {
-            store_past_caches(state + i * kLanes, s[i]);
-          } else {
-            store(state + i * kLanes, s[i]);
-          }
+          store(state + i * kLanes, s[i]);
         }
       }
       if constexpr (PREDICTS) {
@@ -167,26 +152,23 @@ class Strip {
   std::int64_t column_;
   std::int64_t count_;
   bool in_place_;
-  bool streams_ = false;
-  const float* from_ = nullptr;
   Vector change_[VECTORS] = {};
 };
 
 // Up to so many tokens do not pay for the copies of a strip: one token of 32 heads of 128 x 128
-// took 153 us with them on one thread of Zen 4, and takes 119 on the state as it lies. One token's
-// state is read where it was and written past the caches, which the next token finds full of
-// weights: a strip is read from memory once, and its second walk finds it in the first cache.
+// took 153 us with them on one thread of Zen 4, and takes 119 on the state as it lies, copied in
+// one go. One token's strips read from where the state was, and written past the caches, took
+// 1.36 times as long as that copy on Zen 3: memory is read in lines far apart.
 constexpr std::int64_t kFewTokens = 4;
 
 void recurrence(const Recurrence& call) {
   const bool in_place = call.tokens <= kFewTokens;
   const std::int64_t elements = call.key_size * call.value_size;
   if (in_place && call.past == nullptr) std::fill_n(call.present, elements, 0.0F);
-  if (in_place && call.tokens != 1 && call.past != nullptr && call.past != call.present)
+  if (in_place && call.past != nullptr && call.past != call.present)
     std::copy_n(call.past, elements, call.present);
   for (std::int64_t column = 0; column < call.value_size; column += kColumns)
     Strip<kVectors>(call, column, std::min(kColumns, call.value_size - column), in_place).run();
-  finish_streams();
 }
 
 }  // namespace

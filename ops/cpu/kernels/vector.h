@@ -91,24 +91,6 @@ inline void store_some(float* y, Vector v, std::int64_t count) {
   std::memcpy(y, &v, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// Stores without first reading the line into a cache; y is aligned to a vector's size.
-inline void store_past_caches(float* y, Vector v) {
-#if defined(__AVX512F__)
-  _mm512_stream_ps(y, v);
-#elif defined(__AVX2__)
-  _mm256_stream_ps(y, v);
-#else
-  store(y, v);
-#endif
-}
-
-// Makes these stores visible to other threads before all later stores.
-inline void finish_streams() {
-#if defined(__AVX2__)
-  _mm_sfence();
-#endif
-}
-
 inline Vector select(Integers mask, Vector yes, Vector no) { return mask ? yes : no; }
 // b if either is NaN. Intrinsics, because GCC 12 compiles the expression to two instructions, a
 // comparison and a selection.

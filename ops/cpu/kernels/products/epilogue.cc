@@ -10,6 +10,24 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
+// Stores without first reading the line into a cache; y is aligned to a vector's size.
+inline void store_past_caches(float* y, Vector v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(y, v);
+#elif defined(__AVX2__)
+  _mm256_stream_ps(y, v);
+#else
+  store(y, v);
+#endif
+}
+
+// Makes these stores visible to other threads before all later stores.
+inline void finish_streams() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 // One row of 32 columns, of which the first `columns` are y's.
 template <Function ACTIVATION, bool STREAMED>
 void finish_row(const float* product, std::int64_t columns, const float* bias,

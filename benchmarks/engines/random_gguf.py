@@ -102,7 +102,7 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
 
 
 def _plain(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float32]:
-    """What is not quantised: norms of 1, decays of 1/e at most, and small weights of convolutions and rates."""
+    """A tensor that is not quantised: norms of 1, decays of 1/e at most, small weights of convolutions and rates."""
     if len(shape) == 1:
         return np.full(shape, -1.0 if name.endswith("A_log") else float(name.endswith("norm.weight")), np.float32)
     rows, columns = shape[0], shape[-1]  # a convolution has an axis of 1 between them

@@ -207,8 +207,9 @@ void check_tokens_of_states(const Tensor& is_token, std::int64_t sequence, std::
   const std::int64_t given = is_token.shape[1];
   const auto* mask = is_token.as<const float>() + sequence * given;
   if (given < count || std::any_of(mask, mask + count, [](float value) { return value != 1; }))
-    flownpu::unsupported("expected ", count, " tokens before all padding, got a mask that hides one of them",
-                ": pad prompts on the right, or set the provider option on_unsupported to cpu");
+    flownpu::unsupported(
+        "expected ", count, " tokens before all padding, got a mask that hides one of them",
+        ": pad prompts on the right, or set the provider option on_unsupported to cpu");
 }
 
 }  // namespace flownpu::transformer

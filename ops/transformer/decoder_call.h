@@ -33,8 +33,8 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs);
 SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 
-// How many of a node's inputs are for layers that keep a state (FoundDecoder::state_inputs), and how
-// many of them are a layer's constants.
+// How many of a node's inputs are for layers that keep a state (FoundDecoder::state_inputs), and
+// how many of them are a layer's constants.
 std::size_t count_of_state_inputs(const Decoder& decoder);
 std::size_t count_of_state_constants(const Layer& layer);
 

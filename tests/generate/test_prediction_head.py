@@ -135,7 +135,10 @@ def test_head_of_gguf_equals_that_of_checkpoint(tiny: TinyModel, tmp_path: Path)
             writer.add_tensor(f"{stored}.weight", value.numpy() + np.float32(value.ndim == 1))
 
     write_gguf(
-        tmp_path / "model.gguf", copy.deepcopy(tiny.reference), lambda _name: gguf.GGMLQuantizationType.F16, edit=add_drafter
+        tmp_path / "model.gguf",
+        copy.deepcopy(tiny.reference),
+        lambda _name: gguf.GGMLQuantizationType.F16,
+        edit=add_drafter,
     )
     convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
 

@@ -131,8 +131,7 @@ std::size_t count_of_constants(const transformer::Decoder& decoder) {
   const std::size_t left_out = decoder.post_norms() ? 1 : 0;
   std::size_t count = norms + 1 + 2 * static_cast<std::size_t>(decoder.tables()) - left_out;
   for (const transformer::Layer& layer : decoder.layers)
-    count += 4 + 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0) +
-             (has_qk_norm(layer) ? 2 : 0);
+    count += 4 + 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0) + (has_qk_norm(layer) ? 2 : 0);
   return count;
 }
 

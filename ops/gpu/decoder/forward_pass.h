@@ -169,8 +169,9 @@ class ForwardPass {
               std::initializer_list<std::int64_t> parameters = {});
   void launch(const CompiledKernel& kernel, const Grid& grid,
               std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
-  // One token: with attention five kernels a layer, of which each needs what the one before it wrote. With fewer,
-  // the work-groups of a kernel would have to wait for one another, which neither API promises.
+  // One token: with attention five kernels a layer, of which each needs what the one before it
+  // wrote. With fewer, the work-groups of a kernel would have to wait for one another, which
+  // neither API promises.
   void run_token(const Segment& segment);
   void normalise_token(std::size_t layer);
   // The first projection of the normalised rows, and that of gates where there are any.
@@ -182,7 +183,8 @@ class ForwardPass {
   void multiply_into_residual(const CompiledProduct& product, const Buffer* x);
   void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                 const Buffer* y);
-  // What a layer adds of a token's neighbours, between its projections; returns where it is.
+  // The part of a layer between its projections, which reads other tokens; returns where its result
+  // is.
   Activation mix(std::size_t layer, std::int64_t tokens, std::span<const Segment> segments);
   void convolve(std::size_t layer, const Segment& segment, Activation into);
   void apply_delta(std::size_t layer, const transformer::GatedDelta& delta, const Segment& segment);

@@ -39,7 +39,7 @@ std::int64_t ForwardPass::kernels_of(const transformer::Decoder& decoder,
   constexpr std::int64_t kProducts = 4;
   if (std::holds_alternative<GatedDelta>(layer.mixer))
     return kProducts + 6;  // a norm, gates' product, rates, convolution, rule, norm and gate
-  if (!layer.has_attention()) return kProducts + 2;  // a norm, the convolution
+  if (!layer.has_attention()) return kProducts + 2;                // a norm, the convolution
   return kProducts + 1 + (gate_rows(decoder, layer) > 0 ? 3 : 0);  // a norm, gates' product, gate
 }
 
@@ -97,11 +97,11 @@ void ForwardPass::apply_delta(std::size_t layer, const GatedDelta& delta, const 
          {of(kNormalised), &constants[kDecayWeight], &constants[kShareWeight],
           &constants[kTimeBias], &constants[kDecayScale], of(kDecays), of(kShares)},
          {segment.first});
-  launch(*mixer.delta, gated_delta_grid(delta_shape(delta)),
-         {of(kConvolved), of(kConvolved), of(kConvolved), of(kDecays), of(kShares),
-          segment.states->before(layer, kOfRule), of(kMixed),
-          segment.states->behind(layer, kOfRule)},
-         {segment.first, segment.count});
+  launch(
+      *mixer.delta, gated_delta_grid(delta_shape(delta)),
+      {of(kConvolved), of(kConvolved), of(kConvolved), of(kDecays), of(kShares),
+       segment.states->before(layer, kOfRule), of(kMixed), segment.states->behind(layer, kOfRule)},
+      {segment.first, segment.count});
 }
 
 }  // namespace flownpu::gpu

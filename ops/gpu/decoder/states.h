@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The states of a sequence in a device's memory, for layers without attention. They are small beside
-// what a run reads (20 MB beside 470 MB of weights in a model of 0.8B), so a run takes them out of
-// the caller's tensors and leaves them there: callers keep, copy and rewind them without the device.
+// The states of a sequence in a device's memory, for layers without attention. They are small
+// beside what a run reads (20 MB beside 470 MB of weights in a model of 0.8B), so a run takes them
+// out of the caller's tensors and leaves them there: callers keep, copy and rewind them without the
+// device.
 #pragma once
 
 #include <array>

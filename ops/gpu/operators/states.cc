@@ -41,10 +41,8 @@ class CausalConvolution final : public HostCheckedStep {
            std::span<std::byte> /*scratch*/) const override {
     const Shape& x = inputs[0].shape;
     if (x.elements() == 0) return;
-    const ShortConvolutionShape shape{.channels = x[2],
-                                      .taps = inputs[1].shape[2],
-                                      .columns = x[2],
-                                      .is_silu = is_silu_};
+    const ShortConvolutionShape shape{
+        .channels = x[2], .taps = inputs[1].shape[2], .columns = x[2], .is_silu = is_silu_};
     Run run(context());
     const Buffer* y = run.output(outputs[0]);
     const Buffer* behind = run.output(outputs[1]);

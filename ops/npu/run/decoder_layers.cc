@@ -92,8 +92,8 @@ std::vector<float> for_planes(std::span<const float> rows, std::int64_t columns)
 
 DecoderShape read_shape(const Node& node) {
   DecoderShape shape{transformer::Decoder::read(node)};
-  transformer::check_values_of_decoder(node, shape,
-                                       LayerExperts::inputs(shape) + transformer::count_of_state_inputs(shape));
+  transformer::check_values_of_decoder(
+      node, shape, LayerExperts::inputs(shape) + transformer::count_of_state_inputs(shape));
   return shape;
 }
 

@@ -196,8 +196,8 @@ def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[
     """
     if target.decoder.keeps_states or target.decoder.shape.output_gate:
         raise FlowNPUError(
-            f"{target.name}: expected attention without an output's gate in each layer; a GPU computes others, too, but "
-            "has no prices for them: predict it for --device kraken-350"
+            f"{target.name}: expected attention without an output's gate in each layer; a GPU computes others, too, "
+            "but they have no prices: predict it for --device kraken-350"
         )
     return [_point(target.decoder, gpu, context) for context in target.lengths(contexts)]
 

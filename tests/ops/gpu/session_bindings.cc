@@ -125,21 +125,22 @@ void bind_gpu_session(nb::module_& module) {
         return std::pair(shared.buffer, shared.bytes);
       });
   nb::class_<HeadsShape>(module, "Heads")
-      .def("__init__",
-           [](HeadsShape* made, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
-              const std::string& cache, float scale, bool qk_norm, float epsilon,
-              std::int64_t rotated) {
-             new (made) HeadsShape{.heads = heads,
-                                   .kv_heads = kv_heads,
-                                   .head_size = head_size,
-                                   .cache = element_of_cache(flownpu::native::type_of(cache)),
-                                   .scale = scale,
-                                   .qk_norm = qk_norm,
-                                   .epsilon = epsilon,
-                                   .rotated = rotated};
-           },
-           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("cache"),
-           nb::arg("scale"), nb::arg("qk_norm"), nb::arg("epsilon"), nb::arg("rotated") = 0);
+      .def(
+          "__init__",
+          [](HeadsShape* made, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+             const std::string& cache, float scale, bool qk_norm, float epsilon,
+             std::int64_t rotated) {
+            new (made) HeadsShape{.heads = heads,
+                                  .kv_heads = kv_heads,
+                                  .head_size = head_size,
+                                  .cache = element_of_cache(flownpu::native::type_of(cache)),
+                                  .scale = scale,
+                                  .qk_norm = qk_norm,
+                                  .epsilon = epsilon,
+                                  .rotated = rotated};
+          },
+          nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("cache"),
+          nb::arg("scale"), nb::arg("qk_norm"), nb::arg("epsilon"), nb::arg("rotated") = 0);
   module.def("delta_rates", &delta_rates);
   module.def("sigmoid_gate", &sigmoid_gate);
   module.def("append_heads", &append_heads);

@@ -319,13 +319,15 @@ def test_random_values_never_meet_in_buffer(rng):
 
 
 def test_rates_of_delta_rule_equal_float64(context_in_turn, rng):
-    """Of rows from 2 on; the softplus of large and small numbers, too."""
+    """Rows from 2 on; the softplus of large and small numbers, too."""
     heads, columns, first, tokens = 3, 77, 2, 4
     x = rng.standard_normal((first + tokens, columns), dtype=np.float32)
     a, c = (rng.standard_normal((columns, heads), dtype=np.float32) for _ in range(2))
     bias, scale = np.array([0, 30, -30], np.float32), -rng.uniform(0.1, 2, heads).astype(np.float32)
     decay, share = (np.full((first + tokens, heads), 7, np.float32) for _ in range(2))
-    context_in_turn.run(gpu.delta_rates(heads, columns), [heads, tokens, 1], [x, a, c, bias, scale, decay, share], [first])
+    context_in_turn.run(
+        gpu.delta_rates(heads, columns), [heads, tokens, 1], [x, a, c, bias, scale, decay, share], [first]
+    )
     wide = x[first:].astype(np.float64)
     # A sum of `columns` terms, and the bias. Slopes of softplus and sigmoid are 1 and 1/4 at most. Softplus adds the
     # logarithm of up to 2, with errors of exp, log and a sum; sigmoid has exp's, a sum's and a quotient's.

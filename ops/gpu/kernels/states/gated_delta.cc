@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A work-group has some columns of a head's state, and a lane a few rows of one column, in registers
-// from the first token to the last: a launch reads and writes each state once, however many tokens
-// it has. The lanes of a column add up its sums in the work-group's memory, in turn in one of two
-// places, so that a token has one barrier.
+// A work-group has some columns of a head's state, and a lane a few rows of one column, in
+// registers from the first token to the last: a launch reads and writes each state once, however
+// many tokens it has. The lanes of a column add up its sums in the work-group's memory, in turn in
+// one of two places, so that a token has one barrier.
 //
-// Queries and keys of a tile of tokens lie in the work-group's memory, in lines longer by one, since
-// lanes that each read another line would else read one bank. The rule is expanded so that one pass
-// over the column gives both of its sums, with S the state before the token:
+// Queries and keys of a tile of tokens lie in the work-group's memory, in lines longer by one,
+// since lanes that each read another line would else read one bank. The rule is expanded so that
+// one pass over the column gives both of its sums, with S the state before the token:
 //   d = share (v - e^decay S^T k);  y = scale (e^decay S^T q + (k . q) d)
 //
 // Tokens follow one another: with 16 rows a lane, a token is some 80 instructions and a barrier,
@@ -163,36 +163,35 @@ KernelDescription gated_delta(const DeltaShape& shape) {
                              .element = Element::kActivation,
                              .sizes = {tokens, shape.is_packed ? columns : own}};
   };
-  return {
-      .name = "gated_delta",
-      .body = kBody,
-      .tensors = {given("query", keys),
-                  given("key", keys),
-                  given("value", values),
-                  {.name = "decay", .sizes = {tokens, shape.value_heads}},
-                  {.name = "share", .sizes = {tokens, shape.value_heads}},
-                  {.name = "before", .sizes = state_sizes(shape)},
-                  {.name = "y",
-                   .element = Element::kActivation,
-                   .access = Access::kWrite,
-                   .sizes = {tokens, values}},
-                  {.name = "behind", .access = Access::kWrite, .sizes = state_sizes(shape)}},
-      .constants = {{"shared_by", shape.value_heads / shape.key_heads},
-                    {"front_of_keys", shape.is_packed ? keys : 0},
-                    {"front_of_values", shape.is_packed ? 2 * keys : 0},
-                    {"is_packed", std::int64_t{shape.is_packed ? 1 : 0}},
-                    {"key_size", shape.key_size},
-                    {"value_size", shape.value_size},
-                    {"columns", kColumns},
-                    {"shares", shares},
-                    {"rows", rows},
-                    {"all_rows", shares * rows},
-                    {"tile", kTile},
-                    {"line", line},
-                    {"held", 2 * kTile * line},
-                    {"scale", shape.scale}},
-      .parameters = {"first", "tokens"},
-      .lanes = kColumns * shares};
+  return {.name = "gated_delta",
+          .body = kBody,
+          .tensors = {given("query", keys),
+                      given("key", keys),
+                      given("value", values),
+                      {.name = "decay", .sizes = {tokens, shape.value_heads}},
+                      {.name = "share", .sizes = {tokens, shape.value_heads}},
+                      {.name = "before", .sizes = state_sizes(shape)},
+                      {.name = "y",
+                       .element = Element::kActivation,
+                       .access = Access::kWrite,
+                       .sizes = {tokens, values}},
+                      {.name = "behind", .access = Access::kWrite, .sizes = state_sizes(shape)}},
+          .constants = {{"shared_by", shape.value_heads / shape.key_heads},
+                        {"front_of_keys", shape.is_packed ? keys : 0},
+                        {"front_of_values", shape.is_packed ? 2 * keys : 0},
+                        {"is_packed", std::int64_t{shape.is_packed ? 1 : 0}},
+                        {"key_size", shape.key_size},
+                        {"value_size", shape.value_size},
+                        {"columns", kColumns},
+                        {"shares", shares},
+                        {"rows", rows},
+                        {"all_rows", shares * rows},
+                        {"tile", kTile},
+                        {"line", line},
+                        {"held", 2 * kTile * line},
+                        {"scale", shape.scale}},
+          .parameters = {"first", "tokens"},
+          .lanes = kColumns * shares};
 }
 
 Grid gated_delta_grid(const DeltaShape& shape, std::int64_t sequences) {

@@ -41,21 +41,20 @@ std::vector<TensorDescription> tensors(const std::vector<Size>& sizes,
   std::vector<TensorDescription> all = std::move(second);
   all.insert(all.begin(), {.name = "x", .element = Element::kActivation, .sizes = sizes});
   all.push_back({.name = "gate", .element = Element::kActivation, .sizes = sizes});
-  all.push_back({.name = "y",
-                 .element = Element::kActivation,
-                 .access = Access::kWrite,
-                 .sizes = sizes});
+  all.push_back(
+      {.name = "y", .element = Element::kActivation, .access = Access::kWrite, .sizes = sizes});
   return all;
 }
 
 }  // namespace
 
 KernelDescription gated_rms_norm(std::int64_t columns, std::int64_t size, float epsilon) {
-  return {.name = "gated_rms_norm",
-          .body = replaced(kNorm, "SUM", over_lanes()),
-          .tensors = tensors({std::string("tokens"), columns}, {{.name = "weight", .sizes = {size}}}),
-          .constants = {{"size", size}, {"epsilon", epsilon}},
-          .lanes = kLanes};
+  return {
+      .name = "gated_rms_norm",
+      .body = replaced(kNorm, "SUM", over_lanes()),
+      .tensors = tensors({std::string("tokens"), columns}, {{.name = "weight", .sizes = {size}}}),
+      .constants = {{"size", size}, {"epsilon", epsilon}},
+      .lanes = kLanes};
 }
 
 Grid gated_rms_norm_grid(std::int64_t columns, std::int64_t size, std::int64_t tokens) {

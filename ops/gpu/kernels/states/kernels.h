@@ -24,8 +24,8 @@ struct ShortConvolutionShape {
 };
 
 // conv(x)[t, c] = sum_j w[c, j] x[t - taps + 1 + j, c], where rows before the first are the
-// state's. Arguments: x [t, columns], w float32 [channels, taps], states before [sequences, taps - 1,
-// channels], y [t, channels], states behind; parameters: first, tokens.
+// state's. Arguments: x [t, columns], w float32 [channels, taps], states before [sequences, taps -
+// 1, channels], y [t, channels], states behind; parameters: first, tokens.
 KernelDescription short_convolution(const ShortConvolutionShape& shape);
 Grid short_convolution_grid(const ShortConvolutionShape& shape, std::int64_t tokens,
                             std::int64_t sequences = 1);
@@ -43,8 +43,8 @@ struct DeltaShape {
   std::int64_t key_size = 0;
   std::int64_t value_size = 0;
   float scale = 1;  // of queries
-  // Whether q, k and v are columns of the same rows, in this order, and q and k are divided by their
-  // length.
+  // Whether q, k and v are columns of the same rows, in this order, and q and k are divided by
+  // their length.
   bool is_packed = false;
 };
 

@@ -49,23 +49,26 @@ KernelDescription short_convolution(const ShortConvolutionShape& shape) {
     body = replaced(body, std::string("GIVEN(") + row + ")",
                     shape.is_gated ? x + ") * " + x + " + 2 * args.channels)" : x + ")");
   }
-  return {.name = "short_convolution",
-          .body = replaced(
-              body, "RESULT",
-              shape.is_gated  ? "args.x.Read(first_row + token, channel + args.channels) * sum"
-              : shape.is_silu ? "sum / (1.0f + exp(-sum))"
-                              : "sum"),
-          .tensors = {{.name = "x", .element = Element::kActivation, .sizes = {tokens, shape.columns}},
-                      {.name = "weight", .sizes = {shape.channels, shape.taps}},
-                      {.name = "before", .sizes = {sequences, rows, shape.channels}},
-                      {.name = "y",
-                       .element = Element::kActivation,
-                       .access = Access::kWrite,
-                       .sizes = {tokens, shape.channels}},
-                      {.name = "behind", .access = Access::kWrite, .sizes = {sequences, rows, shape.channels}}},
-          .constants = {{"channels", shape.channels}, {"taps", shape.taps}, {"rows", rows}},
-          .parameters = {"first", "tokens"},
-          .lanes = kLanes};
+  return {
+      .name = "short_convolution",
+      .body =
+          replaced(body, "RESULT",
+                   shape.is_gated  ? "args.x.Read(first_row + token, channel + args.channels) * sum"
+                   : shape.is_silu ? "sum / (1.0f + exp(-sum))"
+                                   : "sum"),
+      .tensors = {{.name = "x", .element = Element::kActivation, .sizes = {tokens, shape.columns}},
+                  {.name = "weight", .sizes = {shape.channels, shape.taps}},
+                  {.name = "before", .sizes = {sequences, rows, shape.channels}},
+                  {.name = "y",
+                   .element = Element::kActivation,
+                   .access = Access::kWrite,
+                   .sizes = {tokens, shape.channels}},
+                  {.name = "behind",
+                   .access = Access::kWrite,
+                   .sizes = {sequences, rows, shape.channels}}},
+      .constants = {{"channels", shape.channels}, {"taps", shape.taps}, {"rows", rows}},
+      .parameters = {"first", "tokens"},
+      .lanes = kLanes};
 }
 
 Grid short_convolution_grid(const ShortConvolutionShape& shape, std::int64_t tokens,

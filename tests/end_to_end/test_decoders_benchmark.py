@@ -55,6 +55,7 @@ def test_random_file_has_deviating_weights_and_is_converted(kind: str, tmp_path:
 def test_random_file_of_layers_with_states_is_converted(shape: str, tmp_path: Path) -> None:
     """The public shape with fewer and shorter layers; logits are neither zeros nor one token's alone."""
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 512}
+    sizes["max_position_embeddings"] = 512
     if "layer_types" in SHAPES[shape]:
         sizes["layer_types"] = SHAPES[shape]["layer_types"][:4]
     config = transformers.AutoConfig.for_model(**SHAPES[shape] | sizes)

@@ -94,13 +94,19 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
             chosen = type_of(kind, name, config.num_hidden_layers)
             writer.add_tensor(stored, random_blocks(chosen, *parameter.shape, generator), raw_dtype=chosen)
         else:
-            shape = [size for size in parameter.shape if size > 1]  # a convolution's middle axis is dropped
-            value = 1 if name.endswith("norm.weight") else -1 if name.endswith("A_log") else 0
-            writer.add_tensor(stored, np.full(shape, value, np.float32))
+            writer.add_tensor(stored, _plain(name, parameter.shape, generator))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _plain(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float32]:
+    """A tensor that is not quantised: norms of 1, decays of 1/e at most, small weights of convolutions and rates."""
+    if len(shape) == 1:
+        return np.full(shape, -1.0 if name.endswith("A_log") else float(name.endswith("norm.weight")), np.float32)
+    rows, columns = shape[0], shape[-1]  # a convolution has an axis of 1 between them
+    return generator.standard_normal((rows, columns), dtype=np.float32) / np.float32(math.sqrt(columns))
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:

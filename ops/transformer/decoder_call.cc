@@ -183,7 +183,33 @@ void infer_outputs(const Decoder& decoder, std::span<const Tensor> inputs,
   }
   std::size_t next = kFirstPresent + 2 * decoder.attentions();
   for (const Layer& layer : decoder.layers)
-    for (const Shape& state : decoder.states_of(layer)) outputs[next++] = state;
+    for (Shape state : decoder.states_of(layer)) {
+      state[0] = batch;
+      outputs[next++] = state;
+    }
+}
+
+std::size_t count_of_state_constants(const Layer& layer) {
+  constexpr std::size_t kOfDelta = 6;  // taps, a, b, time bias, decay scale, norm
+  if (layer.has_attention()) return 0;
+  return std::holds_alternative<GatedDelta>(layer.mixer) ? kOfDelta : 1;
+}
+
+std::size_t count_of_state_inputs(const Decoder& decoder) {
+  std::size_t count = decoder.has_states() ? 1 : 0;
+  for (const Layer& layer : decoder.layers)
+    count += count_of_state_constants(layer) + decoder.states_of(layer).size();
+  return count;
+}
+
+void check_tokens_of_states(const Tensor& is_token, std::int64_t sequence, std::int64_t count) {
+  if (is_token.data == nullptr) return;
+  const std::int64_t given = is_token.shape[1];
+  const auto* mask = is_token.as<const float>() + sequence * given;
+  if (given < count || std::any_of(mask, mask + count, [](float value) { return value != 1; }))
+    flownpu::unsupported(
+        "expected ", count, " tokens before all padding, got a mask that hides one of them",
+        ": pad prompts on the right, or set the provider option on_unsupported to cpu");
 }
 
 }  // namespace flownpu::transformer

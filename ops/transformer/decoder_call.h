@@ -33,6 +33,15 @@ void check_call(const Decoder& decoder, std::span<const Tensor> inputs);
 SequenceTokens tokens_of(const Decoder& decoder, std::span<const Tensor> inputs,
                          std::int64_t sequence);
 
+// How many of a node's inputs are for layers that keep a state (FoundDecoder::state_inputs), and
+// how many of them are a layer's constants.
+std::size_t count_of_state_inputs(const Decoder& decoder);
+std::size_t count_of_state_constants(const Layer& layer);
+
+// Throws Unsupported if the graph's mask, the last of these inputs, hides one of the first `count`
+// tokens of the sequence with index `sequence`.
+void check_tokens_of_states(const Tensor& is_token, std::int64_t sequence, std::int64_t count);
+
 // The inputs that are rotary tables, the cosines and the sines of each.
 std::span<const Tensor> given_tables(const Decoder& decoder, std::span<const Tensor> inputs);
 

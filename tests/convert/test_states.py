@@ -25,11 +25,11 @@ from tests.end_to_end.replies import batch
 FAMILIES = ["lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"]
 
 
-def open_model(folder: Path) -> og.Model:
-    """GenAI's model on FlowNPU with bf16 activations."""
+def open_model(folder: Path, **more: str) -> og.Model:
+    """GenAI's model on FlowNPU with bf16 activations, and more of the provider's options."""
     path = folder / "genai_config.json"
     config = json.loads(path.read_text())
-    options = {flownpu.get_ep_name(): {"activations": "bf16"}}
+    options = {flownpu.get_ep_name(): {"activations": "bf16", **more}}
     config["model"]["decoder"]["session_options"]["provider_options"] = [options]
     path.write_text(json.dumps(config))
     flownpu.register()
@@ -38,9 +38,14 @@ def open_model(folder: Path) -> og.Model:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_loop_of_genai_equal_transformers(family: str, tmp_path: Path) -> None:
-    tiny = write_tiny(family, tmp_path / "checkpoint")
-    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
-    model = open_model(tmp_path / "model")
+    check_loop(family, tmp_path)
+
+
+def check_loop(family: str, folder: Path, **options: str) -> None:
+    """Asserts that logits behind prompts and tokens equal transformers', with more of the provider's options."""
+    tiny = write_tiny(family, folder / "checkpoint")
+    convert(tiny.folder, folder / "model", kv_dtype="fp32")
+    model = open_model(folder / "model", **options)
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(max_length=64, do_sample=False)
     generator, found = og.Generator(model, parameters), []
@@ -140,8 +145,13 @@ def test_rows_of_padded_batch_equal_single_rows(
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
 def test_padded_batch_in_loop_of_genai_equals_single_sequences(family: str, tmp_path: Path) -> None:
-    tiny = write_tiny(family, tmp_path / "checkpoint")
-    convert(tiny.folder, tmp_path / "model", kv_dtype="fp32")
-    model = open_model(tmp_path / "model")
+    check_padded_batch(family, tmp_path)
+
+
+def check_padded_batch(family: str, folder: Path, **options: str) -> None:
+    """Asserts that sequences of different lengths get together the tokens that each gets alone."""
+    tiny = write_tiny(family, folder / "checkpoint")
+    convert(tiny.folder, folder / "model", kv_dtype="fp32")
+    model = open_model(folder / "model", **options)
     sequences = [IDS[0, start : start + length].tolist() for start, length in ((0, 12), (9, 1), (18, 7))]
     assert batch(model, sequences, 8) == [batch(model, [sequence], 8)[0] for sequence in sequences]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gguf.quants import dequantize
 
 from benchmarks.engines import random_gguf
 from flownpu.convert import convert
+from flownpu.model.shapes import SHAPES
 from tests.decoding import DecoderSession
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +49,17 @@ def test_random_file_has_deviating_weights_and_is_converted(kind: str, tmp_path:
     convert(tmp_path / "model.gguf", tmp_path / "model")
     logits = DecoderSession(tmp_path / "model")(np.arange(4, 12)[None])
     assert 0.5 < logits.std() < 2
+
+
+@pytest.mark.parametrize("shape", ["qwen3.5-4b", "lfm2-1.2b"])
+def test_random_file_of_layers_with_states_is_converted(shape: str, tmp_path: Path) -> None:
+    """The public shape with fewer and shorter layers; logits are neither zeros nor one token's alone."""
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 512}
+    sizes["max_position_embeddings"] = 512
+    if "layer_types" in SHAPES[shape]:
+        sizes["layer_types"] = SHAPES[shape]["layer_types"][:4]
+    config = transformers.AutoConfig.for_model(**SHAPES[shape] | sizes)
+    random_gguf.write(tmp_path / "model.gguf", config, "Q4_0")
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    logits = DecoderSession(tmp_path / "model")(np.arange(4, 12)[None])
+    assert 0.3 < logits.std() < 3

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model's own head for multi-token prediction as a draft: what it proposes, and that it changes no text."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from flownpu.generate.speculative.model import Speculation
 from flownpu.generate.speculative.prediction_head import HeadCandidates
 from flownpu.generate.speculative.prediction_head import PredictionHead as OpenHead
 from tests.convert.conftest import TinyModel, write_tiny
+from tests.convert.sources.gguf_files import write_gguf
 from tests.fixtures.prediction_heads import PredictionHead, add_head, read_head, with_q4nx_weights
 from tests.generate.conftest import steady
 
@@ -106,6 +110,47 @@ def test_head_changes_no_text(tiny: TinyModel, sampling: Sampling, generate: Cal
         generator = model.generator(512, sampling)
         assert [generate(generator, IDS[:100], 30), generate(generator, IDS[100:110], 30)] == expected
         assert generator.tally.candidates > 0
+
+
+def test_head_of_gguf_equals_that_of_checkpoint(tiny: TinyModel, tmp_path: Path) -> None:
+    """By the names of the gguf package; its norms include the 1 that is added to those of checkpoints."""
+    config, reference = tiny.reference.config, read_head(tiny.folder, tiny.reference.config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN35, config.num_hidden_layers + 1)
+    joined = {
+        "fc": gguf.MODEL_TENSOR.NEXTN_EH_PROJ,
+        "pre_fc_norm_embedding": gguf.MODEL_TENSOR.NEXTN_ENORM,
+        "pre_fc_norm_hidden": gguf.MODEL_TENSOR.NEXTN_HNORM,
+        "norm": gguf.MODEL_TENSOR.NEXTN_SHARED_HEAD_NORM,
+    }
+
+    def add_drafter(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["qwen35.block_count"].value += 1
+        writer.add_nextn_predict_layers(1)
+        for name, value in reference.state_dict().items():
+            module, block = name.removesuffix(".weight"), config.num_hidden_layers
+            if module in joined:
+                stored = gguf.TENSOR_NAMES[joined[module]].format(bid=block)
+            else:
+                stored = names.get_name(name.replace("layers.0", f"model.layers.{block}").removesuffix(".weight"))
+            writer.add_tensor(f"{stored}.weight", value.numpy() + np.float32(value.ndim == 1))
+
+    write_gguf(
+        tmp_path / "model.gguf",
+        copy.deepcopy(tiny.reference),
+        lambda _name: gguf.GGMLQuantizationType.F16,
+        edit=add_drafter,
+    )
+    convert(tmp_path / "model.gguf", tmp_path / "model", kv_dtype="fp32")
+
+    def weights(folder: Path) -> dict[str, np.ndarray]:
+        model = onnx.load(str(folder / "mtp.onnx"))
+        return {w.name: onnx.numpy_helper.to_array(w) for w in model.graph.initializer if w.name.startswith("mtp.")}
+
+    expected, found = weights(tiny.folder.parent / "model"), weights(tmp_path / "model")
+    assert len(expected) > len(joined)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_model_without_head_is_refused(tmp_path: Path) -> None:

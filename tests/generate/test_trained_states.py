@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flownpu.convert import convert
 from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.language_model import LanguageModel, Sampling
+from flownpu.generate.speculative.model import Speculation
 from tests.convert.running import RoundedProducts
 from tests.decoding import DecoderSession
 from tests.end_to_end.test_numbers import log_softmax, perplexity
 from tests.fixtures.training import q4nx_model
+from tests.generate.conftest import steady
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 NAMES = ("qwen3.5-topics", "lfm2-topics")
@@ -44,20 +46,24 @@ def held_out(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_turns_and_rewinds_continue_as_transformers(name: str, tmp_path: Path) -> None:
-    """A first turn, a second behind its reply, and one that goes back into the second prompt.
+    check_turns_and_rewinds(name, tmp_path, 40, activations="bf16")
+
+
+def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str) -> None:
+    """A first turn, a second behind its reply, and one that goes back into the second prompt; `count` tokens in each.
 
     The chosen token is the reference's likeliest, or their logits are as close as rounding makes it likely: the gap of
     two logits has sqrt(2) times the error of one, and of some hundred gaps the largest is within 4 sigma.
     """
-    convert(FIXTURES / name, tmp_path / "model", kv_dtype="fp32")
-    model = LanguageModel(tmp_path / "model", options={"activations": "bf16"})
+    convert(FIXTURES / name, folder / "model", kv_dtype="fp32")
+    model = LanguageModel(folder / "model", options=options)
     cached = CachedSequence(model, 1024, GREEDY)
     text = held_out(name)
 
     def answer(prompt: np.ndarray) -> np.ndarray:
         generator, new, _ = cached.resume(prompt, ())
         model.append(generator, new)
-        for _ in range(40):
+        for _ in range(count):
             generator.generate_next_token()
         sequence = np.array(generator.get_sequence(0))
         expected = logits_of(reference(name), sequence)[len(prompt) - 1 : -1]
@@ -88,3 +94,22 @@ def test_distributions_on_held_out_text_are_within_bound(
         divergence = float((np.exp(p) * (p - log_softmax(ours))).sum(-1).mean())
         print(f"{activations}: KL {divergence:.2e}, perplexity {perplexity(ours, text):.2f}")
         assert divergence <= 1e-3
+
+
+def test_trained_head_makes_more_than_a_token_a_step_of_the_same_text(tmp_path: Path) -> None:
+    """With the head's candidates a step makes 1.3 tokens or more: 1 for the step, and those that are kept."""
+    convert(FIXTURES / "qwen3.5-topics", tmp_path / "model", kv_dtype="fp32")
+    text, found = held_out("qwen3.5-topics"), []
+    for speculation in (None, Speculation(lookup=False, head=True)):
+        model = LanguageModel(tmp_path / "model", options={"activations": "bf16"}, speculation=speculation)
+        if speculation is not None:
+            steady(model)
+        generator = model.generator(512, GREEDY)
+        model.append(generator, text[:200])
+        for _ in range(120):
+            generator.generate_next_token()
+        found.append(list(generator.get_sequence(0)))
+    assert found[0] == found[1]
+    made = 1 + generator.tally.kept / generator.tally.steps
+    print(f"{generator.tally}: {made:.2f} tokens a step")
+    assert made > 1.3

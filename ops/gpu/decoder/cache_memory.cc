@@ -14,7 +14,7 @@ namespace flownpu::gpu {
 DeviceCacheMemory::DeviceCacheMemory(std::shared_ptr<Context> context,
                                      const transformer::Decoder& decoder, DataType type)
     : context_(std::move(context)),
-      count_(2 * decoder.layers.size()),
+      count_(2 * decoder.attentions()),
       heads_(decoder.attention().kv_heads),
       head_size_(decoder.attention().head_size),
       positions_(decoder.positions),

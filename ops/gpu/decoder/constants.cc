@@ -11,6 +11,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/operators/run.h"
+#include "ops/transformer/decoder_call.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -48,6 +49,22 @@ class Reader {
         !(*value.shape == shape))
       refuse(value, "float " + to_string(shape));
     return upload(value, value.shape->elements() * static_cast<std::int64_t>(sizeof(float)));
+  }
+
+  // The constants of a mixer that keeps a state; its states are not read.
+  std::vector<Buffer> state(const transformer::Decoder& decoder, const transformer::Layer& layer) {
+    std::vector<Buffer> found;
+    if (const auto* delta = std::get_if<transformer::GatedDelta>(&layer.mixer)) {
+      const Shape rates{decoder.hidden, delta->value_heads};
+      const Shape heads{delta->value_heads};
+      for (const Shape& shape : {Shape{delta->channels(), 1, delta->taps}, rates, rates, heads,
+                                 heads, Shape{delta->value_size}})
+        found.push_back(vector(shape));
+    } else if (const auto* one = std::get_if<transformer::ShortConvolution>(&layer.mixer)) {
+      found.push_back(vector(Shape{decoder.hidden, 1, one->taps}));
+    }
+    next_ += decoder.states_of(layer).size();
+    return found;
   }
 
   EntryNorms norms(const transformer::Decoder& decoder, bool adds) {
@@ -97,14 +114,25 @@ class Reader {
   PlacedConstants& into_;
 };
 
+bool has_qk_norm(const transformer::Layer& layer) {
+  return layer.has_attention() && layer.attention().has_qk_norm();
+}
+
 }  // namespace
+
+std::int64_t gate_rows(const transformer::Decoder& decoder, const transformer::Layer& layer) {
+  if (const auto* delta = std::get_if<transformer::GatedDelta>(&layer.mixer))
+    return delta->values();
+  return layer.has_attention() && layer.attention().output_gate ? decoder.attended() : 0;
+}
 
 std::size_t count_of_constants(const transformer::Decoder& decoder) {
   const auto norms = static_cast<std::size_t>(decoder.entry_norms());
-  const std::size_t layer = 4 + 2 * norms + (decoder.attention().has_qk_norm() ? 2 : 0);
   const std::size_t left_out = decoder.post_norms() ? 1 : 0;
-  return decoder.layers.size() * layer - left_out + norms + 1 +
-         2 * static_cast<std::size_t>(decoder.tables());
+  std::size_t count = norms + 1 + 2 * static_cast<std::size_t>(decoder.tables()) - left_out;
+  for (const transformer::Layer& layer : decoder.layers)
+    count += 4 + 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0) + (has_qk_norm(layer) ? 2 : 0);
+  return count;
 }
 
 std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
@@ -120,12 +148,14 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
   const auto add = [&](const void* constant) {
     if (constant != nullptr) all.push_back(*values.at(constant));
   };
-  for (const transformer::LayerConstants& layer : constants.layers) {
-    for (const transformer::Q4NXWeight* weight :
-         {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
+  for (std::size_t i = 0; i < constants.layers.size(); ++i) {
+    const transformer::LayerConstants& layer = constants.layers[i];
+    add(layer.qkv.blocks);
+    if (layer.gates) add(layer.gates->blocks);
+    for (const transformer::Q4NXWeight* weight : {&layer.output, &layer.gate_up, &layer.down})
       add(weight->blocks);
     for (const float* norm : layer.norms) add(norm);
-    if (!decoder.attention().has_qk_norm()) continue;
+    if (!has_qk_norm(decoder.layers[i])) continue;
     for (const float* norm : layer.qk_norm) add(norm);
   }
   for (const float* norm : constants.final_norms) add(norm);
@@ -141,23 +171,31 @@ PlacedConstants place_constants(Context& context, const transformer::Decoder& de
                                 const Node& node) {
   const std::size_t count = count_of_constants(decoder);
   PlacedConstants found;
-  Reader read(context, node, node.inputs.size() - std::min(count, node.inputs.size()), found);
-  const std::int64_t attention = decoder.attended();
+  const std::size_t first = node.inputs.size() - std::min(count, node.inputs.size());
+  Reader read(context, node, first, found);
+  Reader read_states(context, node,
+                     first - std::min(transformer::count_of_state_inputs(decoder), first), found);
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
+    const transformer::Layer& own = decoder.layers[i];
+    const std::int64_t gates = gate_rows(decoder, own);
     LayerConstants& layer = found.layers.emplace_back();
-    layer.qkv = read.weight({decoder.packed_heads(), decoder.hidden});
-    layer.output = read.weight({decoder.hidden, attention});
+    layer.state = read_states.state(decoder, own);
+    layer.qkv = read.weight({decoder.input_rows(own) - gates, decoder.hidden});
+    if (gates > 0) layer.gates = read.weight({gates, decoder.hidden});
+    layer.output = read.weight({decoder.hidden, decoder.output_columns(own)});
     layer.gate_up = read.weight({decoder.feed_forward().size, decoder.hidden, 2});
     layer.down = read.weight({decoder.hidden, decoder.feed_forward().size});
     layer.first = read.norms(decoder, i > 0);
     layer.middle = read.norms(decoder, true);
-    if (!decoder.attention().has_qk_norm()) continue;
+    if (!has_qk_norm(own)) continue;
     layer.q_norm = read.vector(Shape{decoder.attention().head_size});
     layer.k_norm = read.vector(Shape{decoder.attention().head_size});
   }
   found.last = read.norms(decoder, true);
   found.head = read.weight({decoder.vocabulary, decoder.hidden});
-  const Shape angles{decoder.positions, decoder.attention().head_size / 2};
+  const std::int64_t rotated =
+      decoder.partly_rotated() ? decoder.rotated_size : decoder.attention().head_size;
+  const Shape angles{decoder.positions, rotated / 2};
   for (std::int64_t table = 0; table < decoder.tables(); ++table) {
     Buffer cosines = read.vector(angles);
     found.rotary.push_back({std::move(cosines), read.vector(angles)});

@@ -2,13 +2,15 @@
 // A decoder's constants in a device's memory. They are the last inputs of the node DecoderLayers in
 // the device's domain, in this order:
 //
-//   for each layer  weights of QKV, output, gate and up, down; norm weights of both entries of the
-//                   residual stream; with QK-norm the weights for queries and for keys
+//   for each layer  weights of the first projection (QKV), of gates if there are any, output, gate
+//                   and up, down; norm weights of both entries of the residual stream; of attention
+//                   with QK-norm the weights for queries and for keys
 //   at last         norm weights of the last entry; the LM head; cosines and sines of each table
 //
 // An entry is where an update is added to the residual stream and the sum is normalised. With
 // post-norms it has two weights, for the update and for the sum, else the latter alone; so has the
-// first layer's first entry, where nothing is added.
+// first layer's first entry, where nothing is added. Before these constants are the inputs for
+// states (FoundDecoder::state_inputs), among which a layer's own constants are.
 #pragma once
 
 #include <cstddef>
@@ -35,9 +37,21 @@ struct EntryNorms {
   Buffer sum;
 };
 
+// The constants of a gated delta rule, in the order of its inputs; a short convolution has the taps
+// alone.
+enum StateConstant : std::uint8_t {
+  kTaps,
+  kDecayWeight,
+  kShareWeight,
+  kTimeBias,
+  kDecayScale,
+  kNormWeight,
+};
+
 // Weights and norms of a layer.
 struct LayerConstants {
   Weight qkv;
+  Weight gates;  // only where gate_rows() are not 0
   Weight output;
   Weight gate_up;
   Weight down;
@@ -45,6 +59,7 @@ struct LayerConstants {
   EntryNorms middle;
   Buffer q_norm;
   Buffer k_norm;
+  std::vector<Buffer> state;  // by StateConstant
 };
 
 struct PlacedConstants {
@@ -60,6 +75,9 @@ struct PlacedConstants {
   std::int64_t copied_bytes = 0;
   std::int64_t mapped_bytes = 0;
 };
+
+// Rows of the projection of gates: of attention's output, or of a delta rule's; 0: there is none.
+std::int64_t gate_rows(const transformer::Decoder& decoder, const transformer::Layer& layer);
 
 // How many constants the node has.
 std::size_t count_of_constants(const transformer::Decoder& decoder);

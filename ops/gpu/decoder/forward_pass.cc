@@ -19,7 +19,21 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
     const transformer::Decoder& decoder, const StoredType& stored) {
   const std::int64_t tokens = most_tokens(decoder);
   const std::int64_t attention = decoder.attended();
-  const std::int64_t widest = std::max({decoder.hidden, attention, decoder.feed_forward().size});
+  std::int64_t mixed = 0;
+  std::int64_t packed = 0;
+  std::int64_t gates = 0;
+  std::int64_t convolved = 0;
+  std::int64_t rates = 0;
+  for (const transformer::Layer& layer : decoder.layers) {
+    mixed = std::max(mixed, decoder.output_columns(layer));
+    gates = std::max(gates, gate_rows(decoder, layer));
+    packed = std::max(packed, decoder.input_rows(layer) - gate_rows(decoder, layer));
+    if (const auto* delta = std::get_if<transformer::GatedDelta>(&layer.mixer)) {
+      convolved = std::max(convolved, delta->channels());
+      rates = std::max(rates, delta->value_heads);
+    }
+  }
+  const std::int64_t widest = std::max({decoder.hidden, mixed, decoder.feed_forward().size});
   const std::int64_t groups = q4nx::groups_of(widest);
   const auto floats = [&](std::int64_t columns) {
     return static_cast<std::size_t>(tokens * columns) * sizeof(float);
@@ -32,10 +46,19 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   std::array<Lifetime, kActivations> values;
   values[kResidual] = {floats(decoder.hidden), always};
   values[kOtherResidual] = {floats(decoder.hidden), always};
-  values[kNormalised] = {activations(decoder.hidden), {{0, 0}, {4, 5}, {7, 8}}};
-  values[kPacked] = {activations(decoder.packed_heads()), {{0, 1}}};
+  values[kNormalised] = {activations(decoder.hidden), {{0, rates > 0 ? 2 : 0}, {4, 5}, {7, 8}}};
+  values[kPacked] = {activations(packed), {{0, decoder.has_states() ? 2 : 1}}};
   values[kQuery] = {activations(attention), {{1, 2}}};
-  values[kAttended] = {activations(attention), {{2, 3}}};
+  values[kAttended] = {activations(mixed), {{2, 3}}};
+  if (gates > 0) {
+    values[kGates] = {activations(gates), {{0, 2}}};
+    values[kMixed] = {activations(mixed), {{2, 3}}};
+  }
+  if (convolved > 0) {
+    values[kConvolved] = {activations(convolved), {{1, 2}}};
+    values[kDecays] = {floats(rates), {{1, 2}}};
+    values[kShares] = {floats(rates), {{1, 2}}};
+  }
   values[kUpdate] = {floats(decoder.hidden), {{0, 0}, {3, 7}}};
   values[kGated] = {floats(decoder.feed_forward().size), {{5, 6}}};
   values[kCodes] = {static_cast<std::size_t>(tokens * groups * q4nx::kGroup), products};
@@ -75,7 +98,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
                    .cache = cache_,
                    .scale = decoder.attention().scale,
                    .qk_norm = decoder.attention().has_qk_norm(),
-                   .epsilon = decoder.epsilon} {
+                   .epsilon = decoder.epsilon,
+                   .rotated = decoder.rotated_size} {
   for (const std::size_t bytes : shared_.bytes) {
     check_bytes(bytes, "activations");
     buffers_.push_back(context_->allocate(bytes));
@@ -126,15 +150,16 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
 
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   const LayerConstants& constants = constants_.layers[layer];
-  const transformer::Attention& kind = decoder_.attention(layer);
+  const transformer::Attention& kind = decoder_.layers[layer].attention();
   const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
+  const std::size_t part = 2 * layers_[layer].attention;
   for (const Segment& segment : segments) {
     if (segment.count == 1) {
       attend_token(layer, segment);
       continue;
     }
-    const Buffer* keys = &segment.cache->part(2 * layer);
-    const Buffer* values = &segment.cache->part(2 * layer + 1);
+    const Buffer* keys = &segment.cache->part(part);
+    const Buffer* values = &segment.cache->part(part + 1);
     const std::int64_t capacity = segment.cache->capacity();
     const Grid grid = append_heads_grid(heads_shape_, segment.count);
     const auto append = [&](std::initializer_list<const Buffer*> buffers) {
@@ -165,10 +190,11 @@ void ForwardPass::attend(const transformer::Attention& kind, const Segment& segm
 
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
   const LayerConstants& constants = constants_.layers[layer];
-  const transformer::Attention& kind = decoder_.attention(layer);
+  const transformer::Attention& kind = decoder_.layers[layer].attention();
   const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
-  const Buffer* keys = &segment.cache->part(2 * layer);
-  const Buffer* values = &segment.cache->part(2 * layer + 1);
+  const std::size_t part = 2 * layers_[layer].attention;
+  const Buffer* keys = &segment.cache->part(part);
+  const Buffer* values = &segment.cache->part(part + 1);
   const std::int64_t parts = parts_of(kind, segment);
   std::vector<const Buffer*> buffers{of(kPacked), keys, values};
   std::vector<std::int64_t> parameters{segment.first, segment.past, 1, segment.cache->capacity(),
@@ -241,12 +267,30 @@ void ForwardPass::multiply_into_residual(const CompiledProduct& product, const B
   launch(*product.fused, grid, {x, product.held(), of(residual_), before});
 }
 
+// The entry of a layer with several readers of the normalised stream, each of which would normalise
+// it for itself.
+void ForwardPass::normalise_token(std::size_t layer) {
+  const EntryNorms& norms = constants_.layers[layer].first;
+  if (decoder_.post_norms() && layer > 0) return enter(norms, 1);
+  launch(*first_norm_, rms_norm_grid(decoder_.hidden, 1),
+         {of(residual_), &norms.sum, of(kNormalised)});
+}
+
+void ForwardPass::multiply_first(const LayerProducts& layer, std::int64_t tokens) {
+  multiply(layer.qkv, tokens, of(kNormalised), of(kPacked));
+  if (layer.gates.weight != nullptr) multiply(layer.gates, tokens, of(kNormalised), of(kGates));
+}
+
 void ForwardPass::run_token(const Segment& segment) {
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const LayerProducts& layer = layers_[i];
-    multiply_residual(layer.qkv, constants_.layers[i].first, of(kPacked));
-    attend_token(i, segment);
-    multiply_into_residual(layer.output, of(kAttended));
+    if (layer.qkv.shape.norm) {
+      multiply_residual(layer.qkv, constants_.layers[i].first, of(kPacked));
+    } else {
+      normalise_token(i);
+      multiply_first(layer, 1);
+    }
+    multiply_into_residual(layer.output, of(mix(i, 1, {&segment, 1})));
     multiply_residual(layer.gate_up, constants_.layers[i].middle, of(kGated));
     multiply_into_residual(layer.down, of(kGated));
   }
@@ -261,9 +305,8 @@ void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segme
          {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const LayerProducts& layer = layers_[i];
-    multiply(layer.qkv, tokens, of(kNormalised), of(kPacked));
-    attend(i, segments);
-    multiply(layer.output, tokens, of(kAttended), of(kUpdate));
+    multiply_first(layer, tokens);
+    multiply(layer.output, tokens, of(mix(i, tokens, segments)), of(kUpdate));
     enter(constants_.layers[i].middle, tokens);
     multiply(layer.gate_up, tokens, of(kNormalised), of(kGated));
     multiply(layer.down, tokens, of(kGated), of(kUpdate));
@@ -293,8 +336,9 @@ void ForwardPass::read_logits(std::span<float> logits) {
 }
 
 std::int64_t ForwardPass::dispatches_of(const transformer::Decoder& decoder) {
-  constexpr std::int64_t kOfLayer = 5;  // four products, attention; at last a norm and the LM head
-  return kOfLayer * decoder.layer_count() + 2;
+  std::int64_t count = 2;  // at last a norm and the LM head
+  for (const transformer::Layer& layer : decoder.layers) count += kernels_of(decoder, layer);
+  return count;
 }
 
 }  // namespace flownpu::gpu

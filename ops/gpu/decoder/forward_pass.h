@@ -17,6 +17,7 @@
 #include "ops/gpu/decoder/cache_memory.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/shared_buffers.h"
+#include "ops/gpu/decoder/states.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/nodes/tensor.h"
@@ -33,6 +34,7 @@ struct Segment {
   DeviceCacheMemory* cache = nullptr;
   // Whether some tokens are in a block, whose tokens see one another (write_ends).
   bool has_blocks = false;
+  SequenceStates* states = nullptr;  // null: all layers have attention
 };
 
 // The kernels' types, storages and measurements beside the decoder.
@@ -96,8 +98,18 @@ class ForwardPass {
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;
   };
+  // Kernels of a layer's mixer beside attention's own; null where it has no such kernel.
+  struct LayerMixer {
+    std::shared_ptr<const CompiledKernel> convolution;
+    std::shared_ptr<const CompiledKernel> rates;
+    std::shared_ptr<const CompiledKernel> delta;
+    std::shared_ptr<const CompiledKernel> gate;
+  };
   struct LayerProducts {
+    LayerMixer mixer;
+    std::size_t attention;  // its number among the layers with attention
     CompiledProduct qkv;
+    CompiledProduct gates;
     CompiledProduct output;
     CompiledProduct gate_up;
     CompiledProduct down;
@@ -118,6 +130,11 @@ class ForwardPass {
     kEnds,
     kPartSums,
     kPartStates,
+    kGates,
+    kConvolved,
+    kDecays,
+    kShares,
+    kMixed,
     kActivations,
   };
 
@@ -136,6 +153,10 @@ class ForwardPass {
   CompiledProduct compile_product(const ProductShape& shape, const ProductShape& of_token,
                                   const Weight& weight);
   LayerProducts compile_layer(std::size_t layer);
+  LayerMixer compile_mixer(const transformer::Layer& layer);
+  // Kernels of a layer for one token of one sequence.
+  static std::int64_t kernels_of(const transformer::Decoder& decoder,
+                                 const transformer::Layer& layer);
   std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
   AttentionShape attention_shape() const;
@@ -148,9 +169,13 @@ class ForwardPass {
               std::initializer_list<std::int64_t> parameters = {});
   void launch(const CompiledKernel& kernel, const Grid& grid,
               std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters);
-  // One token: five kernels a layer, of which each needs what the one before it wrote. With fewer,
-  // the work-groups of a kernel would have to wait for one another, which neither API promises.
+  // One token: with attention five kernels a layer, of which each needs what the one before it
+  // wrote. With fewer, the work-groups of a kernel would have to wait for one another, which
+  // neither API promises.
   void run_token(const Segment& segment);
+  void normalise_token(std::size_t layer);
+  // The first projection of the normalised rows, and that of gates where there are any.
+  void multiply_first(const LayerProducts& layer, std::int64_t tokens);
   // y = the product with the normalised residual stream, to which the update is added first if
   // there is one that the last product did not add itself.
   void multiply_residual(const CompiledProduct& product, const EntryNorms& norms, const Buffer* y);
@@ -158,6 +183,11 @@ class ForwardPass {
   void multiply_into_residual(const CompiledProduct& product, const Buffer* x);
   void multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                 const Buffer* y);
+  // The part of a layer between its projections, which reads other tokens; returns where its result
+  // is.
+  Activation mix(std::size_t layer, std::int64_t tokens, std::span<const Segment> segments);
+  void convolve(std::size_t layer, const Segment& segment, Activation into);
+  void apply_delta(std::size_t layer, const transformer::GatedDelta& delta, const Segment& segment);
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend(const transformer::Attention& kind, const Segment& segment, const Buffer* keys,
               const Buffer* values);

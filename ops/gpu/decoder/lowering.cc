@@ -17,7 +17,7 @@ namespace {
 
 void check(const Node& node, const transformer::Decoder& decoder) {
   transformer::check_values_of_decoder(node, decoder);
-  for (std::size_t part = 0; part < 2 * decoder.layers.size(); ++part) {
+  for (std::size_t part = 0; part < 2 * decoder.attentions(); ++part) {
     const Value& past = node.inputs[transformer::kFirstPast + part];
     const DataType first = node.inputs[transformer::kFirstPast].type;
     if (past.type != first)
@@ -38,11 +38,14 @@ std::vector<Node> with_decoder(const std::vector<Node>& nodes,
                                                  .means = "the GPU's kernels",
                                                  .softcap = true,
                                                  .batches = true,
-                                                 .int8_caches = true};
+                                                 .int8_caches = true,
+                                                 .states = true,
+                                                 .partial_rotation = true};
   const transformer::GraphWalk graph(nodes, outputs);
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, limits);
   Node node = found.node(kGpuDomain);
   check(node, found.decoder);
+  for (Value& value : found.state_inputs()) node.inputs.push_back(std::move(value));
   for (Value& value : values_of_constants(found.decoder, found.constants, nodes))
     node.inputs.push_back(std::move(value));
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);

@@ -26,6 +26,8 @@ Gating gating_of(const transformer::Decoder& decoder) {
 // The LM head does not normalise: it has many work-groups, each of which would do so.
 ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
   const LayerConstants& given = constants_.layers[layer];
+  const transformer::Layer& own = decoder_.layers[layer];
+  const std::int64_t gate = gate_rows(decoder_, own);
   const auto normalising = [&](ProductShape shape, bool adds) {
     shape.given = Element::kFloat32;
     shape.norm = {.columns = decoder_.hidden,
@@ -39,9 +41,11 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
     shape.has_residual = !decoder_.post_norms();
     return shape;
   };
-  const ProductShape qkv{.rows = decoder_.packed_heads(), .columns = decoder_.hidden};
-  const ProductShape output{
-      .rows = decoder_.hidden, .columns = decoder_.attended(), .result = Element::kFloat32};
+  const ProductShape qkv{.rows = decoder_.input_rows(own) - gate, .columns = decoder_.hidden};
+  const ProductShape gates{.rows = gate, .columns = decoder_.hidden};
+  const ProductShape output{.rows = decoder_.hidden,
+                            .columns = decoder_.output_columns(own),
+                            .result = Element::kFloat32};
   const ProductShape gate_up{.rows = decoder_.feed_forward().size,
                              .columns = decoder_.hidden,
                              .gating = gating_of(decoder_),
@@ -51,10 +55,17 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
                           .given = Element::kFloat32,
                           .result = Element::kFloat32};
   const bool adds = decoder_.post_norms();
-  return {.qkv = compile_product(qkv, normalising(qkv, adds && layer > 0), given.qkv),
-          .output = compile_product(output, adding(output), given.output),
-          .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
-          .down = compile_product(down, adding(down), given.down)};
+  const bool is_shared = gate > 0 || !own.has_attention();  // the normalised stream
+  const auto before = std::span(decoder_.layers).first(layer);
+  return {
+      .mixer = compile_mixer(own),
+      .attention = static_cast<std::size_t>(
+          std::ranges::count_if(before, &transformer::Layer::has_attention)),
+      .qkv = compile_product(qkv, is_shared ? qkv : normalising(qkv, adds && layer > 0), given.qkv),
+      .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
+      .output = compile_product(output, adding(output), given.output),
+      .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
+      .down = compile_product(down, adding(down), given.down)};
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
@@ -151,6 +162,7 @@ AttentionShape ForwardPass::attention_shape() const {
                              .appends = true,
                              .qk_norm = heads_shape_.qk_norm,
                              .epsilon = heads_shape_.epsilon,
+                             .rotated = heads_shape_.rotated,
                              .scale = heads_shape_.scale,
                              .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)

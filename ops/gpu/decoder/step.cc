@@ -16,7 +16,8 @@ namespace {
 
 transformer::Decoder read_decoder(const Node& node) {
   transformer::Decoder decoder = transformer::Decoder::read(node);
-  transformer::check_values_of_decoder(node, decoder, count_of_constants(decoder));
+  transformer::check_values_of_decoder(
+      node, decoder, transformer::count_of_state_inputs(decoder) + count_of_constants(decoder));
   return decoder;
 }
 
@@ -25,7 +26,7 @@ transformer::Decoder read_decoder(const Node& node) {
 std::int64_t room_of(const transformer::Decoder& decoder, std::span<const Tensor> presents,
                      std::int64_t total) {
   std::int64_t room = total;
-  for (std::size_t layer = 0; layer < decoder.layers.size(); ++layer) {
+  for (std::size_t layer = 0; layer < decoder.attentions(); ++layer) {
     if (!decoder.attention(layer).window_sized_cache)
       room = std::max(room, presents[2 * layer].shape[2]);
   }
@@ -109,7 +110,7 @@ std::span<const std::int32_t> DecoderStep::blocks_of(std::span<const Tensor> inp
                                                      std::int64_t sequence,
                                                      std::int64_t count) const {
   if (!decoder_.attention().bidirectional_blocks || count == 1) return {};
-  const Tensor& blocks = inputs[transformer::kFirstPast + 2 * decoder_.layers.size()];
+  const Tensor& blocks = inputs[transformer::kFirstPast + 2 * decoder_.attentions()];
   return {blocks.as<const std::int32_t>() + sequence * blocks.shape[1],
           static_cast<std::size_t>(count)};
 }
@@ -136,7 +137,7 @@ std::vector<Tensor> DecoderStep::parts_of(std::span<const Tensor> tensors,
 
 std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> inputs,
                                                       std::span<const Tensor> outputs) const {
-  const std::size_t parts = 2 * decoder_.layers.size();
+  const std::size_t parts = 2 * decoder_.attentions();
   const auto pasts = inputs.subspan(transformer::kFirstPast, parts);
   const auto presents = outputs.subspan(transformer::kFirstPresent, parts);
   const std::int64_t batch = inputs[transformer::kHidden].shape[0];
@@ -188,7 +189,8 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
       pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * decoder_.hidden)});
       const std::vector<std::int32_t> seen = ends_of(sequence.blocks, token, some);
       if (!seen.empty()) pass_.write_ends(tokens, seen);
-      segments.push_back({tokens, some, sequence.tokens.past + token, &cache, !seen.empty()});
+      segments.push_back({tokens, some, sequence.tokens.past + token, &cache, !seen.empty(),
+                          states_.empty() ? nullptr : &states_[static_cast<std::size_t>(i)]});
       token += some;
       tokens += some;
       if (token == sequence.tokens.count) ends.emplace_back(i, tokens - 1);
@@ -201,10 +203,36 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
 
 void DecoderStep::finish(std::span<const Sequence> sequences,
                          std::span<const Tensor> outputs) const {
-  const auto presents = outputs.subspan(transformer::kFirstPresent, 2 * decoder_.layers.size());
+  const auto presents = outputs.subspan(transformer::kFirstPresent, 2 * decoder_.attentions());
   for (std::size_t i = 0; i < sequences.size(); ++i)
     caches_->finish(*sequences[i].cache, parts_of(presents, static_cast<std::int64_t>(i)),
                     sequences[i].tokens.total());
+}
+
+void DecoderStep::begin_states(std::span<const Tensor> inputs,
+                               std::span<const Sequence> sequences) const {
+  if (!decoder_.has_states()) return;
+  inputs = inputs.first(inputs.size() - count_of_constants(decoder_));
+  inputs = inputs.last(transformer::count_of_state_inputs(decoder_));
+  std::vector<Tensor> pasts;
+  for (const transformer::Layer& layer : decoder_.layers) {
+    inputs = inputs.subspan(transformer::count_of_state_constants(layer));
+    const std::size_t count = decoder_.states_of(layer).size();
+    pasts.insert(pasts.end(), inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(count));
+    inputs = inputs.subspan(count);
+  }
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto number = static_cast<std::int64_t>(i);
+    transformer::check_tokens_of_states(inputs.front(), number, sequences[i].tokens.count);
+    if (i == states_.size()) states_.emplace_back(*context_, decoder_);
+    states_[i].write(*context_, parts_of(pasts, number));
+  }
+}
+
+void DecoderStep::finish_states(std::span<const Tensor> outputs, std::size_t sequences) const {
+  const auto presents = outputs.subspan(transformer::kFirstPresent + 2 * decoder_.attentions());
+  for (std::size_t i = 0; i < sequences && decoder_.has_states(); ++i)
+    states_[i].read(*context_, parts_of(presents, static_cast<std::int64_t>(i)));
 }
 
 void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -214,9 +242,11 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
                              positions_text(transformer::tokens_of(decoder_, inputs, 0)));
   try {
     const std::vector<Sequence> sequences = begin(inputs, outputs);
+    begin_states(inputs, sequences);
     compute(inputs[transformer::kHidden], sequences);
     pass_.read_logits({outputs[transformer::kLogits].as<float>(),
                        static_cast<std::size_t>(outputs[transformer::kLogits].shape.elements())});
+    finish_states(outputs, sequences.size());
     finish(sequences, outputs);
   } catch (const GpuError& error) {
     throw GpuError(error.failure(),

@@ -14,6 +14,7 @@
 #include "ops/gpu/context/context.h"
 #include "ops/gpu/decoder/constants.h"
 #include "ops/gpu/decoder/forward_pass.h"
+#include "ops/gpu/decoder/states.h"
 #include "ops/transformer/cache/kv_caches.h"
 #include "ops/transformer/decoder_call.h"
 
@@ -52,12 +53,17 @@ class DecoderStep final : public Step {
                               std::span<const Tensor> outputs) const;
   void compute(const Tensor& hidden, std::span<const Sequence> sequences) const;
   void finish(std::span<const Sequence> sequences, std::span<const Tensor> outputs) const;
+  // Takes the states of all sequences to the device, and back.
+  void begin_states(std::span<const Tensor> inputs, std::span<const Sequence> sequences) const;
+  void finish_states(std::span<const Tensor> outputs, std::size_t sequences) const;
   std::vector<Tensor> parts_of(std::span<const Tensor> tensors, std::int64_t sequence) const;
 
   transformer::Decoder decoder_;
   std::shared_ptr<Context> context_;
   PlacedConstants constants_;
-  mutable ForwardPass pass_;  // under the context's mutex
+  // Under the context's mutex: the pass, and states by sequence.
+  mutable ForwardPass pass_;
+  mutable std::vector<SequenceStates> states_;
   std::shared_ptr<transformer::KvCaches> caches_;
 };
 

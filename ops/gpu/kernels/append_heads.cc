@@ -33,10 +33,13 @@ constexpr const char* kBody = R"(
   for (int i = lane(); i < args.head_size; i += args.lanes) {
     float element;
     if (is_key) {
-      const int pair = i % args.half;
-      const int other = i < args.half ? i + args.half : i - args.half;
-      const float turned = WEIGHTED(other) * args.sin.Read(position, pair);
-      element = WEIGHTED(i) * args.cos.Read(position, pair) + (i < args.half ? -turned : turned);
+      element = WEIGHTED(i);
+      if (i < 2 * args.half) {
+        const int pair = i % args.half;
+        const int other = i < args.half ? i + args.half : i - args.half;
+        const float turned = WEIGHTED(other) * args.sin.Read(position, pair);
+        element = element * args.cos.Read(position, pair) + (i < args.half ? -turned : turned);
+      }
     } else {
       element = args.packed.Read(row, front + i);
     }
@@ -150,10 +153,13 @@ constexpr const char* kAppendOfToken = R"(
     const int is_key = row == args.rows;
     const int element = i % args.head_size;
     const int front = (is_key ? args.all_heads + kv : first_head + row) * args.head_size;
-    const int pair = element % args.half;
-    const int other = element < args.half ? element + args.half : element - args.half;
-    const float turned = WEIGHTED(other) * args.sin.Read(past, pair);
-    const float rotated = WEIGHTED(element) * args.cos.Read(past, pair) + (element < args.half ? -turned : turned);
+    float rotated = WEIGHTED(element);
+    if (element < 2 * args.half) {
+      const int pair = element % args.half;
+      const int other = element < args.half ? element + args.half : element - args.half;
+      const float turned = WEIGHTED(other) * args.sin.Read(past, pair);
+      rotated = rotated * args.cos.Read(past, pair) + (element < args.half ? -turned : turned);
+    }
     if (is_key) {
       ((shared float*)newest)[element] = rotated;
     } else {
@@ -320,7 +326,7 @@ void set_tensors_of_append(const AttentionShape& shape, std::int64_t rows,
       .element = Element::kActivation,
       .sizes = {std::string("tokens"), (shape.heads + 2 * shape.kv_heads) * size}};
   for (const char* name : {"cos", "sin"})
-    kernel.tensors.push_back({.name = name, .sizes = {positions, size / 2}});
+    kernel.tensors.push_back({.name = name, .sizes = {positions, shape.half()}});
   for (const char* name : {"newest_key", "newest_value"})
     kernel.tensors.push_back({.name = name,
                               .element = shape.cache,
@@ -330,7 +336,7 @@ void set_tensors_of_append(const AttentionShape& shape, std::int64_t rows,
     if (shape.qk_norm) kernel.tensors.push_back({.name = name, .sizes = {size}});
   kernel.constants.insert({{"all_heads", shape.heads},
                            {"kv_heads", shape.kv_heads},
-                           {"half", size / 2},
+                           {"half", shape.half()},
                            {"epsilon", shape.epsilon},
                            {"sixteenths", kSixteenths * (rows + 1)},
                            {"smallest", std::numeric_limits<float>::min()}});
@@ -346,8 +352,8 @@ KernelDescription append_heads(const HeadsShape& shape) {
       .name = "append_heads",
       .body = body_of(shape.qk_norm, in_rows),
       .tensors = {{.name = "packed", .element = Element::kActivation, .sizes = {tokens, packed}},
-                  {.name = "cos", .sizes = {positions, shape.head_size / 2}},
-                  {.name = "sin", .sizes = {positions, shape.head_size / 2}},
+                  {.name = "cos", .sizes = {positions, shape.half()}},
+                  {.name = "sin", .sizes = {positions, shape.half()}},
                   {.name = "query",
                    .element = Element::kActivation,
                    .access = Access::kWrite,
@@ -360,7 +366,7 @@ KernelDescription append_heads(const HeadsShape& shape) {
       .constants = {{"heads", shape.heads},
                     {"kv_heads", shape.kv_heads},
                     {"head_size", shape.head_size},
-                    {"half", shape.head_size / 2},
+                    {"half", shape.half()},
                     {"scale", shape.scale},
                     {"epsilon", shape.epsilon}},
       .parameters = {"first", "past", "capacity"},

@@ -193,11 +193,14 @@ struct HeadsShape {
   float scale = 1;                    // of queries
   bool qk_norm = false;
   float epsilon = 0;
+  std::int64_t rotated = 0;  // the first elements of a head, which are rotated; 0: all
+
+  std::int64_t half() const { return (rotated > 0 ? rotated : head_size) / 2; }
 };
 
 // The kernel after a packed QKV projection, for one sequence: queries and keys are normalised, if
 // `qk_norm`, and rotated; queries are scaled; keys and values are appended to a cache. Arguments:
-// packed [t, (heads + 2 kv_heads) head_size], cos and sin [p, head_size / 2], query [t, heads
+// packed [t, (heads + 2 kv_heads) head_size], cos and sin [p, half()], query [t, heads
 // head_size], key and value cache [kv_heads, capacity, head_size], then with qk_norm the weights
 // [head_size] for queries and for keys; parameters: first (the sequence's first row of t), past
 // (the position of that row), capacity.
@@ -223,6 +226,7 @@ struct AttentionShape {
   bool appends = false;
   bool qk_norm = false;
   float epsilon = 0;
+  std::int64_t rotated = 0;  // as in HeadsShape
   // Several tokens of a prompt share a work-group, which reads keys and values once for them.
   bool in_tiles = false;
   // All keys are given with the queries, all tensors by head or by token and of the type `cache`.
@@ -236,6 +240,7 @@ struct AttentionShape {
   std::int64_t lanes = 256;
 
   std::int64_t heads_per_group() const { return heads / kv_heads; }
+  std::int64_t half() const { return (rotated > 0 ? rotated : head_size) / 2; }
 };
 
 // Attention of a token's heads. A work-group has up to 8 heads of one KV head, reads its keys and
@@ -250,7 +255,7 @@ struct AttentionShape {
 // writes sums [parts, heads head_size] in the place of y, and after them states [parts, heads, 2],
 // maximum and denominator; the last parameter is parts, which is also the grid's third axis
 // (`batch`). With appends the first argument is packed [t, (heads + 2 kv_heads) head_size], not
-// scaled, and behind the others are cos and sin [p, head_size / 2], the key and value cache once
+// scaled, and behind the others are cos and sin [p, half()], the key and value cache once
 // more, to write to, and with qk_norm the weights [head_size] for queries and for keys. With
 // is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or [b, t, heads
 // head_size], then a mask if there is one, and the parameters tokens, capacity, which is the number

@@ -51,6 +51,9 @@ std::span<const Operator> operators() {
         {kOnnx, "InstanceNormalization", make_group_norm, refused_floats},
         {kOnnx, "Softmax", make_softmax, refused_softmax},
         {kMicrosoft, "RotaryEmbedding", make_rotary_embedding, takes_all},
+        {kMicrosoft, "CausalConvWithState", make_causal_convolution, refused_causal_convolution},
+        {kMicrosoft, "LinearAttention", make_linear_attention, refused_linear_attention},
+        {kMicrosoft, "GatedRMSNorm", make_gated_norm, refused_gated_norm},
         {kOnnx, "ArgMax", make_argmax, refused_argmax}};
     for (const std::string_view name :
          {"Abs", "Add", "Cos", "Div", "Erf", "Exp", "Gelu", "Log", "Mul", "Neg", "Pow",

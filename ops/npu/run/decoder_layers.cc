@@ -92,8 +92,8 @@ std::vector<float> for_planes(std::span<const float> rows, std::int64_t columns)
 
 DecoderShape read_shape(const Node& node) {
   DecoderShape shape{transformer::Decoder::read(node)};
-  transformer::check_values_of_decoder(node, shape,
-                                       LayerExperts::inputs(shape) + LayerStates::inputs(shape));
+  transformer::check_values_of_decoder(
+      node, shape, LayerExperts::inputs(shape) + transformer::count_of_state_inputs(shape));
   return shape;
 }
 
@@ -373,7 +373,7 @@ void DecoderLayers::run(std::span<const Tensor> inputs, std::span<const Tensor> 
   // Nobody may read the logits of padding, but they are to be numbers.
   if (shape_.all_logits)
     std::ranges::fill(all.subspan(static_cast<std::size_t>(tokens.count * shape_.vocabulary)), 0);
-  const std::size_t of_states = LayerStates::inputs(shape_);
+  const std::size_t of_states = transformer::count_of_state_inputs(shape_);
   if (experts_ != nullptr)
     experts_->use(inputs.first(inputs.size() - of_states).last(LayerExperts::inputs(shape_)));
   if (states_ != nullptr) {

@@ -10,7 +10,7 @@
 #include "ops/error.h"
 #include "ops/formats/q4nx.h"
 #include "ops/nodes/q4nx_moe.h"
-#include "ops/npu/run/layer_states.h"
+#include "ops/transformer/decoder_call.h"
 
 namespace flownpu::npu {
 namespace {
@@ -33,7 +33,7 @@ Node mixture_of(const Node& node, const transformer::Decoder& decoder, std::size
       {"gating",
        std::string(transformer::kActivations.at(static_cast<std::size_t>(given.activation)))}};
   mixture.inputs = {{.name = "rows", .shape = std::nullopt}};
-  const std::size_t first = node.inputs.size() - LayerStates::inputs(decoder) -
+  const std::size_t first = node.inputs.size() - transformer::count_of_state_inputs(decoder) -
                             LayerExperts::inputs(decoder) + layer * kConstants;
   for (std::size_t i = 0; i < kConstants; ++i) mixture.inputs.push_back(node.inputs[first + i]);
   mixture.outputs = {{.name = "answers", .shape = std::nullopt}};

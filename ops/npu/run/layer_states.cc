@@ -10,6 +10,7 @@
 
 #include "ops/error.h"
 #include "ops/formats/numbers.h"
+#include "ops/transformer/decoder_call.h"
 #include "ops/transformer/graph/operators.h"
 
 namespace flownpu::npu {
@@ -17,8 +18,6 @@ namespace {
 
 using Rows = LayerStates::Rows;
 using transformer::GatedDelta;
-
-constexpr std::size_t kDeltaConstants = 6;  // taps, a, b, time bias, decay scale, norm
 
 Tensor floats(std::span<float> values, const Shape& shape) {
   return {.data = values.data(), .type = DataType::kFloat32, .shape = shape};
@@ -283,28 +282,12 @@ struct LayerStates::StateLayer {
   std::vector<State> states;
 };
 
-namespace {
-
-std::size_t constants_of(const transformer::Layer& layer) {
-  if (layer.has_attention()) return 0;
-  return std::holds_alternative<GatedDelta>(layer.mixer) ? kDeltaConstants : 1;
-}
-
-}  // namespace
-
 LayerStates::~LayerStates() = default;
-
-std::size_t LayerStates::inputs(const transformer::Decoder& decoder) {
-  std::size_t count = decoder.has_states() ? 1 : 0;
-  for (const transformer::Layer& layer : decoder.layers)
-    count += constants_of(layer) + decoder.states_of(layer).size();
-  return count;
-}
 
 LayerStates::LayerStates(const Node& node, const transformer::Decoder& decoder,
                          const Device& host) {
   std::span<const Value> values(node.inputs);
-  values = values.last(inputs(decoder));
+  values = values.last(transformer::count_of_state_inputs(decoder));
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) {
     const transformer::Layer& layer = decoder.layers[i];
     StateLayer& made = layers_.emplace_back();
@@ -312,7 +295,7 @@ LayerStates::LayerStates(const Node& node, const transformer::Decoder& decoder,
     made.hidden = decoder.hidden;
     made.projected = decoder.input_rows(layer);
     made.mixed = decoder.output_columns(layer);
-    made.constants = constants_of(layer);
+    made.constants = transformer::count_of_state_constants(layer);
     made.states.resize(decoder.states_of(layer).size());
     Node named;
     named.name = node.name + ", layer " + std::to_string(i);
@@ -347,15 +330,7 @@ void LayerStates::begin(std::span<const Tensor> inputs, std::span<const Tensor> 
     inputs = inputs.subspan(layer.states.size());
     outputs = outputs.subspan(layer.states.size());
   }
-  const Tensor& is_token = inputs.front();
-  if (is_token.data == nullptr) return;
-  const std::span<const float> mask(is_token.as<const float>(),
-                                    static_cast<std::size_t>(is_token.shape.elements()));
-  if (static_cast<std::int64_t>(mask.size()) < count ||
-      std::ranges::any_of(mask.first(static_cast<std::size_t>(count)),
-                          [](float value) { return value != 1; }))
-    unsupported("expected ", count, " tokens before all padding, got a mask that hides one of them",
-                ": pad prompts on the right, or set the provider option on_unsupported to cpu");
+  transformer::check_tokens_of_states(inputs.front(), 0, count);
 }
 
 LayerStates::StateLayer& LayerStates::checked(std::size_t layer, const Rows& given) {

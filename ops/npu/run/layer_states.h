@@ -18,10 +18,6 @@ namespace flownpu::npu {
 
 class LayerStates {
  public:
-  // How many of the last inputs of a node DecoderLayers are for states, see
-  // FoundDecoder::state_inputs; 0: no layer keeps one.
-  static std::size_t inputs(const transformer::Decoder& decoder);
-
   // Throws Error for constants that do not fit the decoder.
   LayerStates(const Node& node, const transformer::Decoder& decoder, const Device& host);
   ~LayerStates();

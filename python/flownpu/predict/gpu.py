@@ -192,12 +192,12 @@ def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[
     """Predicts a model at these context lengths (none: see `Target.lengths`).
 
     Raises:
-        FlowNPUError: the GPU's decoder has no place for its layers.
+        FlowNPUError: layers of a kind whose launches have no prices.
     """
     if target.decoder.keeps_states or target.decoder.shape.output_gate:
         raise FlowNPUError(
-            f"{target.name}: expected attention without an output's gate in each layer, which is what the GPU's "
-            "decoder computes: predict it for --device kraken-350"
+            f"{target.name}: expected attention without an output's gate in each layer; a GPU computes others, too, "
+            "but they have no prices: predict it for --device kraken-350"
         )
     return [_point(target.decoder, gpu, context) for context in target.lengths(contexts)]
 

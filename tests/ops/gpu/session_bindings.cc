@@ -21,6 +21,7 @@
 #include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/states/kernels.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/session_device.h"
 #include "python/native/arrays.h"
@@ -124,17 +125,24 @@ void bind_gpu_session(nb::module_& module) {
         return std::pair(shared.buffer, shared.bytes);
       });
   nb::class_<HeadsShape>(module, "Heads")
-      .def("__init__",
-           [](HeadsShape* made, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
-              const std::string& cache, float scale, bool qk_norm, float epsilon) {
-             new (made) HeadsShape{.heads = heads,
-                                   .kv_heads = kv_heads,
-                                   .head_size = head_size,
-                                   .cache = element_of_cache(flownpu::native::type_of(cache)),
-                                   .scale = scale,
-                                   .qk_norm = qk_norm,
-                                   .epsilon = epsilon};
-           });
+      .def(
+          "__init__",
+          [](HeadsShape* made, std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+             const std::string& cache, float scale, bool qk_norm, float epsilon,
+             std::int64_t rotated) {
+            new (made) HeadsShape{.heads = heads,
+                                  .kv_heads = kv_heads,
+                                  .head_size = head_size,
+                                  .cache = element_of_cache(flownpu::native::type_of(cache)),
+                                  .scale = scale,
+                                  .qk_norm = qk_norm,
+                                  .epsilon = epsilon,
+                                  .rotated = rotated};
+          },
+          nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("cache"),
+          nb::arg("scale"), nb::arg("qk_norm"), nb::arg("epsilon"), nb::arg("rotated") = 0);
+  module.def("delta_rates", &delta_rates);
+  module.def("sigmoid_gate", &sigmoid_gate);
   module.def("append_heads", &append_heads);
   module.def(
       "attention_of_sequence",
@@ -168,6 +176,7 @@ void bind_gpu_session(nb::module_& module) {
                                           .appends = true,
                                           .qk_norm = heads.qk_norm,
                                           .epsilon = heads.epsilon,
+                                          .rotated = heads.rotated,
                                           .scale = heads.scale,
                                           .lanes = lanes};
                return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,

@@ -31,11 +31,11 @@ def context_in_turn(gpu_api):
     return gpu.open(vulkan=gpu_api == "vulkan")
 
 
-@pytest.mark.parametrize(("qk_norm", "half_cache"), [(True, True), (False, False)])
-def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_cache):
+@pytest.mark.parametrize(("qk_norm", "half_cache", "part"), [(True, True, 0), (False, False, 0), (True, False, 10)])
+def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_cache, part):
     """Rows from 2 on go to positions from 5 on; all other rows and positions stay as they are."""
     heads, kv_heads, size, tokens, first, past, capacity, positions = 4, 2, 26, 3, 2, 5, 11, 16
-    all_heads, half, scale = heads + 2 * kv_heads, size // 2, 0.3
+    all_heads, half, scale = heads + 2 * kv_heads, (part or size) // 2, 0.3
     packed = rng.standard_normal((first + tokens, all_heads * size), dtype=np.float32)
     angles = rng.uniform(-np.pi, np.pi, (positions, half))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -44,7 +44,7 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     store = np.float16 if half_cache else np.float32
     key, value = (np.full((kv_heads, capacity, size), 7, store) for _ in range(2))
     cache = "float16" if half_cache else "float"
-    kernel = gpu.append_heads(gpu.Heads(heads, kv_heads, size, cache, scale, qk_norm, EPSILON))
+    kernel = gpu.append_heads(gpu.Heads(heads, kv_heads, size, cache, scale, qk_norm, EPSILON, part))
     context.run(
         kernel, [all_heads, tokens, 1], [packed, cos, sin, query, key, value, *weights], [first, past, capacity]
     )
@@ -56,9 +56,11 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
         turned[:, :heads] *= weights[0]
         turned[:, heads:] *= weights[1]
     c, s = (table[past : past + tokens, None].astype(np.float64) for table in (cos, sin))
-    low, high = turned[..., :half], turned[..., half:]
-    rotated = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
-    magnitude = np.concatenate([np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s)], axis=-1)
+    low, high, rest = np.split(turned, [half, 2 * half], axis=-1)
+    rotated = np.concatenate([low * c - high * s, high * c + low * s, rest], axis=-1)
+    magnitude = np.concatenate(
+        [np.abs(low * c) + np.abs(high * s), np.abs(high * c) + np.abs(low * s), np.abs(rest)], axis=-1
+    )
     # The norm has the errors of 12 units and of 8 additions, halved by the root (selftest/gpu/rows.py); then come two
     # products and a sum.
     bound = (16 + 3) * F32 * magnitude
@@ -180,25 +182,25 @@ def _stored(rows, cache):
 
 
 @pytest.mark.parametrize(
-    ("cache", "heads", "kv_heads", "size", "qk_norm", "parts", "past", "window", "lanes"),
+    ("cache", "heads", "kv_heads", "size", "qk_norm", "parts", "past", "window", "lanes", "rotated"),
     [
-        ("float", 4, 2, 26, True, 1, 130, 70, 256),
-        ("float16", 4, 2, 28, False, 3, 150, 0, 64),
-        ("bfloat16", 3, 1, 64, True, 2, 40, 0, 64),
-        ("int8", 20, 2, 16, True, 1, 129, 0, 64),  # two work-groups of a KV head, of which one appends
-        ("int8", 2, 2, 26, False, 2, 64, 0, 64),
-        ("float", 2, 1, 8, False, 1, 0, 5, 64),  # no key but its own
+        ("float", 4, 2, 26, True, 1, 130, 70, 256, 0),
+        ("float16", 4, 2, 28, False, 3, 150, 0, 64, 12),
+        ("bfloat16", 3, 1, 64, True, 2, 40, 0, 64, 16),
+        ("int8", 20, 2, 16, True, 1, 129, 0, 64, 0),  # two work-groups of a KV head, of which one appends
+        ("int8", 2, 2, 26, False, 2, 64, 0, 64, 0),
+        ("float", 2, 1, 8, False, 1, 0, 5, 64, 0),  # no key but its own
     ],
 )
 def test_token_that_appends_equals_appending_before(
-    context_in_turn, rng, cache, heads, kv_heads, size, qk_norm, parts, past, window, lanes
+    context_in_turn, rng, cache, heads, kv_heads, size, qk_norm, parts, past, window, lanes, rotated
 ):
     """The rows in the cache and the output are those of the two kernels that a prompt takes."""
     context, (first, capacity) = context_in_turn, (2, past + 3)
     all_heads, softcap = heads + 2 * kv_heads, 3.0 if qk_norm else 0.0
-    shape = gpu.Heads(heads, kv_heads, size, cache, 0.3, qk_norm, EPSILON)
+    shape = gpu.Heads(heads, kv_heads, size, cache, 0.3, qk_norm, EPSILON, rotated)
     packed = rng.standard_normal((first + 1, all_heads * size), dtype=np.float32)
-    angles = rng.uniform(-np.pi, np.pi, (past + 1, size // 2))
+    angles = rng.uniform(-np.pi, np.pi, (past + 1, (rotated or size) // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     norms = [rng.uniform(0.5, 1.5, size).astype(np.float32) for _ in range(2)] if qk_norm else []
     old = [_stored(rng.standard_normal((kv_heads, capacity, size), dtype=np.float32), cache) for _ in range(2)]
@@ -314,3 +316,34 @@ def test_random_values_never_meet_in_buffer(rng):
                 users.setdefault((buffer, step), set()).add(id(lives))
     assert all(len(found) == 1 for found in users.values())
     assert sum(sizes) < sum(size for size, _ in values) / 2
+
+
+def test_rates_of_delta_rule_equal_float64(context_in_turn, rng):
+    """Rows from 2 on; the softplus of large and small numbers, too."""
+    heads, columns, first, tokens = 3, 77, 2, 4
+    x = rng.standard_normal((first + tokens, columns), dtype=np.float32)
+    a, c = (rng.standard_normal((columns, heads), dtype=np.float32) for _ in range(2))
+    bias, scale = np.array([0, 30, -30], np.float32), -rng.uniform(0.1, 2, heads).astype(np.float32)
+    decay, share = (np.full((first + tokens, heads), 7, np.float32) for _ in range(2))
+    context_in_turn.run(
+        gpu.delta_rates(heads, columns), [heads, tokens, 1], [x, a, c, bias, scale, decay, share], [first]
+    )
+    wide = x[first:].astype(np.float64)
+    # A sum of `columns` terms, and the bias. Slopes of softplus and sigmoid are 1 and 1/4 at most. Softplus adds the
+    # logarithm of up to 2, with errors of exp, log and a sum; sigmoid has exp's, a sum's and a quotient's.
+    off = (columns + 2) * F32 * (np.abs(wide) @ np.abs(a) + np.abs(bias))
+    expected = scale * np.logaddexp(0, wide @ a + bias)
+    assert (np.abs(decay[first:] - expected) <= np.abs(scale) * (off + 12 * F32) + 4 * F32 * np.abs(expected)).all()
+    off = (columns + 2) * F32 * (np.abs(wide) @ np.abs(c))
+    expected = 1 / (1 + np.exp(-(wide @ c)))
+    assert (np.abs(share[first:] - expected) <= off / 4 + 12 * F32 * expected).all()
+    assert (decay[:first] == 7).all()
+    assert (share[:first] == 7).all()
+
+
+def test_gate_of_attention_equals_float64(context_in_turn, rng):
+    x, gate = (rng.standard_normal(131, dtype=np.float32) * 5 for _ in range(2))
+    y = np.zeros_like(x)
+    context_in_turn.run(gpu.sigmoid_gate(), [3, 1, 1], [x, gate, y], [131])
+    expected = x / (1 + np.exp(-gate.astype(np.float64)))
+    np.testing.assert_allclose(y, expected, rtol=12 * F32, atol=0)  # exp's error of 6, a sum and a quotient

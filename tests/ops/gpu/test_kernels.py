@@ -116,6 +116,24 @@ def test_rows_beyond_table_are_refused(device, index):
         prepared.run()
 
 
+@pytest.mark.parametrize(
+    ("name", "attributes", "reason"),
+    [
+        ("gated_delta, prompt", {"update_rule": "gated"}, "the gated delta rule, decay and beta of heads"),
+        ("gated_delta, prompt", {"q_num_heads": 1}, None),
+        ("short_convolution, one token", {"dilation": 2}, "channels_last, dilation = 1, no bias"),
+        ("gated_rms_norm", {"activation": "sigmoid"}, "the activation silu"),
+    ],
+)
+def test_form_of_state_layer_without_kernel_is_refused(device, name, attributes, reason):
+    case = VARIANTS[name].case()
+    if reason is None:  # queries of another size than keys
+        inputs, reason = [case.inputs[0][..., :32], *case.inputs[1:]], "as many queries as keys"
+        case = dataclasses.replace(case, inputs=inputs)
+    with pytest.raises(ValueError, match=f"expected .*{reason}.*use device = cpu"):
+        PreparedCase(dataclasses.replace(case, attributes=case.attributes | attributes), device)
+
+
 def test_attention_inputs_without_kernel_are_refused(device):
     case = VARIANTS["flow_qkv_attention, first prompt"].case()
     bias = np.zeros((1, 1, 13, 13), np.float32)

@@ -78,7 +78,7 @@ class _Configuration(GgufSettings):
         has_scales = family.residual_scale is not None
         self.check_neutral(_NEUTRAL | ({} if has_scales else _SCALES) | _neutral_experts(family))
         # Files of models with a drafter of their own count its layers, which are the last.
-        layers = self.integer("block_count") - int(self.value("nextn_predict_layers", 0))
+        layers = self.integer("block_count") - self.file.drafter_layers
         if layers > len(self.file.tensors):
             raise ConversionError(
                 f"{self.file.path}: {self.architecture}.block_count is {layers}, and there are "

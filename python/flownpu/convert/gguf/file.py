@@ -109,6 +109,11 @@ class GgufFile:
             start = -(-file.tell() // alignment) * alignment
         self._place(described, start, reader.size)
 
+    @property
+    def drafter_layers(self) -> int:
+        """How many layers the model's own drafter has, behind the model's."""
+        return int(self.metadata.get(f"{self.metadata.get('general.architecture')}.nextn_predict_layers", 0))
+
     def read(self, name: str, first: int, stop: int) -> NDArray[np.uint8]:
         """Rows first..stop-1 of a tensor as they are stored, uint8 [stop - first, row_bytes]. Any thread may call it.
 

@@ -19,7 +19,7 @@ from flownpu.convert.gguf.codes import KEPT, keep_codes
 from flownpu.convert.gguf.layer_forms import ROPE_FACTORS
 from flownpu.convert.layer_parts import Convolution, DeltaRule
 from flownpu.convert.quantise import Carried, Stored
-from flownpu.convert.weights import unused_tensors, weight_plan
+from flownpu.convert.weights import head_plan, unused_tensors, weight_plan
 from flownpu.ops import q4nx
 
 if TYPE_CHECKING:
@@ -97,6 +97,13 @@ _WHOLE = {
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
 }
+# Those of the model's own drafter beside a layer's, in the block behind the layers.
+_DRAFTER = {
+    "mtp.fc": "nextn.eh_proj",
+    "mtp.pre_fc_norm_embedding": "nextn.enorm",
+    "mtp.pre_fc_norm_hidden": "nextn.hnorm",
+    "mtp.norm": "nextn.shared_head_norm",
+}
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
 # The norms of linear attention's families, and of attention with sinks.
 _LATER_NORMS = {"post_attention_layernorm": "post_attention_norm"}
@@ -155,20 +162,25 @@ class GgufWeights:
         is_convolution = any(isinstance(mixer, Convolution) for mixer in mixers)
         model = _MODEL | ({"norm.weight": "token_embd_norm.weight"} if is_convolution else {})
         self._order = _value_order(rule)
+        count = len(decoder.layers)
+        blocks = {f"layers.{i}": i for i in range(count)} | {"mtp.layers.0": count}
         names = {
-            f"layers.{i}.{name}.{part}": f"blk.{i}.{stored}.{part}"
-            for i in range(len(decoder.layers))
+            f"{of}.{name}.{part}": f"blk.{i}.{stored}.{part}"
+            for of, i in blocks.items()
             for name, stored in layer.items()
             for part in ("weight", "bias")
         }
+        names |= {f"{name}.weight": f"blk.{count}.{stored}.weight" for name, stored in _DRAFTER.items()}
         for i in range(len(decoder.layers)):
             names |= {f"layers.{i}.{name}": f"blk.{i}.{stored}" for name, stored in _WHOLE.items()}
         self._names = {
-            source.tensor: (model | names)[source.tensor] for w in weight_plan(decoder) for source in w.sources
+            source.tensor: (model | names)[source.tensor]
+            for w in (*weight_plan(decoder), *head_plan(decoder))
+            for source in w.sources
         }
-        # The layers of the model's own drafter follow the others.
-        drafts = int(file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0))
-        of_drafter = tuple(f"blk.{len(decoder.layers) + i}." for i in range(drafts))
+        # Drafters that are not read: of experts, or of several layers.
+        drafts = 0 if decoder.prediction_head else file.drafter_layers
+        of_drafter = tuple(f"blk.{count + i}." for i in range(drafts))
         stored = {name for name in file.tensors if not name.startswith(of_drafter)}
         unused = {place for name, place in names.items() if name.startswith(unused_tensors(decoder))}
         # The factors of rotary frequencies are no weight of the plan: they are read with the decoder.

@@ -18,7 +18,7 @@ from flownpu.convert.gguf.weights import GgufWeights
 from flownpu.convert.layer_parts import STACKED, DeltaRule
 from flownpu.convert.output import check_output
 from flownpu.convert.quantise import QuantizedWeights
-from flownpu.convert.weights import weight_plan
+from flownpu.convert.weights import head_plan, weight_plan
 
 if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder
@@ -39,6 +39,9 @@ def convert_gguf(request: Request) -> None:
         configuration = read_configuration(file)
         decoder = read_decoder(configuration, where=f"{source}: the metadata")
         decoder = _as_stored(decoder, file)
+        drafter = f"blk.{len(decoder.layers)}.nextn.eh_proj.weight"
+        has_head = file.drafter_layers == 1 and drafter in file.tensors and decoder.mixture is None
+        decoder = dataclasses.replace(decoder, prediction_head=has_head)
         tokenizer = tokenizer_files(file, decoder.vocabulary_size)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         # A value has the wrong type.
@@ -47,7 +50,7 @@ def convert_gguf(request: Request) -> None:
     decoder = limit_context(_with_rope_factors(decoder, file, tensors), request.context_length, request.source)
     # No offset: in GGUF files Gemma's norms include it.
     weights = QuantizedWeights(tensors, bits=request.options.weight_bits)
-    plan = weight_plan(decoder)
+    plan = [*weight_plan(decoder), *head_plan(decoder)]
     weights.check(plan)
     make_decoder_folder(
         request.output,

@@ -19,6 +19,7 @@ from flownpu.selftest.gpu.dense import dense_products
 from flownpu.selftest.gpu.graphs import graphs
 from flownpu.selftest.gpu.products import large_products, products, products_of_images
 from flownpu.selftest.gpu.rows import rows
+from flownpu.selftest.gpu.states import states
 from flownpu.selftest.outcome import Outcome, Result
 from flownpu.selftest.reference.case import compare
 
@@ -98,6 +99,7 @@ def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
         attention(),
         rows(),
         graphs(),
+        states(),
     ]
     return [Variant(name, make) for part in parts for name, make in part]
 

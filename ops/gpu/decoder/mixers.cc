@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// ForwardPass's mixers beside attention, and the gate of attention's output.
+#include <cmath>
+
+#include "ops/gpu/decoder/forward_pass.h"
+#include "ops/gpu/kernels/states/kernels.h"
+
+namespace flownpu::gpu {
+namespace {
+
+using transformer::GatedDelta;
+
+// States of a gated delta rule; a short convolution has the first alone.
+enum State : std::uint8_t { kOfConvolution, kOfRule };
+
+DeltaShape delta_shape(const GatedDelta& delta) {
+  return {.key_heads = delta.key_heads,
+          .value_heads = delta.value_heads,
+          .key_size = delta.key_size,
+          .value_size = delta.value_size,
+          .scale = 1 / std::sqrt(static_cast<float>(delta.key_size)),
+          .is_packed = true};
+}
+
+ShortConvolutionShape convolution_shape(const transformer::Decoder& decoder,
+                                        const transformer::Layer& layer) {
+  if (const auto* delta = std::get_if<GatedDelta>(&layer.mixer))
+    return {.channels = delta->channels(), .taps = delta->taps, .columns = delta->channels()};
+  return {.channels = decoder.hidden,
+          .taps = std::get<transformer::ShortConvolution>(layer.mixer).taps,
+          .columns = 3 * decoder.hidden,
+          .is_gated = true};
+}
+
+}  // namespace
+
+std::int64_t ForwardPass::kernels_of(const transformer::Decoder& decoder,
+                                     const transformer::Layer& layer) {
+  constexpr std::int64_t kProducts = 4;
+  if (std::holds_alternative<GatedDelta>(layer.mixer))
+    return kProducts + 6;  // a norm, gates' product, rates, convolution, rule, norm and gate
+  if (!layer.has_attention()) return kProducts + 2;                // a norm, the convolution
+  return kProducts + 1 + (gate_rows(decoder, layer) > 0 ? 3 : 0);  // a norm, gates' product, gate
+}
+
+ForwardPass::LayerMixer ForwardPass::compile_mixer(const transformer::Layer& layer) {
+  LayerMixer mixer;
+  if (layer.has_attention()) {
+    if (layer.attention().output_gate) mixer.gate = compile(sigmoid_gate());
+    return mixer;
+  }
+  mixer.convolution = compile(short_convolution(convolution_shape(decoder_, layer)));
+  if (const auto* delta = std::get_if<GatedDelta>(&layer.mixer)) {
+    mixer.rates = compile(delta_rates(delta->value_heads, decoder_.hidden));
+    mixer.delta = compile(gated_delta(delta_shape(*delta)));
+    mixer.gate = compile(gated_rms_norm(delta->values(), delta->value_size, decoder_.epsilon));
+  }
+  return mixer;
+}
+
+ForwardPass::Activation ForwardPass::mix(std::size_t layer, std::int64_t tokens,
+                                         std::span<const Segment> segments) {
+  const transformer::Layer& own = decoder_.layers[layer];
+  const LayerMixer& mixer = layers_[layer].mixer;
+  if (own.has_attention()) {
+    attend(layer, segments);
+    if (mixer.gate == nullptr) return kAttended;
+    const std::int64_t count = tokens * decoder_.attended();
+    launch(*mixer.gate, sigmoid_gate_grid(count), {of(kAttended), of(kGates), of(kMixed)}, {count});
+    return kMixed;
+  }
+  const auto* delta = std::get_if<GatedDelta>(&own.mixer);
+  for (const Segment& segment : segments) {
+    convolve(layer, segment, delta != nullptr ? kConvolved : kAttended);
+    if (delta != nullptr) apply_delta(layer, *delta, segment);
+    segment.states->advance(layer);
+  }
+  if (delta != nullptr)
+    launch(*mixer.gate, gated_rms_norm_grid(delta->values(), delta->value_size, tokens),
+           {of(kMixed), &constants_.layers[layer].state[kNormWeight], of(kGates), of(kAttended)});
+  return kAttended;
+}
+
+void ForwardPass::convolve(std::size_t layer, const Segment& segment, Activation into) {
+  const ShortConvolutionShape shape = convolution_shape(decoder_, decoder_.layers[layer]);
+  launch(*layers_[layer].mixer.convolution, short_convolution_grid(shape, segment.count),
+         {of(kPacked), &constants_.layers[layer].state[kTaps],
+          segment.states->before(layer, kOfConvolution), of(into),
+          segment.states->behind(layer, kOfConvolution)},
+         {segment.first, segment.count});
+}
+
+void ForwardPass::apply_delta(std::size_t layer, const GatedDelta& delta, const Segment& segment) {
+  const std::vector<Buffer>& constants = constants_.layers[layer].state;
+  const LayerMixer& mixer = layers_[layer].mixer;
+  launch(*mixer.rates, delta_rates_grid(delta.value_heads, segment.count),
+         {of(kNormalised), &constants[kDecayWeight], &constants[kShareWeight],
+          &constants[kTimeBias], &constants[kDecayScale], of(kDecays), of(kShares)},
+         {segment.first});
+  launch(
+      *mixer.delta, gated_delta_grid(delta_shape(delta)),
+      {of(kConvolved), of(kConvolved), of(kConvolved), of(kDecays), of(kShares),
+       segment.states->before(layer, kOfRule), of(kMixed), segment.states->behind(layer, kOfRule)},
+      {segment.first, segment.count});
+}
+
+}  // namespace flownpu::gpu

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers that keep a state on device=gpu, on each API: small models against transformers, in GenAI's loop."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.convert.test_states import check_loop, check_padded_batch
+from tests.generate.test_trained_states import NAMES, check_turns_and_rewinds
+
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api", "not_optimised")]
+
+FAMILIES = ["lfm2", "qwen3_5_text"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(family: str, gpu_api: str, tmp_path: Path) -> None:
+    """Weights, norms and rates are random, so that none can stand for another."""
+    check_loop(family, tmp_path, device="gpu", gpu_api=gpu_api)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_batch_equals_single_sequences(family: str, gpu_api: str, tmp_path: Path) -> None:
+    check_padded_batch(family, tmp_path, device="gpu", gpu_api=gpu_api)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_and_rewinds_of_trained_model_continue_as_transformers(name: str, gpu_api: str, tmp_path: Path) -> None:
+    """Prompts of more than a tile of the delta rule; the rewind takes a copy of states that an earlier run left."""
+    check_turns_and_rewinds(name, tmp_path, 12, activations="bf16", device="gpu", gpu_api=gpu_api)

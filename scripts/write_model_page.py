@@ -22,7 +22,7 @@ from flownpu.aie.programs.decode import decode_program
 from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS, projections
 from flownpu.predict.gpu import GPUS, predict_gpu
-from flownpu.predict.pair import handed_over_bytes, handed_over_seconds
+from flownpu.predict.pair import ANSWER, handed_over_bytes, handed_over_seconds, joules
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
@@ -311,10 +311,11 @@ def pairs() -> str:
         for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], held)):
             npu = on_npu[on_gpu.context]
             points = npu, on_gpu
-            cells = (
-                f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}"
-                for i, j in ((0, 0), (1, 1), (0, 1), (1, 0))
-            )
+            cells = []
+            for i, j in ((0, 0), (1, 1), (0, 1), (1, 0)):
+                prompt, token = joules(model, points[i])[0], joules(model, points[j])[1]
+                energy = "" if prompt is None or token is None else f"; {prompt + ANSWER * token:.3g} J"
+                cells.append(f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}{energy}")
             lines.append([
                 "" if number else model,
                 *_lengths([on_gpu.context]),

@@ -75,9 +75,12 @@ def options(request: pytest.FixtureRequest, artifacts: Path) -> Callable[[str], 
     """Options of the provider for a device or a pair of devices."""
 
     def of(device: str) -> dict[str, str]:
-        if "gpu" in device:
+        found = {"device": device.replace("vulkan", "gpu"), "activations": "bf16", "artifacts": str(artifacts)}
+        if "vulkan" in device:
+            request.getfixturevalue("lavapipe")
+            found["gpu_api"] = "vulkan"
+        elif "gpu" in device:
             request.getfixturevalue("pocl")
-        found = {"device": device, "activations": "bf16", "artifacts": str(artifacts)}
         return found | ({"prompt_threshold": str(THRESHOLD)} if "+" in device else {})
 
     return of
@@ -204,7 +207,10 @@ def test_compilation_for_two_devices_is_refused(
 # --- GenAI ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    "pair",
+    [*PAIRS, *(pytest.param(pair, marks=pytest.mark.opencl) for pair in ("vulkan+cpu", "cpu+vulkan", "emulate+vulkan"))],
+)
 def test_turns_and_rewind_equal_one_device(
     pair: str, open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens,
     reference: Any,

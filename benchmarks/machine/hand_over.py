@@ -43,7 +43,9 @@ def main() -> None:
     shape, layers = target.decoder.shape, len(target.decoder.windows)
     context = given.tokens + 16
     runtimes = [npu.open_emulated_runtime("npu2") for _ in range(2)]
-    first, second = (npu.KvCaches(one, list(target.decoder.windows), shape.kv_heads, shape.d, context) for one in runtimes)
+    first, second = (
+        npu.KvCaches(one, list(target.decoder.windows), shape.kv_heads, shape.d, context) for one in runtimes
+    )
     second.share(first)
     size = (1, shape.kv_heads, context, shape.d)
     times: dict[str, list[float]] = {"to the host": [], "back": [], "to another device": []}

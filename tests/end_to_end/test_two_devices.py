@@ -209,7 +209,10 @@ def test_compilation_for_two_devices_is_refused(
 
 @pytest.mark.parametrize(
     "pair",
-    [*PAIRS, *(pytest.param(pair, marks=pytest.mark.opencl) for pair in ("vulkan+cpu", "cpu+vulkan", "emulate+vulkan"))],
+    [
+        *PAIRS,
+        *(pytest.param(pair, marks=pytest.mark.opencl) for pair in ("vulkan+cpu", "cpu+vulkan", "emulate+vulkan")),
+    ],
 )
 def test_turns_and_rewind_equal_one_device(
     pair: str, open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens,

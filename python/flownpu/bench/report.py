@@ -163,10 +163,15 @@ class BenchReport:
             document[f"{name}_rate"] = asdict(rate) if rate else None
             # The speed of the first engine as a multiple of this engine's.
             document[f"{name}_ratio"] = ours.median / rate.median if ours and rate else None
-        return {**document, "first_token_seconds": _spread(measured.first_token[case]), "decode_roof": self.roof(case),
-                "switch_seconds": _spread(measured.switch.get(case, [])) if "+" in self.settings.get("device", "") else None,
-                "prefill_joules": _spread(measured.prefill_joules.get(case, [])),
-                "decode_joules": _spread(measured.decode_joules.get(case, []))}  # fmt: skip
+        pair = "+" in self.settings.get("device", "")
+        return {
+            **document,
+            "first_token_seconds": _spread(measured.first_token[case]),
+            "decode_roof": self.roof(case),
+            "switch_seconds": _spread(measured.switch.get(case, [])) if pair else None,
+            "prefill_joules": _spread(measured.prefill_joules.get(case, [])),
+            "decode_joules": _spread(measured.decode_joules.get(case, [])),
+        }
 
 
 def _prefill_text(case: Case) -> str:

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-
 POWERCAP = Path("/sys/class/powercap")
 
 
@@ -66,7 +65,9 @@ def energy() -> float | None:
     """
     try:
         packages = [
-            counter.parent for counter in POWERCAP.glob("intel-rapl:*/name") if counter.read_text().startswith("package")
+            counter.parent
+            for counter in POWERCAP.glob("intel-rapl:*/name")
+            if counter.read_text().startswith("package")
         ]
         return sum(int((package / "energy_uj").read_text()) for package in packages) / 1e6 if packages else None
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`flownpu tune`: the choice of devices from what was measured, by hand-made measurements; none here asserts a speed."""
+"""`flownpu tune`: the choice of devices from what was measured, by hand-made measurements."""
 
 import json
 from pathlib import Path

@@ -18,9 +18,9 @@
 // Two devices may share a session's conversations (share()), or a device and the host, which reads
 // and appends to the tensors themselves (lend(), take_back()). A cache then knows how many leading
 // positions each memory, and the tensors, hold of its newest state; a run copies the positions that
-// its device lacks, and no others; from another device's memory, in layers with a window, those that
-// the window shows. After a run of the host the tensors hold everything but the
-// bytes under the ticket, which the cache keeps.
+// its device lacks, and no others; from another device's memory, in layers with a window, those
+// that the window shows. After a run of the host the tensors hold everything but the bytes under
+// the ticket, which the cache keeps.
 #pragma once
 
 #include <array>

@@ -135,7 +135,7 @@ HANDED = {
 HANDED["gpu+cpu"] = HANDED["emulate+cpu"]
 HANDED["cpu+gpu"] = [None, (TO_DEVICE, 0, 70), None, (TO_TENSORS, 70, 72), (TO_DEVICE, 72, 92), None,
                      (TO_DEVICE, 30, 40), None]  # fmt: skip
-# Of the prompt the GPU takes over what the window shows, and the rest of it after the rewind.
+# The GPU takes over what the window shows of the prompt, and the rest after the rewind.
 HANDED["emulate+gpu"] = [None, (BETWEEN, 0, 70), None, (BETWEEN, 70, 72), (BETWEEN, 72, 92), None,
                          (BETWEEN, 0, 40), None]  # fmt: skip
 BETWEEN_BYTES = {(0, 70): (70, WINDOW - 1), (0, 40): (10, 10 + 70 - (WINDOW - 1))}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a conversation takes least on: one for all of it, or one for its prompts and another for its tokens."""
+"""Finds the cheapest devices of a conversation: one for all of it, or one for prompts and another for tokens."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from itertools import product
 
 @dataclass(frozen=True)
 class Stages:
-    """What a device takes, in seconds or in joules.
+    """The cost of prompts and tokens on a device, in seconds or in joules.
 
     Attributes:
         device: the device's name.

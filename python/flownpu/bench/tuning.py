@@ -19,7 +19,7 @@ _EACH_PROMPT = {"prompt_threshold": "2"}
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found.
+    """The result of `tune`.
 
     Attributes:
         choice: the devices.

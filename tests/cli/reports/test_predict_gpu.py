@@ -96,7 +96,7 @@ def test_pair_is_priced_from_its_devices(flownpu):
     found = json.loads(flownpu("predict", *given).out)
     (pair,), speed, energy = found["points"], found["speed"], found["energy"]
     (gpu,) = predict_gpu(known("gemma3-1b"), GPUS["radeon-890m"], [1024])
-    # Of 22 layers with a window of 512 the next token sees 511 of the prompt's tokens; keys and values have 512 bytes.
+    # In 22 layers with a window of 512 the next token sees 511 of the prompt; keys and values have 512 bytes each.
     assert pair["handed_over_bytes"] == (22 * 511 + 4 * 1024) * 2 * 512
     assert pair["decode_tokens_per_second"] == pytest.approx(gpu.decode_tokens_per_second)
     prompt = pair["ttft_seconds"], gpu.ttft_seconds

@@ -18,7 +18,9 @@ from flownpu.model.folder import read_genai_config
 
 def tune_model(
     model: options.ModelFolder,
-    prefer: Annotated[Literal["speed", "energy"], typer.Option("--prefer", help="Whether seconds or joules are compared.")] = "speed",
+    prefer: Annotated[
+        Literal["speed", "energy"], typer.Option("--prefer", help="Whether seconds or joules are compared.")
+    ] = "speed",
     prompt: Annotated[int, typer.Option("--prompt", min=2, help="Tokens of a prompt.")] = 512,
     answer: Annotated[int, typer.Option("--answer", min=3, help="Tokens of an answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs, each in a new process.")] = 3,

@@ -20,7 +20,7 @@ from flownpu.aie.programs.decode import decode_program
 from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS
 from flownpu.predict.gpu import GPUS, predict_gpu
-from flownpu.predict.pair import handed_over_bytes, handed_over_seconds
+from flownpu.predict.pair import ANSWER, handed_over_bytes, handed_over_seconds, joules
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role
 from flownpu.predict.report import Point, predict
@@ -266,7 +266,7 @@ def gpus() -> str:
 
 
 def pairs() -> str:
-    """The table of one conversation on an NPU, on a GPU, and of a switch between them."""
+    """The table of one conversation on an NPU, on a GPU, on both, and of a switch between them."""
     lines = []
     for model in _SOME:
         of = known(model)
@@ -274,7 +274,12 @@ def pairs() -> str:
         held = [context for context in (1024, 8192) if context in on_npu]
         for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], held)):
             npu = on_npu[on_gpu.context]
-            cells = (f"{p.ttft_seconds:.3g} s; {p.decode_tokens_per_second:.3g}" for p in (npu, on_gpu))
+            points = npu, on_gpu
+            cells = []
+            for i, j in ((0, 0), (1, 1), (0, 1), (1, 0)):
+                prompt, token = joules(model, points[i])[0], joules(model, points[j])[1]
+                energy = "" if prompt is None or token is None else f"; {prompt + ANSWER * token:.3g} J"
+                cells.append(f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}{energy}")
             lines.append([
                 "" if number else model,
                 *_lengths([on_gpu.context]),
@@ -282,7 +287,7 @@ def pairs() -> str:
                 f"{handed_over_bytes(of, on_gpu.context) / 1e6:.0f} MB; "
                 f"{handed_over_seconds(of, on_gpu.context) * 1e3:.3g} ms",
             ])  # fmt: skip
-    headings = ["model", "", "`npu`", "`gpu`", "a switch"]
+    headings = ["model", "", "`npu`", "`gpu`", "`npu+gpu`", "`gpu+npu`", "a switch"]
     return _table(headings, lines)
 
 

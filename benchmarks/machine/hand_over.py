@@ -43,7 +43,9 @@ def main() -> None:
     shape, layers = target.decoder.shape, len(target.decoder.windows)
     context = given.tokens + 16
     runtimes = [npu.open_emulated_runtime("npu2") for _ in range(2)]
-    first, second = (npu.KvCaches(one, [0] * layers, shape.kv_heads, shape.d, context) for one in runtimes)
+    first, second = (
+        npu.KvCaches(one, list(target.decoder.windows), shape.kv_heads, shape.d, context) for one in runtimes
+    )
     second.share(first)
     size = (1, shape.kv_heads, context, shape.d)
     times: dict[str, list[float]] = {"to the host": [], "back": [], "to another device": []}
@@ -64,7 +66,7 @@ def main() -> None:
     (point,) = predict_pair(target, _DEVICES, [given.tokens]).points
     print(describe_machine())
     for what, found in times.items():
-        size_of = handed_over_bytes(target, tokens[what]) / 1e6
+        size_of = handed_over_bytes(target, tokens[what], to_host=what != "to another device") / 1e6
         cost = f"{median(found) * 1e3:.1f} ms, least {min(found) * 1e3:.1f}"
         print(f"{what}: {tokens[what]} tokens, {size_of:.1f} MB in {cost}")
     print(f"the prompt, predicted on {_DEVICES.split('+', maxsplit=1)[0]}: {point.ttft_seconds * 1e3:.0f} ms")

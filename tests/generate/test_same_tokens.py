@@ -65,6 +65,18 @@ def test_model_as_its_own_draft_keeps_all_candidates(topics: Path, plain: Langua
     assert timing.steps == 10
 
 
+@pytest.mark.opencl
+@pytest.mark.usefixtures("pocl")
+def test_draft_on_gpu_keeps_text_of_cpu(topics: Path, plain: LanguageModel, held_out: str) -> None:
+    """The GPU rounds otherwise, so that of its candidates some may be wrong; with the CPU's own all are right."""
+    model = steady(LanguageModel(topics, speculation=Speculation(draft=topics, draft_device="gpu")))
+    text, timing = text_of(model, held_out[:200], 41, GREEDY)
+    assert text == text_of(plain, held_out[:200], 41, GREEDY)[0]
+    assert timing.kept >= timing.candidates / 2
+    with pytest.raises(RuntimeError, match="npu"):
+        LanguageModel(topics, speculation=Speculation(draft=topics, draft_device="npu"))
+
+
 @pytest.mark.parametrize("wrong", [0, 1, 2, 5])
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
 def test_right_and_wrong_candidates_keep_text(

@@ -88,9 +88,11 @@ void DeviceCacheMemory::write(const transformer::CacheRows& rows, const std::byt
                   offset(rows.head, rows.first));
 }
 
-void DeviceCacheMemory::written(std::int64_t /*first*/, std::int64_t /*count*/) {}
+void DeviceCacheMemory::written(std::size_t /*layer*/, std::int64_t /*first*/,
+                                std::int64_t /*count*/) {}
 
-void DeviceCacheMemory::fetch(std::size_t /*part*/, std::int64_t /*count*/) {}
+void DeviceCacheMemory::fetch(std::size_t /*part*/, std::int64_t /*first*/,
+                              std::int64_t /*count*/) {}
 
 void DeviceCacheMemory::read(const transformer::CacheRows& rows, std::byte* to, DataType /*type*/) {
   context_->read(parts_[rows.part], {to, static_cast<std::size_t>(rows.count) * row_bytes()},

@@ -29,8 +29,8 @@ class DeviceCacheMemory final : public transformer::CacheMemory {
   // room for.
   void reserve(std::int64_t positions) override;
   void write(const transformer::CacheRows& rows, const std::byte* from, DataType type) override;
-  void written(std::int64_t first, std::int64_t count) override;
-  void fetch(std::size_t part, std::int64_t count) override;
+  void written(std::size_t layer, std::int64_t first, std::int64_t count) override;
+  void fetch(std::size_t part, std::int64_t first, std::int64_t count) override;
   void read(const transformer::CacheRows& rows, std::byte* to, DataType type) override;
   void copy(transformer::CacheMemory& from, std::int64_t count) override;
   std::unique_lock<std::mutex> lock() override { return std::unique_lock(context_->mutex()); }

@@ -132,16 +132,16 @@ void ArrayCacheMemory::write(const transformer::CacheRows& rows, const std::byte
   }
 }
 
-void ArrayCacheMemory::written(std::int64_t first, std::int64_t count) {
+void ArrayCacheMemory::written(std::size_t layer, std::int64_t first, std::int64_t count) {
   for (const Region& region : regions_)
-    for (std::size_t layer = 0; layer < layers_; ++layer)
-      buffer_->to_device(region.offset(layer, first),
-                         static_cast<std::size_t>(count) * region.position);
+    buffer_->to_device(region.offset(layer, first),
+                       static_cast<std::size_t>(count) * region.position);
 }
 
-void ArrayCacheMemory::fetch(std::size_t part, std::int64_t count) {
+void ArrayCacheMemory::fetch(std::size_t part, std::int64_t first, std::int64_t count) {
   const Region& region = regions_.back();
-  buffer_->to_host(region.offset(part / 2, 0), static_cast<std::size_t>(count) * region.position);
+  buffer_->to_host(region.offset(part / 2, first),
+                   static_cast<std::size_t>(count) * region.position);
 }
 
 void ArrayCacheMemory::read(const transformer::CacheRows& rows, std::byte* to, DataType type) {

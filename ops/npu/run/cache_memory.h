@@ -35,8 +35,8 @@ class ArrayCacheMemory final : public transformer::CacheMemory {
   // Does nothing: a program's cache has a fixed size, and the step has checked the positions.
   void reserve(std::int64_t /*positions*/) override {}
   void write(const transformer::CacheRows& rows, const std::byte* from, DataType type) override;
-  void written(std::int64_t first, std::int64_t count) override;
-  void fetch(std::size_t part, std::int64_t count) override;
+  void written(std::size_t layer, std::int64_t first, std::int64_t count) override;
+  void fetch(std::size_t part, std::int64_t first, std::int64_t count) override;
   void read(const transformer::CacheRows& rows, std::byte* to, DataType type) override;
   void copy(transformer::CacheMemory& from, std::int64_t count) override;
 

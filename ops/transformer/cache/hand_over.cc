@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "ops/cancellation.h"
 #include "ops/dispatch_observer.h"
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
@@ -42,36 +43,77 @@ std::size_t KvCaches::holder(const KvCache& cache, const Ticket& ticket, std::in
 void KvCaches::download(KvCache& cache, std::size_t device, const Tensor& tensor, std::size_t part,
                         std::int64_t from, std::int64_t to, std::int64_t total) const {
   CacheMemory& memory = *cache.held_[device].memory;
-  memory.fetch(part, to);
+  memory.fetch(part, from, to - from);
   for_rows(tensor, part, from, to, total,
            [&](const CacheRows& rows, std::byte* at) { memory.read(rows, at, tensor.type); });
 }
 
-// Copies positions from .. to - 1 of the memory of another device to that of the device that runs,
-// through rows of the graph's type.
+// The first position that layers with a window read for tokens from `past` on; 0 without such
+// layers.
+std::int64_t KvCaches::first_seen(std::int64_t past) const {
+  std::int64_t widest = 0;
+  for (std::size_t layer = 0; layer < decoder_.attentions(); ++layer)
+    widest = std::max(widest, decoder_.attention(layer).window);
+  return widest == 0 ? 0 : std::max<std::int64_t>(past + 1 - widest, 0);
+}
+
+// Copies the positions up to `held` that the device which runs lacks, it has the first `has`, from
+// the memory of another: in layers with a window those from `seen` on.
+void KvCaches::take_over(KvCache& cache, KvCache& source, const Ticket& ticket, DataType type,
+                         std::int64_t has, std::int64_t held, std::int64_t seen) const {
+  const KvCache::Held& before = (device_ < source.held_.size() ? source : cache).held_[device_];
+  std::vector<KvCache::Positions> of_windows = before.gaps_in(seen, has);
+  std::vector<KvCache::Positions> gaps = before.gaps_in(0, std::min(seen, has));
+  if (has < seen && has < held) gaps.push_back({has, std::min(seen, held)});
+  const KvCache::Positions all{has, held};
+  if (std::max(has, seen) < held) of_windows.push_back({std::max(has, seen), held});
+  const std::int64_t needed = has < held ? held : of_windows.empty() ? 0 : of_windows.back().end;
+  if (needed == 0) return;
+  std::size_t device = 0;
+  while (device < source.held_.size() &&
+         (device == device_ || source.rows_of(device, ticket.version) < needed))
+    ++device;
+  if (device == source.held_.size())
+    fail("keys and values before position ", needed,
+         " are in no device's memory: begin the conversation anew");
+  move(cache, source, device, type, {&all, std::size_t{has < held}}, of_windows);
+  cache.held_[device_].gaps = std::move(gaps);
+}
+
+// Copies positions of the memory of another device to that of the device that runs, through rows of
+// the graph's type.
 void KvCaches::move(KvCache& cache, KvCache& source, std::size_t device, DataType type,
-                    std::int64_t from, std::int64_t to) const {
+                    std::span<const KvCache::Positions> all,
+                    std::span<const KvCache::Positions> of_windows) const {
   CacheMemory& memory = *source.held_[device].memory;
   const std::unique_lock lock = memory.lock();
-  HandOver observed("a device's memory to another's", from, to);
+  const std::int64_t first =
+      std::min(all.empty() ? of_windows.front().first : all.front().first,
+               of_windows.empty() ? all.front().first : of_windows.front().first);
+  HandOver observed("a device's memory to another's", first,
+                    all.empty() ? of_windows.back().end : all.back().end);
   std::vector<std::byte> rows_of_head;
-  for (std::size_t part = 0; part < 2 * decoder_.layers.size(); ++part) {
-    try {
-      memory.fetch(part, to);
-    } catch (const DeviceFailed& error) {
-      fail(error.what(), ". Keys and values of this conversation were in the memory of that ",
-           "device, and are lost with it: begin the conversation anew");
-    }
-    for (std::int64_t head = 0; head < decoder_.attention().kv_heads; ++head) {
-      const CacheRows rows{.part = part, .head = head, .first = from, .count = to - from};
-      rows_of_head.resize(bytes_of(rows, type));
-      memory.read(rows, rows_of_head.data(), type);
-      cache.memory().write(rows, rows_of_head.data(), type);
-      observed.to_host(rows_of_head.size());
-      observed.to_device(rows_of_head.size());
+  for (std::size_t part = 0; part < 2 * decoder_.attentions(); ++part) {
+    check_cancelled();
+    const auto spans = decoder_.attention(part / 2).window > 0 ? of_windows : all;
+    for (const auto& [from, to] : spans) {
+      try {
+        memory.fetch(part, from, to - from);
+      } catch (const DeviceFailed& error) {
+        fail(error.what(), ". Keys and values of this conversation were in the memory of that ",
+             "device, and are lost with it: begin the conversation anew");
+      }
+      for (std::int64_t head = 0; head < decoder_.attention().kv_heads; ++head) {
+        const CacheRows rows{.part = part, .head = head, .first = from, .count = to - from};
+        rows_of_head.resize(bytes_of(rows, type));
+        memory.read(rows, rows_of_head.data(), type);
+        cache.memory().write(rows, rows_of_head.data(), type);
+        observed.to_host(rows_of_head.size());
+        observed.to_device(rows_of_head.size());
+      }
+      if (part % 2 == 1) cache.memory().written(part / 2, from, to - from);
     }
   }
-  cache.memory().written(from, to - from);
 }
 
 // Puts the bytes under its ticket back into a tensor that holds everything else, in the order of
@@ -110,21 +152,37 @@ std::shared_ptr<KvCache> KvCaches::lend(std::span<const Tensor> pasts, std::int6
   const std::size_t device = holder(*cache, *first, held);
   const std::unique_lock lock_of_device = cache->held_[device].memory->lock();
   HandOver observed("the device to the caller's tensors", known, held);
+  try {
+    write_out(*cache, *first, device, pasts, past, known, observed);
+  } catch (...) {
+    // The device or the caller ended it in the middle: the tensors go on to stand for the cache.
+    cache->tensors_ = nullptr;
+    for (std::size_t part = 0; part < pasts.size(); ++part) write_ticket(*first, part, pasts[part]);
+    throw;
+  }
+  return is_newest ? cache : nullptr;
+}
+
+// The part of lend() that copies. The tensors hold the first `known` positions already.
+void KvCaches::write_out(KvCache& cache, const Ticket& ticket, std::size_t device,
+                         std::span<const Tensor> pasts, std::int64_t past, std::int64_t known,
+                         HandOver& observed) const {
+  const std::int64_t held = std::min<std::int64_t>(ticket.length, past);
   for (std::size_t part = 0; part < pasts.size(); ++part) {
+    check_cancelled();
     const Tensor& tensor = pasts[part];
     check(tensor, part / 2, past);
     // Rows of a window-sized tensor move when their first position does.
     const bool in_place =
-        known > 0 && cache->covered_[part].position == first_row(tensor, part / 2, past);
-    if (in_place) uncover(*cache, first->version, part, tensor, past);
+        known > 0 && cache.covered_[part].position == first_row(tensor, part / 2, past);
+    if (in_place) uncover(cache, ticket.version, part, tensor, past);
     const std::int64_t from = in_place ? known : 0;
     if (from == held) continue;
-    download(*cache, device, tensor, part, from, held, past);
+    download(cache, device, tensor, part, from, held, past);
     for_rows(tensor, part, from, held, past, [&](const CacheRows& rows, const std::byte* /*at*/) {
       observed.to_host(bytes_of(rows, tensor.type));
     });
   }
-  return is_newest ? cache : nullptr;
 }
 
 void KvCaches::take_back(std::shared_ptr<KvCache> cache, std::span<const Tensor> presents,
@@ -145,8 +203,7 @@ void KvCaches::take_back(std::shared_ptr<KvCache> cache, std::span<const Tensor>
     KvCache::Covered& covered = cache->covered_[part];
     covered.position = first_row(presents[part], part / 2, total);
     std::memcpy(covered.bytes.data(), presents[part].data, kTicketBytes);
-    ticket.part = static_cast<std::uint32_t>(part);
-    std::memcpy(presents[part].data, &ticket, sizeof ticket);
+    write_ticket(ticket, part, presents[part]);
   }
 }
 

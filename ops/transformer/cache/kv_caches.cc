@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "ops/cancellation.h"
 #include "ops/dispatch_observer.h"
 #include "ops/error.h"
 #include "ops/nodes/flow_qkv_attention.h"
@@ -60,8 +61,20 @@ std::int64_t KvCache::rows_of(std::size_t device, std::uint64_t version) const {
 void KvCache::write_from(std::int64_t first) {
   while (!writes_.empty() && writes_.back().first >= first) writes_.pop_back();
   writes_.push_back({++version_, first});
-  for (Held& held : held_) held.rows = std::min(held.rows, first);
+  for (Held& held : held_) {
+    held.rows = std::min(held.rows, first);
+    held.gaps = held.gaps_in(0, first);
+  }
   tensor_rows_ = std::min(tensor_rows_, first);
+}
+
+std::vector<KvCache::Positions> KvCache::Held::gaps_in(std::int64_t first, std::int64_t end) const {
+  std::vector<Positions> found;
+  for (const Positions& gap : gaps) {
+    const Positions part{std::max(gap.first, first), std::min(gap.end, end)};
+    if (part.first < part.end) found.push_back(part);
+  }
+  return found;
 }
 
 KvCaches::KvCaches(const Decoder& decoder, const Maker& make)
@@ -110,13 +123,15 @@ void KvCaches::upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_
                       std::int64_t to, std::int64_t past) const {
   HandOver observed("the caller's tensors to the device", from, to);
   for (std::size_t part = 0; part < pasts.size(); ++part) {
+    check_cancelled();
     check(pasts[part], part / 2, past);
     for_rows(pasts[part], part, from, to, past, [&](const CacheRows& rows, const std::byte* at) {
       cache.memory().write(rows, at, pasts[part].type);
       observed.to_device(bytes_of(rows, pasts[part].type));
     });
   }
-  cache.memory().written(from, to - from);
+  for (std::size_t layer = 0; layer < pasts.size() / 2; ++layer)
+    cache.memory().written(layer, from, to - from);
 }
 
 // The ticket that all of a run's pasts share; nullopt if none has one. Throws Error if they differ.
@@ -168,7 +183,10 @@ std::shared_ptr<KvCache> KvCaches::make() {
     made->held_ = std::move((*idle)->held_);
     caches.erase(idle);
   }
-  for (KvCache::Held& held : made->held_) held.rows = 0;
+  for (KvCache::Held& held : made->held_) {
+    held.rows = 0;
+    held.gaps.clear();
+  }
   caches.push_back(std::move(made));
   return caches.back();
 }
@@ -224,15 +242,15 @@ std::shared_ptr<KvCache> KvCaches::continued(const Ticket& ticket, std::span<con
   // Another run went on from a copy of these tensors: the cache is copied as well.
   const bool is_branch = ticket.version != source->version_;
   const std::int64_t has = std::min(source->rows_of(device_, ticket.version), held);
-  // Where the positions are that this device lacks; its own number for the tensors.
-  std::size_t other = device_;
-  if (has < held && ticket.in_tensor == 0) other = holder(*source, ticket, held);
+  if (has < held && ticket.in_tensor == 0) holder(*source, ticket, held);  // throws
   const std::shared_ptr<KvCache> cache = is_branch ? make() : source;
   reserve(*cache, room);
   if (is_branch && has > 0) cache->memory().copy(*source->held_[device_].memory, has);
   std::int64_t known = has;
-  if (other != device_) {
-    move(*cache, *source, other, pasts.front().type, has, held);
+  if (ticket.in_tensor == 0) {
+    // A branch has gaps that nobody could fill later.
+    take_over(*cache, *source, ticket, pasts.front().type, has, held,
+              is_branch ? 0 : first_seen(past));
     known = held;
   }
   if (known < past) {
@@ -254,10 +272,13 @@ void KvCaches::finish(KvCache& cache, std::span<const Tensor> presents, std::int
   ticket.cache = cache.id_;
   ticket.version = cache.version_;
   ticket.length = static_cast<std::uint32_t>(total);
-  for (std::size_t part = 0; part < presents.size(); ++part) {
-    ticket.part = static_cast<std::uint32_t>(part);
-    std::memcpy(presents[part].data, &ticket, sizeof ticket);
-  }
+  for (std::size_t part = 0; part < presents.size(); ++part)
+    write_ticket(ticket, part, presents[part]);
+}
+
+void KvCaches::write_ticket(Ticket ticket, std::size_t part, const Tensor& tensor) {
+  ticket.part = static_cast<std::uint32_t>(part);
+  std::memcpy(tensor.data, &ticket, sizeof ticket);
 }
 
 bool KvCaches::has_ticket(const Tensor& tensor) { return Ticket::read(tensor).has_value(); }

@@ -18,8 +18,9 @@
 // Two devices may share a session's conversations (share()), or a device and the host, which reads
 // and appends to the tensors themselves (lend(), take_back()). A cache then knows how many leading
 // positions each memory, and the tensors, hold of its newest state; a run copies the positions that
-// its device lacks, and no others. After a run of the host the tensors hold everything but the
-// bytes under the ticket, which the cache keeps.
+// its device lacks, and no others; from another device's memory, in layers with a window, those
+// that the window shows. After a run of the host the tensors hold everything but the bytes under
+// the ticket, which the cache keeps.
 #pragma once
 
 #include <array>
@@ -33,6 +34,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/dispatch_observer.h"
 #include "ops/nodes/tensor.h"
 #include "ops/transformer/cache/memory.h"
 #include "ops/transformer/decoder.h"
@@ -62,11 +64,22 @@ class KvCache {
  private:
   friend class KvCaches;
 
-  // A device's memory, null until the device's first run, and how many leading positions of the
-  // newest state it holds.
+  // The positions first .. end - 1.
+  struct Positions {
+    std::int64_t first = 0;
+    std::int64_t end = 0;
+  };
+
+  // A device's memory, null until the device's first run; how many leading positions of the newest
+  // state it holds; and which of these, in rising order, are not in its layers with a window. The
+  // device that computed them has these.
   struct Held {
     std::unique_ptr<CacheMemory> memory;
     std::int64_t rows = 0;
+    std::vector<Positions> gaps;
+
+    // The gaps' part in first .. end - 1.
+    std::vector<Positions> gaps_in(std::int64_t first, std::int64_t end) const;
   };
 
   // The run `version` wrote the positions from `first` on.
@@ -189,13 +202,21 @@ class KvCaches {
   void check(const Tensor& past, std::size_t layer, std::int64_t total) const;
   void upload(KvCache& cache, std::span<const Tensor> pasts, std::int64_t from, std::int64_t to,
               std::int64_t past) const;
-  void move(KvCache& cache, KvCache& source, std::size_t device, DataType type, std::int64_t from,
-            std::int64_t to) const;
+  void take_over(KvCache& cache, KvCache& source, const Ticket& ticket, DataType type,
+                 std::int64_t has, std::int64_t held, std::int64_t seen) const;
+  void move(KvCache& cache, KvCache& source, std::size_t device, DataType type,
+            std::span<const KvCache::Positions> all,
+            std::span<const KvCache::Positions> of_windows) const;
+  void write_out(KvCache& cache, const Ticket& ticket, std::size_t device,
+                 std::span<const Tensor> pasts, std::int64_t past, std::int64_t known,
+                 HandOver& observed) const;
+  static void write_ticket(Ticket ticket, std::size_t part, const Tensor& tensor);
   void download(KvCache& cache, std::size_t device, const Tensor& tensor, std::size_t part,
                 std::int64_t from, std::int64_t to, std::int64_t total) const;
   void uncover(const KvCache& cache, std::uint64_t version, std::size_t part, const Tensor& tensor,
                std::int64_t total) const;
   std::size_t holder(const KvCache& cache, const Ticket& ticket, std::int64_t rows) const;
+  std::int64_t first_seen(std::int64_t past) const;
   std::size_t bytes_of(const CacheRows& rows, DataType type) const;
   std::int64_t first_row(const Tensor& tensor, std::size_t layer, std::int64_t total) const;
   void for_rows(const Tensor& tensor, std::size_t part, std::int64_t from, std::int64_t to,

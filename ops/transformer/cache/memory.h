@@ -30,11 +30,12 @@ class CacheMemory {
   // Makes room for that many positions, and keeps the contents. Throws Unsupported, with nothing
   // changed, if there is not enough memory.
   virtual void reserve(std::int64_t positions) = 0;
-  // Usage: write() for all parts and heads of some positions, then written() once for these.
+  // Usage: write() for all heads of some positions of both parts of a layer (its number among those
+  // with attention), then written() once for these.
   virtual void write(const CacheRows& rows, const std::byte* from, DataType type) = 0;
-  virtual void written(std::int64_t first, std::int64_t count) = 0;
-  // Usage: fetch() once for positions 0 .. count - 1 of a part, then read() from these.
-  virtual void fetch(std::size_t part, std::int64_t count) = 0;
+  virtual void written(std::size_t layer, std::int64_t first, std::int64_t count) = 0;
+  // Usage: fetch() once for `count` positions of a part, from `first` on, then read() from these.
+  virtual void fetch(std::size_t part, std::int64_t first, std::int64_t count) = 0;
   virtual void read(const CacheRows& rows, std::byte* to, DataType type) = 0;
   // Copies positions 0 .. count - 1 from another cache of the same device.
   virtual void copy(CacheMemory& from, std::int64_t count) = 0;

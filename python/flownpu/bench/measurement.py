@@ -106,6 +106,12 @@ class Measurement:
     """From the prompt's first token to the first new token."""
     decode: dict[Case, list[float]] = field(default_factory=dict)
     """From the first new token to the last: generate - 1 steps."""
+    switch: dict[Case, list[float]] = field(default_factory=dict)
+    """By how much the first of these steps is longer than the mean of the others: with two devices, a switch."""
+    prefill_joules: dict[Case, list[float]] = field(default_factory=dict)
+    """Energy of the processor's packages, for the time of `first_token`; without counters there are no entries."""
+    decode_joules: dict[Case, list[float]] = field(default_factory=dict)
+    """Likewise, for the time of `decode`."""
 
     def prefill_rate(self, case: Case) -> Spread | None:
         """Tokens of the prompt per second; None if the case was not measured."""
@@ -117,11 +123,17 @@ class Measurement:
         times = self.decode.get(case)
         return Spread.of([(case.generate - 1) / time for time in times]) if times else None
 
-    def add(self, case: Case, times: dict[str, float]) -> None:
-        """Adds a run of a case."""
+    def add(self, case: Case, times: dict[str, Any]) -> None:
+        """Adds a run of a case: what worker.py reports."""
         self.prefill.setdefault(case, []).append(times["prefill_seconds"])
         self.first_token.setdefault(case, []).append(times["first_token_seconds"])
         self.decode.setdefault(case, []).append(times["decode_seconds"])
+        if case.generate > 2:
+            others = (times["decode_seconds"] - times["first_step_seconds"]) / (case.generate - 2)
+            self.switch.setdefault(case, []).append(times["first_step_seconds"] - others)
+        for name, joules in (("prefill_joules", self.prefill_joules), ("decode_joules", self.decode_joules)):
+            if times[name] is not None:
+                joules.setdefault(case, []).append(times[name])
 
 
 @dataclass

@@ -51,8 +51,10 @@ class BenchReport:
         return lines
 
     def footer(self) -> list[str]:
-        """The failures, a line each, and whether the run was interrupted."""
+        """The failures, a line each; whether energy was not measured; whether the run was interrupted."""
         lines = [f"{name} failed and was left out: {reason}" for name, reason in self.found.failures.items()]
+        if not any(m.decode_joules for m in self._measurements):
+            lines.append("Energy was not measured: there are no counters in /sys/class/powercap that may be read.")
         return lines + (["Interrupted: what had been measured until then."] if self.found.interrupted else [])
 
     def columns(self) -> list[str]:
@@ -71,7 +73,14 @@ class BenchReport:
 
     def resources(self) -> Iterator[list[str]]:
         """Rows of the same columns with time to load and memory, without ratios."""
-        quantities = {
+        quantities = {}
+        for case in self.found.cases:
+            if "+" in self.settings.get("device", ""):
+                quantities[f"switch after {case.context}, ms"] = self._each(case, "switch", 1e-3)
+            if any(m.decode_joules for m in self._measurements):
+                quantities[f"J, {_prefill_text(case)}"] = self._each(case, "prefill_joules", 1)
+                quantities[f"J a token at {case.context}"] = self._each(case, "decode_joules", case.generate - 1)
+        quantities |= {
             "load, s": [_middle(m.load, 1.0, ".2f") for m in self._measurements],
             "memory, MiB": [_middle(m.memory_resident, 2.0**20, ".0f") for m in self._measurements],
             "not of a file": [_middle(m.memory_anonymous, 2.0**20, ".0f") for m in self._measurements],
@@ -110,6 +119,9 @@ class BenchReport:
             return []
         step = self.traffic.bytes_at(case.context + case.generate // 2)
         return [bandwidth / step for bandwidth in self.found.bandwidth]
+
+    def _each(self, case: Case, quantity: str, unit: float) -> list[str]:
+        return [_middle(getattr(m, quantity).get(case, []), unit, ".3g") for m in self._measurements]
 
     @property
     def _measurements(self) -> list[Measurement]:
@@ -151,7 +163,15 @@ class BenchReport:
             document[f"{name}_rate"] = asdict(rate) if rate else None
             # The speed of the first engine as a multiple of this engine's.
             document[f"{name}_ratio"] = ours.median / rate.median if ours and rate else None
-        return {**document, "first_token_seconds": _spread(measured.first_token[case]), "decode_roof": self.roof(case)}
+        pair = "+" in self.settings.get("device", "")
+        return {
+            **document,
+            "first_token_seconds": _spread(measured.first_token[case]),
+            "decode_roof": self.roof(case),
+            "switch_seconds": _spread(measured.switch.get(case, [])) if pair else None,
+            "prefill_joules": _spread(measured.prefill_joules.get(case, [])),
+            "decode_joules": _spread(measured.decode_joules.get(case, [])),
+        }
 
 
 def _prefill_text(case: Case) -> str:

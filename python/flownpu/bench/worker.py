@@ -7,8 +7,11 @@ It needs numpy and the standard library only. ENGINE.py has a class `Engine` wit
 `generate_next`, like `engine.py`.
 
 It prints one JSON object per line on stdout; all other output goes to stderr. First comes
-{"load_seconds", "version", "memory"}, then for each case {"prefill_seconds", "first_token_seconds", "decode_seconds"},
-at the end {"memory", "placement"}; or {"error"}.
+{"load_seconds", "version", "memory"}, then for each case {"prefill_seconds", "first_token_seconds", "decode_seconds",
+"first_step_seconds", "prefill_joules", "decode_joules"}, at the end {"memory", "placement"}; or {"error"}.
+"first_step_seconds" is the part of "decode_seconds" in which a session of two devices switches. Joules are those of the
+processor's packages, from the prompt's first token to the first new token and from there on; null without counters that
+this process may read.
 """
 
 import importlib.util
@@ -21,6 +24,8 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+POWERCAP = Path("/sys/class/powercap")
 
 
 def load(path: Path) -> ModuleType:
@@ -53,20 +58,54 @@ def memory() -> dict[str, int]:
     return {"resident": kib["VmRSS"], "anonymous": kib["RssAnon"], "peak": kib["VmHWM"]}
 
 
-def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -> dict[str, float]:
-    """Computes `depth` tokens, then the prompt, then generates; the times are those of prompt and generation."""
+def energy() -> float | None:
+    """Joules that the packages have taken since some time, by their counters (RAPL); None: there are none to be read.
+
+    Before a counter is read it counts on in steps of about a millisecond.
+    """
+    try:
+        packages = [
+            counter.parent
+            for counter in POWERCAP.glob("intel-rapl:*/name")
+            if counter.read_text().startswith("package")
+        ]
+        return sum(int((package / "energy_uj").read_text()) for package in packages) / 1e6 if packages else None
+    except OSError:
+        return None
+
+
+def between(before: float | None, after: float | None) -> float | None:
+    """Joules from one reading to another; None: one is missing, or a counter began anew in between."""
+    return None if before is None or after is None or after < before else after - before
+
+
+def run_case(engine: Any, depth: int, prompt: int, generate: int, tokens: Any) -> dict[str, float | None]:
+    """Computes `depth` tokens, then the prompt, then generates; times and joules are those of prompt and generation."""
     engine.start(depth + prompt + generate)
     if depth:
         engine.read(tokens[:depth])
+    joules = [energy()]
     started = time.perf_counter()
     engine.read(tokens[depth : depth + prompt])
     read = time.perf_counter()
     engine.generate_next()
     first = time.perf_counter()
-    for _ in range(generate - 1):
+    joules.append(energy())
+    begun = time.perf_counter()
+    engine.generate_next()
+    second = time.perf_counter()
+    for _ in range(generate - 2):
         engine.generate_next()
     done = time.perf_counter()
-    return {"prefill_seconds": read - started, "first_token_seconds": first - started, "decode_seconds": done - first}
+    joules.append(energy())
+    return {
+        "prefill_seconds": read - started,
+        "first_token_seconds": first - started,
+        "decode_seconds": done - begun,
+        "first_step_seconds": second - begun,
+        "prefill_joules": between(*joules[:2]),
+        "decode_joules": between(*joules[1:]),
+    }
 
 
 def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:

@@ -64,6 +64,7 @@ _COMMANDS = {
     "serve": "serving.serve:serve",
     "batch": "serving.batch:batch",
     "bench": "bench:bench",
+    "tune": "tune:tune_model",
     "inspect": "inspect:inspect",
     "explain": "explain:explain",
     "verify": "verify:verify",

@@ -107,6 +107,10 @@ DraftFolder = Annotated[
         "prediction (mtp), and check several a step.",
     ),
 ]
+DraftDevice = Annotated[
+    Device | None,
+    typer.Option("--draft-device", help="Where the --draft model runs, while the model checks. (default: --device)"),
+]
 Context = Annotated[int, typer.Option(min=2, help="Tokens of a prompt and its answer: the size of the KV cache.")]
 Slots = Annotated[int, typer.Option(min=1, help="Answers computed at the same time, and conversations kept.")]
 AllowControlTokens = Annotated[
@@ -139,12 +143,16 @@ class DecodingOptions:
 
     lookup: Lookup = False
     draft: DraftFolder = None
+    draft_device: DraftDevice = None
     allow_control_tokens: AllowControlTokens = False
 
     def speculation(self) -> Speculation:
         """The sources of candidates."""
         has_head = self.draft == OWN_HEAD
-        return Speculation(self.lookup, None if has_head else self.draft, head=has_head)
+        if self.draft_device is not None and (has_head or self.draft is None):
+            raise typer.BadParameter("expected --draft with the folder of a model", param_hint="--draft-device")
+        _use_gpu_packages(self.draft_device)
+        return Speculation(self.lookup, None if has_head else self.draft, self.draft_device, head=has_head)
 
 
 @dataclass(frozen=True)
@@ -197,11 +205,15 @@ def provider_options(
         options[key] = value
     if device is not None:
         options["device"] = device
-    if "gpu" in options.get("device", "").split("+"):
-        use_installed_packages()
+    _use_gpu_packages(options.get("device"))
     if activations is not None:
         options["activations"] = activations
     return options
+
+
+def _use_gpu_packages(device: str | None) -> None:
+    if "gpu" in (device or "").split("+"):
+        use_installed_packages()
 
 
 def served_models(

@@ -181,10 +181,14 @@ def _predict_pair(model: str, device: str, contexts: list[int], weights: str | N
             "" if point.token_joules is None else f"{point.token_joules:.3f}",
         )
     console.print(table)
-    if report.threshold is None:
-        console.print(f"No prompt of up to 4096 tokens is faster on {names[0]}.", markup=False)
-    else:
-        console.print(f"From {report.threshold} new tokens on a prompt is faster on {names[0]}.", markup=False)
+    console.print("A prompt of the first length and 128 tokens:", markup=False)
+    for what, choice, unit in (("fastest", report.speed, "s"), ("least energy", report.energy, "J")):
+        if choice is None:
+            console.print("  least energy: no source gives the watts of both devices for this model", markup=False)
+            continue
+        others = "; ".join(f"{name} {cost:.3g} {unit}" for name, cost in choice.costs.items())
+        threshold = "" if choice.threshold is None else f", prompt_threshold={choice.threshold}"
+        console.print(f"  {what}: {choice.device}{threshold} ({others})", markup=False)
 
 
 def _print(report: "PredictionReport", chip: str, source: str) -> None:

@@ -220,7 +220,8 @@ class LanguageModel:
             )
         draft = None
         if speculation.draft is not None:
-            opened = LanguageModel(speculation.draft, provider=self.provider, options=options, threads=threads)
+            where = {} if speculation.draft_device is None else {"device": speculation.draft_device}
+            opened = LanguageModel(speculation.draft, provider=self.provider, options=options | where, threads=threads)
             self.load_seconds += opened.load_seconds
             greedy = Sampling(temperature=0)
             draft = DraftModel(

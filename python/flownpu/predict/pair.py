@@ -2,7 +2,8 @@
 """The predicted speed of one conversation on two devices: the first reads its prompts, the second writes its tokens.
 
 Everything here is **predicted**, from the predictions of each device alone and the bytes that a switch copies. A GPU's
-are bounds (`flownpu.predict.gpu`), so that they flatter it beside an NPU.
+are bounds (`flownpu.predict.gpu`), so that they flatter it beside an NPU. Joules are predicted times at published watts
+of NPU, CPU and iGPU together; the GPU's watts were measured with llama.cpp, whose host is busy meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.chips import CHIPS, Chip
 from flownpu.aie.cost.parameters import VALUES
+from flownpu.bench.stages import Choice, Stages, choose
 from flownpu.predict.gpu import GPUS, Gpu, GpuPoint, predict_gpu
+from flownpu.predict.published import watts
 from flownpu.predict.report import Point, predict
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 DEVICES: dict[str, Chip | Gpu] = {**CHIPS, **GPUS}
 # Lengths of a prompt that are tried for `threshold`.
 _PROMPTS = tuple(1 << place for place in range(1, 13))  # 2 .. 4096
+ANSWER = 128  # tokens of the conversation that `PairReport` compares
 _COPIES = 2
 _PASSES = 2  # a copy reads and writes
 
@@ -35,7 +39,8 @@ class PairPoint:
         context: the length in tokens.
         ttft_seconds: time to the first token, which the first device computes.
         decode_tokens_per_second: rate of the second device at this length of the context.
-        handed_over_bytes: keys and values of the prompt, which the second device takes over.
+        handed_over_bytes: keys and values of the prompt that the second device takes over: in layers with a window
+            those that it shows to the next token.
         handed_over_seconds: the time of that, once, between the first and the second token.
         prompt_joules: energy of the prompt at the published watts; None: none were published.
         token_joules: energy of a decoded token, likewise.
@@ -58,14 +63,16 @@ class PairReport:
         model: the model's name.
         device: "kraken-350+radeon-890m".
         points: the prediction for each length.
-        threshold: from how many new tokens on the first device, with the hand-over, is faster than the second alone:
-            the shortest of the powers of two up to 4096; None: at none of them.
+        speed: the fastest of the two devices and the pairs of them, for a prompt of the first length of `points`, or of
+            4096 if that is longer, and an answer of 128 tokens; costs are seconds.
+        energy: likewise, with least joules; None: no watts were published.
     """
 
     model: str
     device: str
     points: tuple[PairPoint, ...]
-    threshold: int | None
+    speed: Choice
+    energy: Choice | None
 
 
 def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> PairReport:
@@ -78,7 +85,7 @@ def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> P
     first, second = (DEVICES[name] for name in device.split("+"))
     lengths = target.lengths(contexts)
     tried = [tokens for tokens in _PROMPTS if tokens <= target.decoder.positions]
-    prompts, tokens = (_points(target, one, [*lengths, *tried]) for one in (first, second))
+    prompts, tokens = found = [_points(target, one, [*lengths, *tried]) for one in (first, second)]
     points = []
     for length in lengths:
         prompt, token = prompts[length], tokens[length]
@@ -89,18 +96,44 @@ def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> P
                 token.decode_tokens_per_second,
                 handed_over_bytes(target, length),
                 handed_over_seconds(target, length),
-                prompt.prefill_joules if isinstance(prompt, Point) else None,
-                token.decode_joules if isinstance(token, Point) else None,
+                joules(target.name, prompt)[0],
+                joules(target.name, token)[1],
             )
         )
-    sooner = (n for n in tried if prompts[n].ttft_seconds + handed_over_seconds(target, n) < tokens[n].ttft_seconds)
-    return PairReport(target.name, device, tuple(points), next(sooner, None))
+    asked = min(lengths[0], tried[-1])
+    speed, energy = [], []
+    for name, of in zip(device.split("+"), found, strict=True):
+        known = {length: of[length] for length in (*tried, asked)}
+        seconds = {length: point.ttft_seconds for length, point in known.items()}
+        speed.append(Stages(name, seconds, 1 / of[asked].decode_tokens_per_second))
+        prompt_joules = {length: joules(target.name, point)[0] for length, point in known.items()}
+        token_joules = joules(target.name, of[asked])[1]
+        if token_joules is not None and None not in prompt_joules.values():
+            energy.append(Stages(name, {n: value or 0 for n, value in prompt_joules.items()}, token_joules))
+    return PairReport(
+        target.name, device, tuple(points),
+        choose(speed, lambda tokens: handed_over_seconds(target, tokens), asked, ANSWER),
+        # A switch's copy takes some ms of one thread of the processor, a hundredth of any prompt's joules.
+        choose(energy, lambda _tokens: 0, asked, ANSWER) if len(energy) == len(speed) else None,
+    )  # fmt: skip
 
 
-def handed_over_bytes(target: Target, tokens: int) -> int:
-    """Keys and values of this many tokens in bf16, which a switch copies."""
+def joules(model: str, point: Point | GpuPoint) -> tuple[float | None, float | None]:
+    """Energy of a point's prompt and of a decoded token at published watts; None: none were published."""
+    if isinstance(point, Point):
+        return point.prefill_joules, point.decode_joules
+    prefill, decode = (watts(model, phase, "gpu") for phase in ("prefill", "decode"))
+    return (
+        None if prefill is None else prefill * point.ttft_seconds,
+        None if decode is None else decode / point.decode_tokens_per_second,
+    )
+
+
+def handed_over_bytes(target: Target, tokens: int, *, to_host: bool = False) -> int:
+    """Keys and values in bf16 that a switch after a prompt of this many tokens copies; the CPU takes all positions."""
     shape = target.decoder.shape
-    return tokens * len(target.decoder.windows) * shape.kv_heads * 2 * shape.row_bytes
+    rows = sum(min(tokens, window - 1) if window and not to_host else tokens for window in target.decoder.windows)
+    return rows * shape.kv_heads * 2 * shape.row_bytes
 
 
 def handed_over_seconds(target: Target, tokens: int) -> float:

@@ -147,6 +147,23 @@ def test_json_has_all_cases(flownpu, model):
     assert {"flownpu", "onnxruntime", "onnxruntime-genai"} <= report["machine"]["versions"].keys()
 
 
+@pytest.mark.parametrize("device", ["npu+gpu", "gpu"])
+@pytest.mark.parametrize("joules", [(3.0, 8.0), (None, None)])
+def test_switch_and_energy_are_in_report(device: str, joules: tuple[float | None, float | None]) -> None:
+    """The first of four steps takes 0.7 s, and the others 0.1 s each."""
+    case, measured = Case(0, 10, 5), Measurement()
+    times = {"prefill_seconds": 1, "first_token_seconds": 1, "decode_seconds": 1.0, "first_step_seconds": 0.7}
+    measured.add(case, times | {"prefill_joules": joules[0], "decode_joules": joules[1]})
+    machine = Machine("", "", 1, 1, "", "", {})
+    report = BenchReport(machine, "model", {"device": device}, None, Measurements([case], {"flownpu": measured}))
+    rows = dict(report.resources())
+    assert rows.get("switch after 10, ms") == ("600" if "+" in device else None)
+    assert (rows.get("J, prefill 10"), rows.get("J a token at 10")) == (("3", "2") if joules[0] else (None, None))
+    assert any("Energy was not measured" in line for line in report.footer()) == (joules[0] is None)
+    (found,) = report.json()["engines"]["flownpu"]["cases"]
+    assert (found["switch_seconds"] is None) == ("+" not in device)
+
+
 def test_roof_share_is_computed_per_round():
     case = Case(depth=0, prompt=10, generate=11)
     # In each round, 10 tokens of 1 MB each take twice the time that memory takes at that round's bandwidth; the last

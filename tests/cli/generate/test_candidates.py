@@ -28,3 +28,6 @@ def test_draft_with_two_models_is_refused(model, flownpu, tmp_path):
     outcome = flownpu("serve", f"one={model}", f"two={model}", "--draft", model)
     assert outcome.code == 2
     assert "got 2 models" in outcome.err
+    outcome = flownpu("run", model, "-p", PROMPT, "--lookup", "--draft-device", "gpu")
+    assert outcome.code == 2
+    assert "expected --draft with the folder of a model" in outcome.err

@@ -90,6 +90,33 @@ def test_gpu_prediction_is_in_json(flownpu):
     assert point["context"] == 1024
 
 
+def test_pair_is_priced_from_its_devices(flownpu):
+    """A prompt of 1k on one and 128 tokens on the other, the switch between; joules at published watts (table 5)."""
+    given = ("gemma3-1b", "--context", "1k", "--json", "--device", "kraken-350+radeon-890m")
+    found = json.loads(flownpu("predict", *given).out)
+    (pair,), speed, energy = found["points"], found["speed"], found["energy"]
+    (gpu,) = predict_gpu(known("gemma3-1b"), GPUS["radeon-890m"], [1024])
+    # In 22 layers with a window of 512 the next token sees 511 of the prompt; keys and values have 512 bytes each.
+    assert pair["handed_over_bytes"] == (22 * 511 + 4 * 1024) * 2 * 512
+    assert pair["decode_tokens_per_second"] == pytest.approx(gpu.decode_tokens_per_second)
+    prompt = pair["ttft_seconds"], gpu.ttft_seconds
+    tokens = speed["costs"]["kraken-350"] - prompt[0], 128 / gpu.decode_tokens_per_second
+    switched = prompt[1] + tokens[0] + pair["handed_over_seconds"]
+    assert speed["costs"] == pytest.approx(
+        {"radeon-890m": prompt[1] + tokens[1], "radeon-890m+kraken-350": switched, "kraken-350": prompt[0] + tokens[0]}
+    )
+    assert (speed["device"], speed["threshold"]) == ("radeon-890m", None)
+    # No prompt takes fewer joules on the GPU, so that the other pair is none.
+    assert energy["costs"] == pytest.approx(
+        {
+            "kraken-350": 4.3 * prompt[0] + 4.6 * tokens[0],
+            "kraken-350+radeon-890m": 4.3 * prompt[0] + 53 * tokens[1],
+            "radeon-890m": 57 * prompt[1] + 53 * tokens[1],
+        }
+    )
+    assert energy["device"] == "kraken-350"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

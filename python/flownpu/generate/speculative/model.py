@@ -37,6 +37,8 @@ class Speculation:
     lookup: bool = False
     draft: Path | None = None
     """Folder of a smaller model with the same tokenizer."""
+    draft_device: str | None = None
+    """Where it runs; None: where the model does."""
     head: bool = False
     """The model's own head for multi-token prediction."""
 

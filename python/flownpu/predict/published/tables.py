@@ -60,7 +60,20 @@ def _table(name: str, *, source: str, role: str = Role.PAPER.name, **entry: Any)
 TABLES: dict[str, Table] = {name: _table(name, **entry) for name, entry in _DATA["tables"].items()}
 
 
-def watts(model: str, phase: str) -> float | None:
-    """Published watts of NPU, CPU and iGPU together, for a model in a phase ("decode", "prefill"); None without any."""
-    found = (of["watts"][model] for of in _DATA["powers"] if of["phase"] == phase and model in of["watts"])
+def watts(model: str, phase: str, device: str = "npu") -> float | None:
+    """Published watts of NPU, CPU and iGPU together, while the device ("npu", "gpu") works in a phase of a model.
+
+    Args:
+        model: the model's name.
+        phase: "decode" or "prefill".
+        device: what works.
+
+    Returns:
+        The watts; None without any.
+    """
+    found = (
+        of["watts"][model]
+        for of in _DATA["powers"]
+        if (of["phase"], of.get("device", "npu")) == (phase, device) and model in of["watts"]
+    )
     return next(map(sum, found), None)

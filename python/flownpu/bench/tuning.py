@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures a model on each device of this machine, and finds the devices on which a conversation takes least."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from flownpu.bench.measurement import Case, Measurement, Measurements, Progress, measure, own_engine
+from flownpu.bench.stages import Choice, Stages, choose
+from flownpu.errors import FlowNPUError
+from flownpu.registration import get_ep_name
+
+_LENGTHS = (4, 16, 64, 256)  # of shorter prompts, for the threshold
+_EACH_PROMPT = {"prompt_threshold": "2"}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of `tune`.
+
+    Attributes:
+        choice: the devices.
+        switch: what a switch after the prompt took, in the choice's unit; None: no pair was measured.
+        failures: the devices that could not be measured, with the reason.
+    """
+
+    choice: Choice
+    switch: float | None
+    failures: Mapping[str, str]
+
+    def options(self) -> dict[str, str]:
+        """The provider's options."""
+        threshold = {} if self.choice.threshold is None else {"prompt_threshold": str(self.choice.threshold)}
+        return {"device": self.choice.device, **threshold}
+
+
+def tune(
+    model: Path,
+    *,
+    devices: Mapping[str, Mapping[str, str]],
+    prefer: Literal["speed", "energy"],
+    prompt: int,
+    answer: int,
+    repeats: int,
+    threads: int,
+    vocabulary_size: int,
+    progress: Progress = lambda _name, _done, _total: None,
+) -> Tuned:
+    """Measures the devices in turn, then the pair that promises most beside the best single device.
+
+    Args:
+        model: the model's folder.
+        devices: the provider's options of each device, by its name; the first must not fail.
+        prefer: whether to compare seconds, or joules of the processor's packages.
+        prompt: tokens of the prompt.
+        answer: tokens of the answer after the first, 2 or more.
+        repeats: number of rounds.
+        threads: threads of the CPU.
+        vocabulary_size: tokens are drawn from 0 .. vocabulary_size - 1.
+        progress: see `measure`.
+
+    Raises:
+        FlowNPUError: the first device failed, or there are no counters of energy.
+    """
+    long = Case(0, prompt, answer + 1)
+    cases = [*(Case(0, length, 3) for length in _LENGTHS if length < prompt), long]
+
+    def run(given: Mapping[str, Mapping[str, str]], of: list[Case]) -> Measurements:
+        engines = [
+            replace(own_engine(model, provider="flownpu", options=options), name=name)
+            for name, options in given.items()
+        ]
+        return measure(
+            engines, of, repeats=repeats, threads=threads, vocabulary_size=vocabulary_size, progress=progress
+        )
+
+    found = run(devices, cases)
+    if found.interrupted:
+        raise FlowNPUError("interrupted: nothing was chosen")
+    stages = {
+        name: stages_of(name, measured, cases, prefer)
+        for name, measured in found.engines.items()
+        if name not in found.failures
+    }
+    first = choose(stages.values(), lambda _tokens: 0, prompt, answer)
+    if first.threshold is None:
+        return Tuned(first, None, found.failures)
+    single = next(device for device in first.costs if "+" not in device)
+    prompts, _, tokens = first.device.partition("+")
+    options = {**devices[tokens], **devices[prompts], "device": first.device, **_EACH_PROMPT}
+    both = run({single: devices[single], first.device: options}, [long])
+    if reason := both.failures.get(first.device):
+        return Tuned(choose([stages[single]], lambda _tokens: 0, prompt, answer), None,
+                     {**found.failures, first.device: reason})  # fmt: skip
+    pair = stages_of(first.device, both.engines[first.device], [long], prefer)
+    whole = pair.prompts[prompt] + answer * pair.token
+    switch = max(whole - first.costs[first.device], 0)
+    chosen = choose(
+        [stages[device] for device in dict.fromkeys((prompts, tokens, single))],
+        lambda count: switch * count / prompt, prompt, answer,
+    )  # fmt: skip
+    return Tuned(chosen, switch, found.failures)
+
+
+def stages_of(device: str, measured: Measurement, cases: list[Case], prefer: Literal["speed", "energy"]) -> Stages:
+    """The medians of a device's measurements.
+
+    Raises:
+        FlowNPUError: there are no counters of energy.
+    """
+    prompts, tokens = (
+        (measured.first_token, measured.decode)
+        if prefer == "speed"
+        else (measured.prefill_joules, measured.decode_joules)
+    )
+    if any(case not in prompts or case not in tokens for case in cases):
+        raise FlowNPUError(
+            "expected counters of energy in /sys/class/powercap that this process may read, and there are none: read "
+            "them as root, or use --prefer speed; `flownpu predict MODEL --device kraken-350+radeon-890m` has joules "
+            "at published watts"
+        )
+    long = cases[-1]
+    return Stages(
+        device, {case.prompt: median(prompts[case]) for case in cases}, median(tokens[long]) / (long.generate - 1)
+    )
+
+
+def write_options(folder: Path, settings: dict[str, Any], options: Mapping[str, str]) -> None:
+    """Puts options of the provider into the folder's genai_config.json, from where every session takes them.
+
+    Args:
+        folder: the model's folder.
+        settings: the content of its genai_config.json, which is changed.
+        options: the options; others stay, but a threshold of devices that were chosen before does not.
+    """
+    entries = settings["model"]["decoder"].setdefault("session_options", {}).setdefault("provider_options", [])
+    entry = next((entry[get_ep_name()] for entry in entries if get_ep_name() in entry), None)
+    if entry is None:
+        entries.append({get_ep_name(): (entry := {})})
+    entry.pop("prompt_threshold", None)
+    entry.update(options)
+    temporary = folder / ".genai_config.json.new"
+    temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(folder / "genai_config.json")

@@ -41,6 +41,7 @@ struct PassOptions {
   Activations activations = Activations::kInt8;
   GpuDtype dtype = GpuDtype::kAuto;
   GpuWeights weights = GpuWeights::kAuto;
+  GpuMatrices matrices = GpuMatrices::kAuto;
 };
 
 class ForwardPass {
@@ -95,6 +96,7 @@ class ForwardPass {
     std::shared_ptr<const CompiledKernel> many;
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;
+    bool in_matrices = false;  // `rounded` is q4nx_matmul_of_matrices
   };
   struct LayerProducts {
     CompiledProduct qkv;
@@ -138,6 +140,7 @@ class ForwardPass {
   LayerProducts compile_layer(std::size_t layer);
   std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
+  void compile_rounded(CompiledProduct& product, const ProductShape& shape);
   AttentionShape attention_shape() const;
   void compile_attention();
   Activation other_residual() const { return residual_ == kResidual ? kOtherResidual : kResidual; }
@@ -173,6 +176,7 @@ class ForwardPass {
   Element cache_;
   StoredType stored_;
   GpuWeights weights_;
+  GpuMatrices matrices_;
   bool rounds_;
   Tuner tuner_;
   SharedBuffers shared_;

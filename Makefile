@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # With this variable each of the hundreds of Pythons that the tests start would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test environment sanitizers tools collect tests site lint mlir-opt xrt-headers xrt chromium vulkan client-suites sanitize fuzz
+.PHONY: help demo test environment sanitizers tools collect tests site lint mlir-opt xrt-headers xrt chromium vulkan lavapipe client-suites sanitize fuzz
 .PHONY: clients figures wheels windows clean demo-packages demo-wheel
 
 help:
@@ -63,6 +63,7 @@ tools:
 	+@$(MAKE) --no-print-directory xrt
 	+@$(MAKE) --no-print-directory mlir-opt
 	+@$(MAKE) --no-print-directory vulkan
+	+@$(MAKE) --no-print-directory lavapipe
 	+@$(MAKE) --no-print-directory chromium
 	+@$(MAKE) --no-print-directory client-suites
 
@@ -86,7 +87,7 @@ lint: .venv/test
 	$(TOOLS) pre-commit run $(if $(CHANGED),--files $(DIFFERING),--all-files)
 
 # Tools for the tests, from Debian's packages (scripts/tools.py). Tests that need one are skipped where it cannot be had.
-mlir-opt xrt-headers xrt chromium vulkan: | .venv
+mlir-opt xrt-headers xrt chromium vulkan lavapipe: | .venv
 	@$(BIN)/python -m scripts.tools $@
 
 xrt: | xrt-headers

@@ -75,7 +75,7 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 14> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 15> kParsers{{
     {"device", parse_device},
     {"prompt_threshold",
      [](Options& options, const std::string& value) {
@@ -126,6 +126,10 @@ constexpr std::array<std::pair<std::string_view, Parser>, 14> kParsers{{
     {"gpu_weights",
      [](Options& options, const std::string& value) {
        options.device_options.gpu_weights = choose("gpu_weights", value, kGpuWeightsChoices);
+     }},
+    {"gpu_matrices",
+     [](Options& options, const std::string& value) {
+       options.device_options.gpu_matrices = choose("gpu_matrices", value, kGpuMatricesChoices);
      }},
     {"placement", [](Options& options,
                      const std::string& value) { options.placement = parse_placement(value); }},

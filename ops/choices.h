@@ -25,6 +25,8 @@ inline constexpr std::array<Choice<GpuDtype>, 3> kGpuDtypeChoices{
     {{"auto", GpuDtype::kAuto}, {"fp16", GpuDtype::kFloat16}, {"fp32", GpuDtype::kFloat32}}};
 inline constexpr std::array<Choice<GpuWeights>, 3> kGpuWeightsChoices{
     {{"auto", GpuWeights::kAuto}, {"buffer", GpuWeights::kBuffer}, {"image", GpuWeights::kImage}}};
+inline constexpr std::array<Choice<GpuMatrices>, 3> kGpuMatricesChoices{
+    {{"auto", GpuMatrices::kAuto}, {"on", GpuMatrices::kOn}, {"off", GpuMatrices::kOff}}};
 
 // The choice that the text `value` names for the option `key`. Throws Error, which lists the valid
 // names, for any other text.

@@ -36,6 +36,10 @@ enum class GpuApi : std::uint8_t { kAuto, kOpenCl, kVulkan };
 // that is read through the texture units. kAuto: the storage that was measured to be faster on this
 // device, or a buffer without a measurement.
 enum class GpuWeights : std::uint8_t { kAuto, kBuffer, kImage };
+// Whether prompts are multiplied by a GPU's matrix units. kAuto: where they are right, and were
+// measured to be faster, or without a measurement on every GPU that has some. kOn: an Error where
+// they are not right, or there are none.
+enum class GpuMatrices : std::uint8_t { kAuto, kOn, kOff };
 
 struct DeviceOptions {
   Activations activations = Activations::kInt8;
@@ -54,6 +58,7 @@ struct DeviceOptions {
   std::string opencl_device = "";
   GpuDtype gpu_dtype = GpuDtype::kAuto;
   GpuWeights gpu_weights = GpuWeights::kAuto;
+  GpuMatrices gpu_matrices = GpuMatrices::kAuto;
   GpuApi gpu_api = GpuApi::kAuto;
 };
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets tools for the tests and the releases from Debian's packages, each unpacked below build/, without root.
 
-    python -m scripts.tools mlir-opt chromium xrt-headers xrt onnxruntime-headers glibc rusticl vulkan
+    python -m scripts.tools mlir-opt chromium xrt-headers xrt onnxruntime-headers glibc rusticl vulkan lavapipe
 
 Only missing ones are fetched. If one cannot be had, the reason is kept, and tests that need it are skipped with it.
 """
@@ -24,9 +24,11 @@ XRT_VERSION = "2.25"
 # ops/npu/xrt/ needs xrt::ext::bo and runlists of NPUs. Debian's XRT does not support NPUs before trixie's backports, so
 # newer suites are tried where the machine's own sources have none, those with the shortest lists of packages first.
 _OLDEST_XRT = (2, 19)
-_XRT_SUITES = ("stable-backports", "testing", "unstable")
+_NEWER_SUITES = ("stable-backports", "testing", "unstable")
 # The first release of LLVM whose mlir-opt reads properties, `<{...}>`, and the newest for which this looks.
 _OLDEST_LLVM, _NEWEST_LLVM = 17, 40
+# The first release of Mesa of which this project knows that lavapipe has cooperative matrices.
+_OLDEST_MESA = 25
 _VULKAN = ("libvulkan1", "libvulkan-dev", "mesa-vulkan-drivers", "spirv-tools")
 
 
@@ -81,6 +83,15 @@ def _xrt(apt: Apt) -> list[str]:
     return apt.libraries("libxrt2", "libxrt-npu2", "libxrt-utils")
 
 
+def _lavapipe(apt: Apt) -> list[str]:
+    def is_new() -> bool:
+        release = re.match(r"\d+", apt.candidate("mesa-vulkan-drivers"))
+        return release is not None and int(release[0]) >= _OLDEST_MESA
+
+    _use_newer(apt, is_new, f"Mesa {_OLDEST_MESA} or newer")
+    return apt.libraries("mesa-vulkan-drivers", "libvulkan1", "libvulkan-dev", "spirv-tools", "libc6", "libstdc++6")
+
+
 def _onnxruntime_headers(apt: Apt) -> list[str]:
     apt.use_suite("unstable")  # has the newest version
     return ["libonnxruntime-dev"]
@@ -131,6 +142,8 @@ TOOLS = {
         lambda apt: sorted({name for one in _VULKAN for name in apt.missing(one)}),
         "usr/lib/*/libvulkan.so.1",
     ),
+    # Newer ones than Debian 12's, with the C library that they need, for cooperative matrices.
+    "lavapipe": Tool("for the tests of matrix units: about 90 MB", _lavapipe, "usr/lib/*/libvulkan_lvp.so"),
 }
 
 
@@ -178,12 +191,16 @@ def xrt_version(version: str) -> tuple[int, ...]:
 
 
 def _use_xrt(apt: Apt, is_wanted: Callable[[], bool], version: tuple[int, ...]) -> None:
-    """Makes apt use the first suite with a wanted XRT: the machine's own, or one of _XRT_SUITES."""
+    """Makes apt use the first suite with a wanted XRT."""
+    _use_newer(apt, is_wanted, f"XRT {'.'.join(map(str, version))}")
+
+
+def _use_newer(apt: Apt, is_wanted: Callable[[], bool], wanted: str) -> None:
+    """Makes apt use the first suite with what is wanted: the machine's own, or one of _NEWER_SUITES."""
     if is_wanted():
         return
-    wanted = ".".join(map(str, version))
-    problem = f"XRT is not installed, and none of Debian's suites {', '.join(_XRT_SUITES)} has {wanted}"
-    for suite in _XRT_SUITES:
+    problem = f"{wanted} is not installed, and none of Debian's suites {', '.join(_NEWER_SUITES)} has it"
+    for suite in _NEWER_SUITES:
         try:
             apt.use_suite(suite)
         except UnavailableError as error:  # a mirror may lack some suites

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mesa's lavapipe, a Vulkan device that computes on the CPU, from Debian's packages (scripts/tools.py)."""
+"""Mesa's lavapipe, a Vulkan device that computes on the CPU, from Debian's packages (scripts/tools.py): that of the
+machine's own release, which this process loads; and a newer one with matrix units, for processes with a C library of
+its own.
+"""
 
 import contextlib
 import ctypes
@@ -30,9 +33,7 @@ def variables(folder: Path) -> dict[str, str]:
     if loader is None or not drivers:
         raise MissingError(tools.reason("vulkan"))
     _load_libraries(drivers[0].parent)
-    description = folder / "lavapipe.json"
-    driver = {"library_path": str(drivers[0]), "api_version": "1.3.0"}
-    description.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": driver}), encoding="utf-8")
+    description = _described(drivers[0], folder)
     return {
         "FLOWNPU_VULKAN": str(loader_double.library_of("vulkan")),
         loader_double.loader_of("vulkan"): str(loader),
@@ -40,6 +41,41 @@ def variables(folder: Path) -> dict[str, str]:
         "VK_DRIVER_FILES": str(description),
         "FLOWNPU_GPU_CACHE": str(folder / "vulkan"),
     }
+
+
+def newest(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The beginning of a command that runs a program beside the newest lavapipe, and its environment variables.
+
+    Args:
+        folder: as variables() has it.
+
+    Raises:
+        MissingError: likewise.
+    """
+    driver = tools.find("lavapipe")
+    if driver is None:
+        raise MissingError(tools.reason("lavapipe"))
+    libraries = Path(driver).parent
+    description = _described(Path(driver), folder)
+    found = {name: str(description) for name in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")}
+    found |= {"FLOWNPU_VULKAN": str(libraries / "libvulkan.so.1"), "FLOWNPU_GPU_CACHE": str(folder / "vulkan")}
+    (loader,) = libraries.glob("ld-linux-*.so.*")
+    return [str(loader), "--library-path", str(libraries)], found
+
+
+def newest_spirv_val() -> list[str]:
+    """The command of the newest validator; it knows cooperative matrices."""
+    libraries = Path(str(tools.find("lavapipe"))).parent
+    (loader,) = libraries.glob("ld-linux-*.so.*")
+    return [str(loader), "--library-path", str(libraries), str(libraries.parents[2] / "usr/bin/spirv-val")]
+
+
+def _described(driver: Path, folder: Path) -> Path:
+    """Writes the description by which the loader finds a driver."""
+    description = folder / "lavapipe.json"
+    named = {"library_path": str(driver), "api_version": "1.3.0"}
+    description.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": named}), encoding="utf-8")
+    return description
 
 
 def spirv_val() -> Path:

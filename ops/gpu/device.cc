@@ -59,6 +59,7 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
                             .host = host_->prepare(node),
                             .activations = options_.activations,
                             .weights = options_.gpu_weights,
+                            .matrices = options_.gpu_matrices,
                             .host_context = cpu::make_context(options_)});
 }
 

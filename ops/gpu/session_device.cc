@@ -68,6 +68,7 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
                           .host = host().prepare(of_graph),
                           .activations = options().activations,
                           .weights = options().gpu_weights,
+                          .matrices = options().gpu_matrices,
                           .host_context = cpu::make_context(options())});
   }
   const std::lock_guard lock(context->mutex());

@@ -131,7 +131,11 @@ void bind_gpu(nb::module_& module) {
       .def_ro("texels", &DeviceFacts::texels)
       .def_ro("has_half", &DeviceFacts::has_half)
       .def_ro("has_integer_dot", &DeviceFacts::has_integer_dot)
-      .def_ro("has_subgroups", &DeviceFacts::has_subgroups);
+      .def_ro("has_subgroups", &DeviceFacts::has_subgroups)
+      .def_prop_ro(
+          "matrices",
+          [](const DeviceFacts& facts) { return facts.matrices ? facts.matrices->text() : ""; },
+          "The matrix units that kernels use: \"16 x 16 x 16 in 32 lanes\"; \"\": there are none.");
   module.def("problem_of_opencl_loader", problem_of_loader,
              "Why OpenCL's loader could not be loaded; empty if it was.");
   module.def("opencl_platforms", gpu::platforms,

@@ -163,9 +163,11 @@ std::shared_ptr<Device> make_device(const std::string& name,
       chosen.gpu_api = choose(key, value, kGpuApiChoices);
     } else if (key == "gpu_weights" && is_gpu) {
       chosen.gpu_weights = choose(key, value, kGpuWeightsChoices);
+    } else if (key == "gpu_matrices" && is_gpu) {
+      chosen.gpu_matrices = choose(key, value, kGpuMatricesChoices);
     } else {
       fail("expected the options ",
-           is_gpu ? "activations, opencl_device, gpu_api and gpu_weights"
+           is_gpu ? "activations, opencl_device, gpu_api, gpu_weights and gpu_matrices"
                   : "activations, threads and cpu_isa",
            ", got '", key, "'");
     }

@@ -44,6 +44,7 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
         ("cpu_isa", "mmx", "cpu_isa.*generic.*'mmx'"),
         ("gpu_dtype", "bf16", "option gpu_dtype = 'bf16' is not known; expected one of: auto, fp16, fp32"),
         ("gpu_weights", "", "option gpu_weights = '' is not known; expected one of: auto, buffer, image"),
+        ("gpu_matrices", "1", "option gpu_matrices = '1' is not known; expected one of: auto, on, off"),
         ("placement", "there", "option placement = 'there' is not known; expected one of: log, stderr, the path of"),
     ],
 )
@@ -72,6 +73,7 @@ def test_invalid_options_are_refused(
         ("gpu_dtype", "auto"),
         ("gpu_dtype", "fp16"),
         ("gpu_weights", "image"),
+        ("gpu_matrices", "off"),
         ("placement", "log"),
     ],
 )

@@ -20,7 +20,13 @@ std::shared_ptr<const CompiledKernel> Context::compile(const KernelDescription& 
   std::vector<bool> writes;
   for (const TensorDescription& tensor : kernel.arguments())
     writes.push_back(tensor.access == Access::kWrite);
-  return compile_source(kernel.name, generate(kernel, dialect(), activation), std::move(writes));
+  const std::string source = generate(kernel, dialect(), activation);
+  std::shared_ptr<const CompiledKernel>& known = kernels_[kernel.name + "\n" + source];
+  if (known == nullptr) {
+    const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
+    known = compile_source(kernel, source, key, std::move(writes));
+  }
+  return known;
 }
 
 void Context::check_not_given_up() const {

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -155,7 +156,7 @@ class Context {
   // A buffer with undefined content; it has at least 1 byte.
   virtual Buffer allocate(std::size_t bytes) = 0;
   // A buffer of the host's memory, which kernels read in place, if facts() say that they can;
-  // `owner` lives as long as they may read.
+  // `owner` lives as long as they may read. Without a handle if the driver refuses this memory.
   virtual Buffer use(std::span<const std::byte> memory, std::shared_ptr<const void> owner) = 0;
   // An image of a buffer's bytes, in texels of four uint32, which kernels may read instead of the
   // buffer; it keeps the memory alive. DeviceFacts::can_be_image says which sizes it takes.
@@ -188,8 +189,10 @@ class Context {
   virtual std::vector<KernelTime> take_times() = 0;
 
  protected:
-  virtual std::shared_ptr<const CompiledKernel> compile_source(const std::string& name,
+  // The kernel, by way of the cache on disk; `key`: what it is kept under there.
+  virtual std::shared_ptr<const CompiledKernel> compile_source(const KernelDescription& kernel,
                                                                const std::string& source,
+                                                               const std::string& key,
                                                                std::vector<bool> writes) = 0;
   virtual void check_own() const = 0;
   // Throws GpuError for work-groups that the device does not take.
@@ -202,6 +205,7 @@ class Context {
 
   DeviceFacts facts_;
   ProgramCache cache_;
+  std::map<std::string, std::shared_ptr<const CompiledKernel>> kernels_;  // by name and source
   Counts counts_;
   LiveBytes live_ = std::make_shared<std::atomic<std::int64_t>>(0);
   std::chrono::milliseconds limit_;

@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "ops/gpu/language/kernel.h"
 
 namespace flownpu::gpu {
 
@@ -39,6 +42,7 @@ struct DeviceFacts {
   bool has_half = false;
   bool has_integer_dot = false;
   bool has_subgroups = false;
+  std::optional<MatrixUnits> matrices = std::nullopt;
 
   // A CPU that computes the numbers of a GPU, but slowly.
   bool is_software() const { return kind == DeviceKind::kCpu; }

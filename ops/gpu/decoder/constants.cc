@@ -16,7 +16,7 @@
 namespace flownpu::gpu {
 namespace {
 
-// Alignment in bytes of what a CPU's OpenCL reads with its widest vectors.
+// Alignment in bytes of what kernels read with a CPU's widest vectors.
 constexpr std::uintptr_t kAlignment = 64;
 
 // Sizes of a projection's weight; with gating it has two parts of these, one below the other.
@@ -98,14 +98,11 @@ class Reader {
 
   Buffer blocks(const Value& value) {
     const std::int64_t bytes = value.shape.value_or(Shape{0}).elements();
-    const bool in_place = context_.facts().reads_host_memory && value.owner != nullptr &&
-                          reinterpret_cast<std::uintptr_t>(value.constant) % kAlignment == 0;
-    if (!in_place) return upload(value, bytes);
     check_bytes(static_cast<std::size_t>(bytes), "'" + value.name + "'");
+    Buffer used = in_place(context_, value);
+    if (used.handle() == nullptr) return upload(value, bytes);
     into_.mapped_bytes += bytes;
-    return context_.use(
-        {static_cast<const std::byte*>(value.constant), static_cast<std::size_t>(bytes)},
-        value.owner);
+    return used;
   }
 
   Context& context_;
@@ -124,6 +121,16 @@ std::int64_t gate_rows(const transformer::Decoder& decoder, const transformer::L
   if (const auto* delta = std::get_if<transformer::GatedDelta>(&layer.mixer))
     return delta->values();
   return layer.has_attention() && layer.attention().output_gate ? decoder.attended() : 0;
+}
+
+Buffer in_place(Context& context, const Value& blocks) {
+  if (!context.facts().reads_host_memory || blocks.owner == nullptr ||
+      reinterpret_cast<std::uintptr_t>(blocks.constant) % kAlignment != 0)
+    return {};
+  const std::int64_t bytes = blocks.shape.value_or(Shape{0}).elements();
+  return context.use(
+      {static_cast<const std::byte*>(blocks.constant), static_cast<std::size_t>(bytes)},
+      blocks.owner);
 }
 
 std::size_t count_of_constants(const transformer::Decoder& decoder) {

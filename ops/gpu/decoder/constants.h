@@ -88,9 +88,13 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
                                        const transformer::DecoderConstants& constants,
                                        const std::vector<Node>& nodes);
 
-// A device that is a CPU reads weights where the file is mapped; for other devices they are copied,
-// because a GPU's driver may silently copy memory that it is told to use in place. Throws
-// GpuError; Error for a constant whose shape is not that of the decoder's.
+// A weight's blocks where the file is mapped; without a handle if kernels do not read them there. A
+// CPU's do, and those of a GPU that shares the host's memory if Vulkan's driver takes it. Not with
+// OpenCL, whose drivers may silently copy memory that they are told to use in place.
+Buffer in_place(Context& context, const Value& blocks);
+
+// Weights are in place or copied, all else is copied. Throws GpuError; Error for a constant whose
+// shape is not that of the decoder's.
 PlacedConstants place_constants(Context& context, const transformer::Decoder& decoder,
                                 const Node& node);
 

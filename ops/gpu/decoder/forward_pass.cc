@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/operators/run.h"
 
 namespace flownpu::gpu {
@@ -89,6 +90,7 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
       cache_(element_of_cache(options.cache)),
       stored_(choose_stored_type(*context_, options.dtype)),
       weights_(options.weights),
+      matrices_(options.matrices),
       rounds_(options.activations == Activations::kInt8),
       tuner_(*context_),
       shared_(share_buffers(lifetimes(decoder, stored_))),
@@ -144,7 +146,9 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
   }
   launch(*product.quantize, quantize_rows_grid(product.shape.columns, tokens),
          {x, of(kCodes), of(kScales), of(kSums)});
-  launch(*product.rounded, q4nx_matmul_grid(product.shape, tokens),
+  launch(*product.rounded,
+         product.in_matrices ? q4nx_matmul_of_matrices_grid(product.shape, tokens)
+                             : q4nx_matmul_grid(product.shape, tokens),
          {of(kCodes), of(kScales), of(kSums), product.held(), y}, {tokens});
 }
 

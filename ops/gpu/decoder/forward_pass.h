@@ -43,6 +43,7 @@ struct PassOptions {
   Activations activations = Activations::kInt8;
   GpuDtype dtype = GpuDtype::kAuto;
   GpuWeights weights = GpuWeights::kAuto;
+  GpuMatrices matrices = GpuMatrices::kAuto;
 };
 
 class ForwardPass {
@@ -97,6 +98,7 @@ class ForwardPass {
     std::shared_ptr<const CompiledKernel> many;
     std::shared_ptr<const CompiledKernel> quantize;
     std::shared_ptr<const CompiledKernel> rounded;
+    bool in_matrices = false;  // `rounded` is q4nx_matmul_of_matrices
   };
   // Kernels of a layer's mixer beside attention's own; null where it has no such kernel.
   struct LayerMixer {
@@ -159,6 +161,7 @@ class ForwardPass {
                                  const transformer::Layer& layer);
   std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
+  void compile_rounded(CompiledProduct& product, const ProductShape& shape);
   AttentionShape attention_shape() const;
   void compile_attention();
   Activation other_residual() const { return residual_ == kResidual ? kOtherResidual : kResidual; }
@@ -203,6 +206,7 @@ class ForwardPass {
   Element cache_;
   StoredType stored_;
   GpuWeights weights_;
+  GpuMatrices matrices_;
   bool rounds_;
   Tuner tuner_;
   SharedBuffers shared_;

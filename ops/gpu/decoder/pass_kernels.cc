@@ -6,6 +6,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/decoder/forward_pass.h"
+#include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/language/generate.h"
 
 namespace flownpu::gpu {
@@ -93,8 +94,35 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& sh
     return product;
   }
   product.quantize = compile(quantize_rows(shape.columns, shape.given));
-  product.rounded = compile(q4nx_matmul(many));
+  compile_rounded(product, many);
   return product;
+}
+
+// The faster kernel of those that are right, measured with as many tokens as are computed at once.
+void ForwardPass::compile_rounded(CompiledProduct& product, const ProductShape& shape) {
+  const std::vector<bool> ways = ways_with_matrices(matrices_, shape, *context_);
+  std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
+  const auto kernel_of = [&](std::size_t way) {
+    if (kernels[way] == nullptr)
+      kernels[way] = compile(ways[way] ? q4nx_matmul_of_matrices(shape, *context_->facts().matrices)
+                                       : q4nx_matmul(shape));
+    return kernels[way];
+  };
+  const KernelDescription described = q4nx_matmul(shape);
+  Buffer written;
+  if (tuner_.measures() && ways.size() > 1)
+    written =
+        context_->allocate(static_cast<std::size_t>(most_tokens() * shape.rows) * sizeof(float));
+  const auto launch_way = [&](std::size_t one) {
+    launch(*kernel_of(one),
+           ways[one] ? q4nx_matmul_of_matrices_grid(shape, most_tokens())
+                     : q4nx_matmul_grid(shape, most_tokens()),
+           {of(kCodes), of(kScales), of(kSums), product.held(), &written}, {most_tokens()});
+  };
+  const std::size_t way = tuner_.fastest(generate(described, context_->dialect(), stored_.element),
+                                         ways.size(), launch_way);
+  product.rounded = kernel_of(way);
+  product.in_matrices = ways[way];
 }
 
 // The ways to launch a product: numbers of teams, and storages of the weight. The rule's choice

@@ -84,7 +84,8 @@ DecoderStep::DecoderStep(const Node& node, std::shared_ptr<Context> context,
             {.cache = node.inputs[transformer::kFirstPast].type,
              .activations = options.activations,
              .dtype = options.gpu_dtype,
-             .weights = options.gpu_weights}),
+             .weights = options.gpu_weights,
+             .matrices = options.gpu_matrices}),
       caches_(std::make_shared<transformer::KvCaches>(
           decoder_,
           [used = context_, decoder = decoder_, type = node.inputs[transformer::kFirstPast].type]()
@@ -258,11 +259,11 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
 std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype) {
   const transformer::Decoder decoder = read_decoder(node);
   const DeviceFacts& facts = context.facts();
-  const StoredType stored = [&] {
-    const std::lock_guard lock(context.mutex());
-    return choose_stored_type(context, dtype);
-  }();
   const std::size_t constants = count_of_constants(decoder);
+  const std::lock_guard lock(context.mutex());
+  const StoredType stored = choose_stored_type(context, dtype);
+  const Value& first = node.inputs[node.inputs.size() - constants];
+  const bool is_in_place = in_place(context, first).handle() != nullptr;
   std::int64_t bytes = ForwardPass::activation_bytes(decoder, stored);
   for (auto value = node.inputs.end() - static_cast<std::ptrdiff_t>(constants);
        value != node.inputs.end(); ++value)
@@ -276,7 +277,7 @@ std::string describe_decoder(const Node& node, Context& context, GpuDtype dtype)
          std::to_string(ForwardPass::dispatches_of(decoder)) +
          " kernels a token, prompts in chunks of " +
          std::to_string(ForwardPass::most_tokens(decoder)) + "; weights " +
-         (facts.reads_host_memory ? "read where the file is mapped" : "copied once") +
+         (is_in_place ? "read where the file is mapped" : "copied once") +
          "; activations stored as " + stored.text();
 }
 

@@ -36,12 +36,27 @@
 //   dot4(a, b, c)                 int: c + the dot product of two char4
 //   transposed(four)              uint4: the bytes of a uint4 as a 4 x 4 matrix, transposed: byte
 //                                 i of word j is byte j of word i
+// With matrix units (MatrixUnits), for which all lanes of a subgroup do the same:
+//   subgroup()                    the number of the lane's subgroup in the work-group
+//   left_matrix, right_matrix, sum_matrix
+//                                 types of variables
+//   matrix_of(value)              sum_matrix: all elements are this number
+//   left_from(a, place, stride), right_from(a, place, stride)
+//                                 of an array of the work-group: rows of the left factor, columns
+//                                 of the right one, each of neighbouring elements from the index
+//                                 `place` on, `stride` indices behind the one before
+//   multiplied(left, right, sum)  sum + left right
+//   to_array(sum, a, place, stride);
+//                                 a statement; the columns of the sum, likewise
+//   halves(a, b)                  uint: two numbers as float16, a in the lower half; rounded to a
+//                                 nearest one, below or above
 // and float4, float8, uchar16, char4, uint4, int4 and C's functions as OpenCL C has them (dialect.h
 // says what a dialect must give).
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -92,6 +107,19 @@ struct Link {
 // Numbers that are written into the source, by their names.
 using Constants = std::map<std::string, std::variant<std::int64_t, float>>;
 
+// A GPU's matrix units, as far as kernels use them: a subgroup of so many lanes multiplies a matrix
+// of float16 [rows, depth] by one [depth, columns], and adds the products to one of float32.
+struct MatrixUnits {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t depth = 0;
+  std::int64_t lanes = 0;
+  std::string text() const {
+    return std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth) +
+           " in " + std::to_string(lanes) + " lanes";
+  }
+};
+
 struct KernelDescription {
   std::string name;
   std::string body = {};
@@ -103,6 +131,8 @@ struct KernelDescription {
   std::int64_t lanes = 64;
   // The steps that are linked to an output, by the tensor's name.
   std::map<std::string, std::vector<Link>> links = {};
+  // The matrix units of a kernel that has words for them, which needs Vulkan.
+  std::optional<MatrixUnits> matrices = std::nullopt;
 
   // All tensors, in the order of a launch's arguments: the kernel's, then its links'. The
   // parameters follow them.

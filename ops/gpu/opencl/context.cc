@@ -221,12 +221,10 @@ std::string OpenClContext::identity() const {
   return text;
 }
 
-std::shared_ptr<const CompiledKernel> OpenClContext::compile_source(const std::string& name,
-                                                                    const std::string& source,
-                                                                    std::vector<bool> writes) {
-  const std::string named = name + "\n" + source;
-  if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
-  const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
+std::shared_ptr<const CompiledKernel> OpenClContext::compile_source(
+    const KernelDescription& description, const std::string& source, const std::string& key,
+    std::vector<bool> writes) {
+  const std::string& name = description.name;
   cl::Program program = load(key);
   if (program == nullptr) {
     program = build(name, source);
@@ -236,9 +234,7 @@ std::shared_ptr<const CompiledKernel> OpenClContext::compile_source(const std::s
   cl::Kernel kernel = opencl().clCreateKernel(program, name.c_str(), &code);
   if (code != 0) opencl().clReleaseProgram(program);
   check(code, "clCreateKernel", "kernel " + name);
-  auto made = std::make_shared<const Kernel>(name, std::move(writes), program, kernel);
-  kernels_.emplace(named, made);
-  return made;
+  return std::make_shared<const Kernel>(name, std::move(writes), program, kernel);
 }
 
 // Null if there is no binary on disk, or the driver does not take it.

@@ -2,7 +2,6 @@
 // A context of OpenCL: one device with one queue.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,8 +36,9 @@ class OpenClContext final : public Context {
   std::vector<KernelTime> take_times() override;
 
  private:
-  std::shared_ptr<const CompiledKernel> compile_source(const std::string& name,
+  std::shared_ptr<const CompiledKernel> compile_source(const KernelDescription& description,
                                                        const std::string& source,
+                                                       const std::string& key,
                                                        std::vector<bool> writes) override;
   void check_own() const override;
 
@@ -76,7 +76,6 @@ class OpenClContext final : public Context {
   cl::DeviceId id_ = nullptr;
   cl::Context context_ = nullptr;
   cl::Queue queue_ = nullptr;
-  std::map<std::string, std::shared_ptr<const CompiledKernel>> kernels_;  // by name and source
   std::vector<Launched> launched_;
   std::vector<KernelTime> times_;
   CommandRange since_mark_;

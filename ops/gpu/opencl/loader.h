@@ -11,16 +11,11 @@ namespace flownpu::gpu {
 // Environment variable: the loader's file, for systems whose linker does not find it.
 inline constexpr const char* kLoaderVariable = "FLOWNPU_OPENCL";
 
-// The loader's functions. The loader stays loaded, because implementations have threads of their
-// own. Throws GpuError (kNoLoader), which names the missing file and the command that installs
-// it. A later call looks again. Throws GpuError (kForked) in a process that was forked since.
+// The loader's functions. Throws GpuError (kNoLoader), which names the missing file and the command
+// that installs it; kForked (loaded_api.h).
 const cl::Functions& opencl();
 
-// Whether this process was forked from one that had loaded OpenCL. The child lacks the threads of
-// OpenCL's implementations, so it must not call OpenCL, and leaves the parent's objects as they
-// are.
 bool opencl_is_parents();
-// Throws GpuError (kForked) if it was.
 void check_opencl_is_own();
 
 // Loads the functions from this file; "" means the file that the environment names or the linker

@@ -8,6 +8,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
 #include "ops/nodes/q4nx_matmul.h"
@@ -30,7 +31,8 @@ Gating gating_of(const Node& node) {
 
 class Product final : public HostCheckedStep {
  public:
-  Product(const Node& node, Activations activations, GpuWeights weights, StepArguments arguments)
+  Product(const Node& node, Activations activations, GpuWeights weights, GpuMatrices matrices,
+          StepArguments arguments)
       : HostCheckedStep(node, std::move(arguments)),
         shape_{.rows = node.required_integer("M"),
                .columns = node.required_integer("K"),
@@ -43,6 +45,9 @@ class Product final : public HostCheckedStep {
     shape_.teams = teams_for(shape_, context().facts()).front();
     shape_.storage = storages_for(weights, weight_.bytes(), context().facts()).front();
     if (shape_.storage == Storage::kImage) image_ = context().image_of(weight_);
+    if (!rounds_) return;
+    const std::lock_guard lock(context().mutex());
+    in_matrices_ = ways_with_matrices(matrices, shape_, context()).front();
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -76,11 +81,17 @@ class Product final : public HostCheckedStep {
                {buffers.front(), codes, scales, sums});
     buffers.erase(buffers.begin());
     buffers.insert(buffers.begin(), {codes, scales, sums});
-    run.launch(q4nx_matmul(shape_), q4nx_matmul_grid(shape_, tokens), buffers, std::vector{tokens});
+    if (in_matrices_)
+      run.launch(q4nx_matmul_of_matrices(shape_, *context().facts().matrices),
+                 q4nx_matmul_of_matrices_grid(shape_, tokens), buffers, std::vector{tokens});
+    else
+      run.launch(q4nx_matmul(shape_), q4nx_matmul_grid(shape_, tokens), buffers,
+                 std::vector{tokens});
   }
 
   ProductShape shape_;
   bool rounds_;
+  bool in_matrices_ = false;
   Buffer weight_;
   Buffer image_;  // of the weight, if kernels read it so
 };
@@ -132,7 +143,8 @@ class Gather final : public HostCheckedStep {
 std::unique_ptr<Step> make_product(const Node& node, StepArguments arguments) {
   const Activations activations = arguments.activations;
   const GpuWeights weights = arguments.weights;
-  return std::make_unique<Product>(node, activations, weights, std::move(arguments));
+  const GpuMatrices matrices = arguments.matrices;
+  return std::make_unique<Product>(node, activations, weights, matrices, std::move(arguments));
 }
 
 std::unique_ptr<Step> make_gather(const Node& node, StepArguments arguments) {

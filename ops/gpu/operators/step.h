@@ -28,6 +28,7 @@ struct StepArguments {
   std::unique_ptr<Step> host;
   Activations activations = Activations::kInt8;
   GpuWeights weights = GpuWeights::kAuto;
+  GpuMatrices matrices = GpuMatrices::kAuto;
   // The host's kernels and threads.
   cpu::Context host_context;
 };

@@ -25,6 +25,7 @@ using CommandBuffer = struct CommandBufferOfVulkan*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kTimeout = 2;
+inline constexpr Result kIncomplete = 5;
 inline constexpr std::uint32_t kVersion13 = (1U << 22U) | (3U << 12U);
 inline constexpr Size kWholeSize = ~Size{0};
 
@@ -53,11 +54,19 @@ enum class Structure : std::uint32_t {
   kPhysicalDeviceFeatures2 = 1000059000,
   kPhysicalDeviceProperties2 = 1000059001,
   kMemoryAllocateFlagsInfo = 1000060000,
+  kExternalMemoryBufferCreateInfo = 1000072000,
+  kSubgroupProperties = 1000094000,
   kNvidiaProperties = 1000154001,
   kMaintenance3Properties = 1000168000,
+  kImportMemoryHostPointerInfo = 1000178000,
+  kMemoryHostPointerProperties = 1000178001,
+  kExternalMemoryHostProperties = 1000178002,
   kAmdProperties = 1000185000,
   kDriverProperties = 1000196000,
+  kRequiredSubgroupSizeCreateInfo = 1000225001,
   kBufferDeviceAddressInfo = 1000244001,
+  kCooperativeMatrixFeatures = 1000506000,
+  kCooperativeMatrixProperties = 1000506001,
 };
 
 enum class Kind : std::uint32_t { kOther, kIntegrated, kDiscrete, kVirtual, kCpu };
@@ -86,6 +95,8 @@ inline constexpr Flags kHostRead = 0x2000;
 inline constexpr Flags kHostWrite = 0x4000;
 inline constexpr Flags kComputeStage = 0x20;
 inline constexpr Flags kResettable = 2;
+inline constexpr Flags kHostAllocation = 0x80;  // a handle of memory
+inline constexpr Flags kFullSubgroups = 2;      // of a pipeline's stage
 inline constexpr std::uint32_t kBindCompute = 1;
 inline constexpr std::uint32_t kTimestamps = 2;
 inline constexpr Flags kResults64 = 1;
@@ -183,6 +194,55 @@ struct NvidiaProperties {
   std::uint32_t warps = 0;
 };
 
+// The structures of VK_KHR_cooperative_matrix and VK_EXT_external_memory_host.
+inline constexpr const char* kCooperativeMatrix = "VK_KHR_cooperative_matrix";
+inline constexpr const char* kExternalMemoryHost = "VK_EXT_external_memory_host";
+
+struct ExtensionProperties {
+  char name[256] = {};
+  std::uint32_t version = 0;
+};
+
+struct SubgroupProperties {
+  Structure type = Structure::kSubgroupProperties;
+  void* next = nullptr;
+  std::uint32_t size = 0;
+  Flags stages = 0;
+  Flags operations = 0;
+  Bool quads = 0;
+};
+
+struct ExternalMemoryHostProperties {
+  Structure type = Structure::kExternalMemoryHostProperties;
+  void* next = nullptr;
+  Size alignment = 0;  // of pointers and sizes
+};
+
+struct CooperativeMatrixFeatures {
+  Structure type = Structure::kCooperativeMatrixFeatures;
+  void* next = nullptr;
+  Bool has = 0;
+  Bool robust = 0;
+};
+
+enum class Component : std::uint32_t { kFloat16, kFloat32 };
+enum class Scope : std::uint32_t { kSubgroup = 3 };
+
+// A product of a left matrix of m rows and k columns and a right one of k rows and n columns.
+struct CooperativeMatrixProperties {
+  Structure type = Structure::kCooperativeMatrixProperties;
+  void* next = nullptr;
+  std::uint32_t m = 0;
+  std::uint32_t n = 0;
+  std::uint32_t k = 0;
+  Component left = {};
+  Component right = {};
+  Component added = {};
+  Component result = {};
+  Bool saturates = 0;
+  Scope scope = {};
+};
+
 struct QueueFamily {
   Flags flags;
   std::uint32_t count;
@@ -209,6 +269,8 @@ struct MemoryProperties {
 
 // Features are numbers of 0 or 1; those named here are indices into them.
 struct Vulkan13Features {
+  static constexpr std::size_t kSubgroupSizeControl = 7;
+  static constexpr std::size_t kFullSubgroups = 8;
   static constexpr std::size_t kIntegerDotProduct = 13;
   Structure type = Structure::kVulkan13Features;
   void* next = nullptr;
@@ -220,6 +282,7 @@ struct Vulkan12Features {
   static constexpr std::size_t kFloat16 = 7;
   static constexpr std::size_t kInt8 = 8;
   static constexpr std::size_t kBufferAddress = 38;
+  static constexpr std::size_t kMemoryModel = 41;
   Structure type = Structure::kVulkan12Features;
   void* next = nullptr;
   Bool has[47] = {};
@@ -270,6 +333,25 @@ struct BufferCreateInfo {
   std::uint32_t sharing = 0;
   std::uint32_t families = 0;
   const std::uint32_t* family_numbers = nullptr;
+};
+
+struct ExternalMemoryBufferCreateInfo {
+  Structure type = Structure::kExternalMemoryBufferCreateInfo;
+  const void* next = nullptr;
+  Flags handles = kHostAllocation;
+};
+
+struct ImportMemoryHostPointerInfo {
+  Structure type = Structure::kImportMemoryHostPointerInfo;
+  const void* next = nullptr;
+  Flags handle = kHostAllocation;
+  void* pointer = nullptr;
+};
+
+struct MemoryHostPointerProperties {
+  Structure type = Structure::kMemoryHostPointerProperties;
+  void* next = nullptr;
+  std::uint32_t types = 0;
 };
 
 struct MemoryRequirements {
@@ -338,6 +420,12 @@ struct PipelineShaderStageCreateInfo {
   Handle module = 0;
   const char* name = nullptr;
   const void* specialization = nullptr;
+};
+
+struct RequiredSubgroupSizeCreateInfo {
+  Structure type = Structure::kRequiredSubgroupSizeCreateInfo;
+  void* next = nullptr;
+  std::uint32_t size = 0;
 };
 
 struct ComputePipelineCreateInfo {
@@ -414,9 +502,9 @@ struct SubmitInfo {
   const Handle* signal_semaphores = nullptr;
 };
 
-// Functions before there is an instance, of an instance, and of a device: X(result, name,
-// parameters). The last parameter of those that make or destroy objects is an allocator, if it is
-// a const void*.
+// Functions before there is an instance, of an instance and of a device, and of extensions, which
+// loaders may lack: X(result, name, parameters). The last parameter of those that make or destroy
+// objects is an allocator, if it is a const void*.
 #define FLOWNPU_VULKAN_GLOBAL_FUNCTIONS(X)                \
   X(Result, vkEnumerateInstanceVersion, (std::uint32_t*)) \
   X(Result, vkCreateInstance, (const InstanceCreateInfo*, const void*, Instance*))
@@ -428,6 +516,8 @@ struct SubmitInfo {
   X(void, vkGetPhysicalDeviceMemoryProperties, (PhysicalDevice, MemoryProperties*))                \
   X(void, vkGetPhysicalDeviceQueueFamilyProperties,                                                \
     (PhysicalDevice, std::uint32_t*, QueueFamily*))                                                \
+  X(Result, vkEnumerateDeviceExtensionProperties,                                                  \
+    (PhysicalDevice, const char*, std::uint32_t*, ExtensionProperties*))                           \
   X(Result, vkCreateDevice, (PhysicalDevice, const DeviceCreateInfo*, const void*, Device*))       \
   X(void, vkDestroyDevice, (Device, const void*))                                                  \
   X(void, vkGetDeviceQueue, (Device, std::uint32_t, std::uint32_t, Queue*))                        \
@@ -476,13 +566,21 @@ struct SubmitInfo {
   X(Result, vkWaitForFences, (Device, std::uint32_t, const Handle*, Bool, Size))                   \
   X(Result, vkResetFences, (Device, std::uint32_t, const Handle*))
 
-// Pointers to these functions, once there is an instance (vulkan/loader.h).
+#define FLOWNPU_VULKAN_EXTENSION_FUNCTIONS(X)                       \
+  X(Result, vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR,      \
+    (PhysicalDevice, std::uint32_t*, CooperativeMatrixProperties*)) \
+  X(Result, vkGetMemoryHostPointerPropertiesEXT,                    \
+    (Device, Flags, const void*, MemoryHostPointerProperties*))
+
+// Pointers to these functions, null for those of extensions that the loader lacks, once there is an
+// instance (vulkan/loader.h).
 struct Functions {
   Instance instance = nullptr;
   // NOLINTNEXTLINE(bugprone-macro-parentheses): these are parts of a declaration.
 #define FLOWNPU_VULKAN_POINTER(result, name, parameters) result(*name) parameters = nullptr;
   FLOWNPU_VULKAN_GLOBAL_FUNCTIONS(FLOWNPU_VULKAN_POINTER)
   FLOWNPU_VULKAN_FUNCTIONS(FLOWNPU_VULKAN_POINTER)
+  FLOWNPU_VULKAN_EXTENSION_FUNCTIONS(FLOWNPU_VULKAN_POINTER)
 #undef FLOWNPU_VULKAN_POINTER
 };
 

@@ -109,12 +109,11 @@ Buffer VulkanContext::allocate(std::size_t bytes) {
   return {{piece.release(), release}, size, live_};
 }
 
-Buffer VulkanContext::use(std::span<const std::byte> memory,
-                          std::shared_ptr<const void> /*owner*/) {
-  throw GpuError(
-      Failure::kCommand,
-      text_of("[FlowNPU] device 'gpu': expected memory of the device, got ", memory.size(),
-              " bytes of the host's, which Vulkan's kernels do not read"));
+Buffer VulkanContext::use(std::span<const std::byte> memory, std::shared_ptr<const void> owner) {
+  std::unique_ptr<Piece> piece = guarded([&] { return device_->import(memory); });
+  if (piece == nullptr) return {};
+  piece->owner = std::move(owner);
+  return {{piece.release(), release}, memory.size(), nullptr};
 }
 
 Buffer VulkanContext::image_of(const Buffer& buffer) {
@@ -179,21 +178,18 @@ void VulkanContext::copy(const Buffer& from, std::size_t from_offset, const Buff
   });
 }
 
-std::shared_ptr<const CompiledKernel> VulkanContext::compile_source(const std::string& name,
+std::shared_ptr<const CompiledKernel> VulkanContext::compile_source(const KernelDescription& kernel,
                                                                     const std::string& source,
+                                                                    const std::string& key,
                                                                     std::vector<bool> writes) {
-  const std::string named = name + "\n" + source;
-  if (const auto found = kernels_.find(named); found != kernels_.end()) return found->second;
-  const vk::Handle pipeline = guarded([&] { return build(name, source); });
-  auto made = std::make_shared<const Kernel>(name, std::move(writes), device_, pipeline);
-  kernels_.emplace(named, made);
-  return made;
+  const vk::Handle pipeline = guarded([&] { return build(kernel, source, key); });
+  return std::make_shared<const Kernel>(kernel.name, std::move(writes), device_, pipeline);
 }
 
 // The driver's cache of one pipeline is kept on disk. It says itself whether it is this driver's.
-vk::Handle VulkanContext::build(const std::string& name, const std::string& source) {
-  const std::string what = "kernel " + name + " on " + facts().title();
-  const std::string key = identity() + std::to_string(source.size()) + ":" + source + "\n";
+vk::Handle VulkanContext::build(const KernelDescription& kernel, const std::string& source,
+                                const std::string& key) {
+  const std::string what = "kernel " + kernel.name + " on " + facts().title();
   const auto kept = cache().find(key);
   vk::PipelineCacheCreateInfo of_cache;
   if (kept) of_cache.bytes = kept->size();
@@ -206,7 +202,13 @@ vk::Handle VulkanContext::build(const std::string& name, const std::string& sour
   const vk::ShaderModuleCreateInfo of_module{.bytes = source.size(), .words = words.data()};
   vk::ComputePipelineCreateInfo info;
   info.layout = layout_;
-  info.stage.name = name.c_str();
+  info.stage.name = kernel.name.c_str();
+  vk::RequiredSubgroupSizeCreateInfo subgroups;
+  if (kernel.matrices) {
+    subgroups.size = static_cast<std::uint32_t>(kernel.matrices->lanes);
+    info.stage.next = &subgroups;
+    info.stage.flags = vk::kFullSubgroups;
+  }
   vk::Handle pipeline = 0;
   vk::Result result =
       vulkan().vkCreateShaderModule(device_->handle(), &of_module, nullptr, &info.stage.module);

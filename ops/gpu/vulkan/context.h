@@ -2,7 +2,6 @@
 // A context of Vulkan: one device with one queue.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,15 +38,17 @@ class VulkanContext final : public Context {
  private:
   class Kernel;
 
-  std::shared_ptr<const CompiledKernel> compile_source(const std::string& name,
+  std::shared_ptr<const CompiledKernel> compile_source(const KernelDescription& kernel,
                                                        const std::string& source,
+                                                       const std::string& key,
                                                        std::vector<bool> writes) override;
   void check_own() const override;
   // Calls `act`, and remembers that the device failed if a command did.
   template <typename Act>
   auto guarded(Act act);
   void check_groups(const CompiledKernel& kernel, const Grid& grid) const;
-  vk::Handle build(const std::string& name, const std::string& source);
+  vk::Handle build(const KernelDescription& kernel, const std::string& source,
+                   const std::string& key);
   OpenedDevice::Piece& staging();
 
   VulkanDevice found_;
@@ -55,7 +56,6 @@ class VulkanContext final : public Context {
   vk::Handle layout_ = 0;
   std::unique_ptr<Batches> batches_;
   std::unique_ptr<OpenedDevice::Piece> staging_;
-  std::map<std::string, std::shared_ptr<const CompiledKernel>> kernels_;  // by name and source
   std::vector<UsedBuffer> used_;
   std::vector<std::int32_t> parameters_;
 };

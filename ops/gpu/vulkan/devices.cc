@@ -48,6 +48,55 @@ std::string missing_features(vk::PhysicalDevice handle) {
   return missing;
 }
 
+bool has_extension(vk::PhysicalDevice handle, std::string_view wanted) {
+  std::uint32_t count = 0;
+  const auto list = [&](vk::ExtensionProperties* into) {
+    const vk::Result result =
+        vulkan().vkEnumerateDeviceExtensionProperties(handle, nullptr, &count, into);
+    check_vulkan(result, "vkEnumerateDeviceExtensionProperties", "list of extensions");
+  };
+  list(nullptr);
+  std::vector<vk::ExtensionProperties> found(count);
+  list(found.data());
+  return std::ranges::any_of(
+      found, [&](const vk::ExtensionProperties& one) { return one.name == wanted; });
+}
+
+// Whether kernels may use cooperative matrices, and may require the size of subgroups.
+bool has_matrix_features(vk::PhysicalDevice handle) {
+  vk::CooperativeMatrixFeatures matrices;
+  vk::Vulkan13Features of_13{.next = &matrices};
+  vk::Vulkan12Features of_12{.next = &of_13};
+  vk::Features2 features{.next = &of_12};
+  vulkan().vkGetPhysicalDeviceFeatures2(handle, &features);
+  return matrices.has != 0 && of_12.has[vk::Vulkan12Features::kMemoryModel] != 0 &&
+         of_13.has[vk::Vulkan13Features::kSubgroupSizeControl] != 0 &&
+         of_13.has[vk::Vulkan13Features::kFullSubgroups] != 0;
+}
+
+// The first product of float16 with sums of float32.
+void set_matrices(VulkanDevice& found, std::uint32_t lanes) {
+  const auto properties = vulkan().vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR;
+  if (properties == nullptr || !has_extension(found.handle, vk::kCooperativeMatrix) ||
+      !has_matrix_features(found.handle))
+    return;
+  std::uint32_t count = 0;
+  const auto list = [&](vk::CooperativeMatrixProperties* into) {
+    check_vulkan(properties(found.handle, &count, into),
+                 "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", "list of matrices' sizes");
+  };
+  list(nullptr);
+  std::vector<vk::CooperativeMatrixProperties> sizes(count);
+  list(sizes.data());
+  const auto one = std::ranges::find_if(sizes, [](const vk::CooperativeMatrixProperties& each) {
+    return each.left == vk::Component::kFloat16 && each.right == vk::Component::kFloat16 &&
+           each.added == vk::Component::kFloat32 && each.result == vk::Component::kFloat32 &&
+           each.scope == vk::Scope::kSubgroup;
+  });
+  if (one != sizes.end())
+    found.facts.matrices = {.rows = one->m, .columns = one->n, .depth = one->k, .lanes = lanes};
+}
+
 void set_queue(VulkanDevice& found) {
   std::uint32_t count = 0;
   vulkan().vkGetPhysicalDeviceQueueFamilyProperties(found.handle, &count, nullptr);
@@ -74,7 +123,9 @@ void set_memory(VulkanDevice& found) {
 }
 
 VulkanDevice device_of(vk::PhysicalDevice handle) {
-  vk::NvidiaProperties nvidia;
+  vk::SubgroupProperties subgroups;
+  vk::ExternalMemoryHostProperties host{.next = &subgroups};
+  vk::NvidiaProperties nvidia{.next = &host};
   vk::AmdProperties amd{.next = &nvidia};
   vk::Maintenance3Properties limits{.next = &amd};
   vk::DriverProperties driver{.next = &limits};
@@ -112,6 +163,12 @@ VulkanDevice device_of(vk::PhysicalDevice handle) {
     found.missing = missing_features(handle);
   set_queue(found);
   set_memory(found);
+  if (!found.missing.empty()) return found;
+  set_matrices(found, subgroups.size);
+  if (facts.unified_memory && vulkan().vkGetMemoryHostPointerPropertiesEXT != nullptr &&
+      has_extension(handle, vk::kExternalMemoryHost))
+    found.host_alignment = host.alignment;
+  facts.reads_host_memory = found.host_alignment > 0;
   return found;
 }
 

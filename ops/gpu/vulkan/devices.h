@@ -20,6 +20,8 @@ struct VulkanDevice {
   // Nanoseconds of a tick of the device's clock; 0: it has none.
   double tick_ns = 0;
   std::uint32_t most_groups[3] = {};
+  // The alignment of the host's memory that it takes in place; 0: it takes none.
+  std::uint64_t host_alignment = 0;
   // The driver's properties on which compiled kernels depend, as text.
   std::string driver_key;
 };

@@ -2,20 +2,14 @@
 #include "ops/gpu/vulkan/loader.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <mutex>
-#include <optional>
+#include <cstdlib>
 #include <utility>
 
-#include "ops/system/forks.h"
+#include "ops/gpu/context/loaded_api.h"
+#include "ops/system/library.h"
 
 namespace flownpu::gpu {
 namespace {
-
-// The count of forks() of the process that loaded Vulkan.
-constexpr std::int64_t kNotLoaded = -1;
-std::atomic<std::int64_t> loaded_in{kNotLoaded};
 
 constexpr vk::Result kOutOfHostMemory = -1;
 constexpr vk::Result kOutOfDeviceMemory = -2;
@@ -45,8 +39,24 @@ std::pair<Failure, const char*> meaning_of(vk::Result result) {
           "see `sudo dmesg`, update the driver, or use gpu_api = opencl or device = cpu"};
 }
 
+// The function by which all others are found.
+using FindFunction = void (*(*)(vk::Instance, const char*))();
+FindFunction open_loader() {
+  const char* given = std::getenv(kVulkanVariable);
+  std::string reasons;
+  void* library = given == nullptr ? open_library({"libvulkan.so.1", "vulkan-1.dll"}, reasons)
+                                   : open_library({given}, reasons);
+  void* symbol = library == nullptr ? nullptr : find_symbol(library, "vkGetInstanceProcAddr");
+  if (symbol != nullptr) return reinterpret_cast<FindFunction>(symbol);
+  throw GpuError(Failure::kNoLoader,
+                 "[FlowNPU] device 'gpu': expected Vulkan's loader (" + reasons +
+                     "); install it (Debian: libvulkan1 and mesa-vulkan-drivers; Windows: the "
+                     "GPU's driver), set " +
+                     kVulkanVariable + " to the file of one, or use gpu_api = opencl");
+}
+
 vk::Functions load() {
-  const FindFunction find = load_vulkan();
+  const FindFunction find = open_loader();
   vk::Functions functions;
   const auto found = [&](const char* name) {
     void (*function)() = find(functions.instance, name);
@@ -65,7 +75,16 @@ vk::Functions load() {
                "loading Vulkan");
   FLOWNPU_VULKAN_FUNCTIONS(FLOWNPU_VULKAN_LOAD)
 #undef FLOWNPU_VULKAN_LOAD
+#define FLOWNPU_VULKAN_LOAD(result, name, parameters) \
+  functions.name = reinterpret_cast<decltype(functions.name)>(find(functions.instance, #name));
+  FLOWNPU_VULKAN_EXTENSION_FUNCTIONS(FLOWNPU_VULKAN_LOAD)
+#undef FLOWNPU_VULKAN_LOAD
   return functions;
+}
+
+LoadedApi<vk::Functions>& loaded() {
+  static LoadedApi<vk::Functions> api(load);
+  return api;
 }
 
 }  // namespace
@@ -81,22 +100,8 @@ void check_vulkan(vk::Result result, std::string_view call, std::string_view wha
                               std::to_string(result) + "); " + advice);
 }
 
-bool vulkan_is_parents() { return loaded_in != kNotLoaded && loaded_in != forks(); }
-
-void check_vulkan_is_own() {
-  if (vulkan_is_parents()) throw GpuError(Failure::kForked, forked_text("gpu"));
-}
-
-const vk::Functions& vulkan() {
-  static std::mutex mutex;
-  static std::optional<vk::Functions> loaded;
-  check_vulkan_is_own();
-  const std::lock_guard lock(mutex);
-  if (!loaded) {
-    loaded = load();
-    loaded_in = forks();
-  }
-  return *loaded;
-}
+bool vulkan_is_parents() { return loaded().is_parents(); }
+void check_vulkan_is_own() { loaded().check_own(); }
+const vk::Functions& vulkan() { return loaded().functions(); }
 
 }  // namespace flownpu::gpu

@@ -14,17 +14,11 @@ namespace flownpu::gpu {
 inline constexpr const char* kVulkanVariable = "FLOWNPU_VULKAN";
 
 // The loader's functions, with an instance of Vulkan 1.3. Both stay for the process's life. Throws
-// GpuError (kNoLoader, kNoPlatform for a loader without a driver of 1.3, kForked).
+// GpuError (kNoLoader, kNoPlatform for a loader without a driver of 1.3, kForked: loaded_api.h).
 const vk::Functions& vulkan();
 
-// Whether this process was forked from one that had loaded Vulkan: the child must not call it.
 bool vulkan_is_parents();
 void check_vulkan_is_own();
-
-// The last resort of a loader for this platform: the function by which all others are found.
-// Throws GpuError (kNoLoader).
-using FindFunction = void (*(*)(vk::Instance, const char*))();
-FindFunction load_vulkan();
 
 // Throws GpuError unless the result is VK_SUCCESS. `call`: the function's name; `what`: what it was
 // for.

@@ -10,7 +10,8 @@
 
 namespace flownpu::gpu {
 
-OpenedDevice::OpenedDevice(const VulkanDevice& device) : is_unified_(device.facts.unified_memory) {
+OpenedDevice::OpenedDevice(const VulkanDevice& device)
+    : is_unified_(device.facts.unified_memory), host_alignment_(device.host_alignment) {
   vk::Vulkan13Features of_13;
   of_13.has[vk::Vulkan13Features::kIntegerDotProduct] = 1;
   vk::Vulkan12Features of_12{.next = &of_13};
@@ -24,7 +25,20 @@ OpenedDevice::OpenedDevice(const VulkanDevice& device) : is_unified_(device.fact
   features.has[vk::Features2::kInt16] = 1;
   const float priority = 1;
   const vk::DeviceQueueCreateInfo queue{.family = device.queue_family, .priorities = &priority};
-  const vk::DeviceCreateInfo info{.next = &features, .queue = &queue};
+  std::vector<const char*> extensions;
+  const vk::CooperativeMatrixFeatures matrices{.has = 1};
+  if (device.facts.matrices) {
+    extensions.push_back(vk::kCooperativeMatrix);
+    of_13.next = const_cast<vk::CooperativeMatrixFeatures*>(&matrices);
+    of_13.has[vk::Vulkan13Features::kSubgroupSizeControl] = 1;
+    of_13.has[vk::Vulkan13Features::kFullSubgroups] = 1;
+    of_12.has[vk::Vulkan12Features::kMemoryModel] = 1;
+  }
+  if (host_alignment_ > 0) extensions.push_back(vk::kExternalMemoryHost);
+  const vk::DeviceCreateInfo info{.next = &features,
+                                  .queue = &queue,
+                                  .extensions = static_cast<std::uint32_t>(extensions.size()),
+                                  .extension_names = extensions.data()};
   check_vulkan(vulkan().vkCreateDevice(device.handle, &info, nullptr, &handle_), "vkCreateDevice",
                "opening " + device.facts.title());
   vulkan().vkGetDeviceQueue(handle_, device.queue_family, 0, &queue_);
@@ -83,6 +97,42 @@ std::unique_ptr<OpenedDevice::Piece> OpenedDevice::allocate(std::size_t bytes, M
   }
   const vk::BufferDeviceAddressInfo of{.buffer = piece->buffer};
   piece->address = vulkan().vkGetBufferDeviceAddress(handle_, &of);
+  piece->device = shared_from_this();
+  return piece;
+}
+
+// Whole pages, so that the buffer begins before the memory, which its address does not.
+std::unique_ptr<OpenedDevice::Piece> OpenedDevice::import(std::span<const std::byte> memory) {
+  const auto first = reinterpret_cast<std::uintptr_t>(memory.data());
+  const std::uintptr_t begin = first / host_alignment_ * host_alignment_;
+  const vk::Size bytes =
+      (first + memory.size() - begin + host_alignment_ - 1) / host_alignment_ * host_alignment_;
+  // The interface has no pointer to const; kernels only read.
+  void* const pointer = reinterpret_cast<void*>(begin);  // NOLINT(performance-no-int-to-ptr)
+  vk::MemoryHostPointerProperties properties;
+  if (vulkan().vkGetMemoryHostPointerPropertiesEXT(handle_, vk::kHostAllocation, pointer,
+                                                   &properties) != vk::kSuccess)
+    return nullptr;
+  auto piece = std::make_unique<Piece>();
+  const vk::ExternalMemoryBufferCreateInfo external;
+  const vk::BufferCreateInfo info{.next = &external, .bytes = bytes};
+  if (vulkan().vkCreateBuffer(handle_, &info, nullptr, &piece->buffer) != vk::kSuccess)
+    return nullptr;
+  vk::MemoryRequirements needed{};
+  vulkan().vkGetBufferMemoryRequirements(handle_, piece->buffer, &needed);
+  const std::uint32_t types = needed.types & properties.types;
+  const vk::ImportMemoryHostPointerInfo host{.pointer = pointer};
+  const vk::MemoryAllocateFlagsInfo flags{.next = &host};
+  const vk::MemoryAllocateInfo allocation{
+      .next = &flags, .bytes = bytes, .memory_type = type_of(types, MemoryUse::kKernels)};
+  if (types == 0 || needed.bytes > bytes ||
+      vulkan().vkAllocateMemory(handle_, &allocation, nullptr, &piece->memory) != vk::kSuccess ||
+      vulkan().vkBindBufferMemory(handle_, piece->buffer, piece->memory, 0) != vk::kSuccess) {
+    destroy(*piece);
+    return nullptr;
+  }
+  const vk::BufferDeviceAddressInfo of{.buffer = piece->buffer};
+  piece->address = vulkan().vkGetBufferDeviceAddress(handle_, &of) + (first - begin);
   piece->device = shared_from_this();
   return piece;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,9 @@ class OpenedDevice : public std::enable_shared_from_this<OpenedDevice> {
     vk::Handle buffer = 0;
     vk::Handle memory = 0;
     std::uint64_t address = 0;
-    std::byte* mapped = nullptr;  // null: the host does not see it
-    bool is_cached = false;       // the host reads it fast
+    std::byte* mapped = nullptr;                  // null: the host does not see it
+    bool is_cached = false;                       // the host reads it fast
+    std::shared_ptr<const void> owner = nullptr;  // of the host's memory in place
     std::shared_ptr<OpenedDevice> device = nullptr;
   };
 
@@ -44,6 +46,9 @@ class OpenedDevice : public std::enable_shared_from_this<OpenedDevice> {
 
   // `what`: for messages.
   std::unique_ptr<Piece> allocate(std::size_t bytes, MemoryUse use, const std::string& what);
+  // The host's memory in place, for kernels that read it; null if the driver refuses it, as AMD's
+  // on Linux does with mapped files. `memory`: of a device with a host_alignment.
+  std::unique_ptr<Piece> import(std::span<const std::byte> memory);
   void free(std::unique_ptr<Piece> piece);
   // Whether commands may use memory from now on; when none does, what was kept is freed.
   void set_busy(bool is_busy);
@@ -61,6 +66,7 @@ class OpenedDevice : public std::enable_shared_from_this<OpenedDevice> {
   vk::Queue queue_ = nullptr;
   vk::MemoryProperties memory_{};
   bool is_unified_ = false;
+  std::uint64_t host_alignment_ = 0;
   std::mutex mutex_;  // guards what follows
   bool is_busy_ = false;
   std::atomic<bool> is_abandoned_ = false;

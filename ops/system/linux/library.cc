@@ -22,4 +22,19 @@ std::string library_file(std::string_view name) {
 // Nothing to do: the library is linked with -z nodelete.
 void stay_loaded() {}
 
+void* open_library(std::initializer_list<std::string_view> files, std::string& reasons) {
+  for (const std::string_view file : files) {
+    if (file.ends_with(".dll")) continue;
+    if (void* library = dlopen(std::string(file).c_str(), RTLD_NOW | RTLD_LOCAL);
+        library != nullptr)
+      return library;
+    const char* error = dlerror();
+    reasons += reasons.empty() ? "" : "; ";
+    reasons += error == nullptr ? "no reason given" : error;
+  }
+  return nullptr;
+}
+
+void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
+
 }  // namespace flownpu

@@ -3,6 +3,8 @@
 
 #include <windows.h>
 
+#include <string>
+
 #include "ops/error.h"
 
 namespace flownpu {
@@ -35,6 +37,21 @@ std::string library_file(std::string_view name) { return std::string(name).appen
 void stay_loaded() {
   if (own_module(GET_MODULE_HANDLE_EX_FLAG_PIN) == nullptr)
     fail("[FlowNPU] Windows does not keep this library in the process: error ", GetLastError());
+}
+
+void* open_library(std::initializer_list<std::string_view> files, std::string& reasons) {
+  for (const std::string_view file : files) {
+    if (!file.ends_with(".dll")) continue;
+    const std::filesystem::path path(std::u8string(file.begin(), file.end()));
+    if (HMODULE library = LoadLibraryW(path.c_str()); library != nullptr) return library;
+    reasons += reasons.empty() ? "" : "; ";
+    reasons += std::string(file) + ": error " + std::to_string(GetLastError());
+  }
+  return nullptr;
+}
+
+void* find_symbol(void* library, const char* name) {
+  return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
 }
 
 }  // namespace flownpu

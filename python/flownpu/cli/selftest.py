@@ -115,7 +115,8 @@ def _try_gpu(patterns: list[str], folder: Path, as_json: str | None, gpu_api: st
         devices = Devices({"gpu_api": gpu_api})
     except ValueError as error:
         raise FlowNPUError(str(error)) from None
-    chosen = _chosen(variants(images=devices.first.facts.texels > 0), patterns)
+    facts = devices.first.facts
+    chosen = _chosen(variants(images=facts.texels > 0, matrices=bool(facts.matrices)), patterns)
     results = []
     with progress_bar(*_COLUMNS) as bar:
         task = bar.add_task("kernels", total=len(chosen))

@@ -10,6 +10,7 @@ RUN_TIME = "winget install Microsoft.VCRedist.2015+.x64"
 
 
 def diagnose_devices() -> Iterator[Check]:
-    """A note on each device that FlowNPU drives on Linux only, whether or not the machine has it."""
-    for device, what in (("npu", "an NPU"), ("opencl", "a GPU")):
-        yield Check(device, Status.NOTE, f"FlowNPU drives {what} on Linux alone, so far; the cpu device is used")
+    """A note on each device that FlowNPU drives, or has been tried with, on Linux only; the machine may lack it."""
+    yield Check("npu", Status.NOTE, "FlowNPU drives an NPU on Linux alone, so far; the cpu device is used")
+    tries = "`flownpu selftest --device gpu --gpu-api vulkan` tries this machine's"
+    yield Check("opencl", Status.NOTE, f"FlowNPU was tried with GPUs on Linux alone, so far; {tries}")

@@ -13,9 +13,11 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -106,6 +108,42 @@ std::pair<std::vector<float>, std::vector<std::array<std::int64_t, 4>>> run_roun
   return {found, spent};
 }
 
+// Launches a kernel (x, y) whose x is the host's memory from the byte `offset` on, as it was after
+// `change` bytes were set to 1 in it behind the import; false if the device does not take it.
+bool run_in_place(Context& context, const KernelDescription& kernel,
+                  nb::ndarray<std::uint8_t, nb::c_contig> memory, std::size_t offset,
+                  std::size_t change, nb::ndarray<float, nb::c_contig> y) {
+  const std::lock_guard lock(context.mutex());
+  const std::span bytes(memory.data(), memory.size());
+  const Buffer x = context.use(std::as_bytes(bytes).subspan(offset), nullptr);
+  if (x.handle() == nullptr) return false;
+  std::ranges::fill(bytes.subspan(offset, change), std::uint8_t{1});
+  const Buffer written = context.allocate(y.size() * sizeof(float));
+  const std::array<KernelArgument, 2> arguments{&x, &written};
+  context.launch(*context.compile(kernel), arguments, {.lanes = kernel.lanes});
+  context.read(written, std::as_writable_bytes(std::span(y.data(), y.size())));
+  return true;
+}
+
+// Launches a kernel (x, y), then, before it has to have run, writes zeros over x, or frees it and
+// writes them to a new buffer of its size. y gets what the kernel computed.
+void run_before_zeros(Context& context, const KernelDescription& kernel,
+                      nb::ndarray<float, nb::c_contig> given, nb::ndarray<float, nb::c_contig> y,
+                      bool frees) {
+  const std::lock_guard lock(context.mutex());
+  const std::vector<float> zeros(given.size());
+  Buffer x = context.allocate(given.size() * sizeof(float));
+  context.write(x, std::as_bytes(std::span(given.data(), given.size())));
+  const Buffer written = context.allocate(y.size() * sizeof(float));
+  const auto compiled = context.compile(kernel);
+  const std::array<KernelArgument, 2> arguments{&x, &written};
+  context.launch(*compiled, arguments, {.lanes = kernel.lanes});
+  if (frees) x = Buffer();
+  if (frees) x = context.allocate(zeros.size() * sizeof(float));
+  context.write(x, std::as_bytes(std::span(zeros)));
+  context.read(written, std::as_writable_bytes(std::span(y.data(), y.size())));
+}
+
 void bind_language(nb::module_& module) {
   nb::class_<TensorDescription>(module, "Tensor")
       .def(
@@ -164,6 +202,8 @@ void bind_gpu(nb::module_& module) {
       .def_prop_ro("compiled", [](const Context& context) { return context.counts().compiled; })
       .def_prop_ro("from_cache", [](const Context& context) { return context.counts().from_cache; })
       .def_prop_ro("dispatches", [](const Context& context) { return context.counts().dispatches; })
+      .def_prop_ro("reads_host_memory",
+                   [](const Context& context) { return context.facts().reads_host_memory; })
       .def_prop_ro("work_group", [](const Context& context) { return context.facts().work_group; })
       .def_prop_ro("cache_problem",
                    [](const Context& context) { return context.cache().problem(); })
@@ -172,6 +212,8 @@ void bind_gpu(nb::module_& module) {
       .def("run", &run, nb::arg("kernel"), nb::arg("groups"), nb::arg("arrays"),
            nb::arg("parameters") = std::vector<std::int64_t>());
   module.def("run_rounds", &run_rounds);
+  module.def("run_in_place", &run_in_place);
+  module.def("run_before_zeros", &run_before_zeros);
   module.def("open", &open, nb::arg("device") = "", nb::arg("cache") = "",
              nb::arg("vulkan") = false);
   // Takes kernels that write one float.

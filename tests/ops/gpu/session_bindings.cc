@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/choices.h"
 #include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
@@ -61,18 +62,21 @@ void bind_gpu_session(nb::module_& module) {
       .def(
           "__init__",
           [](SessionDevice* device, bool rounds, const std::string& opencl_device,
-             std::optional<bool> half, std::optional<bool> image, bool vulkan) {
+             std::optional<bool> half, std::optional<bool> image, bool vulkan,
+             const std::string& matrices) {
             flownpu::DeviceOptions options;
             options.activations =
                 rounds ? flownpu::Activations::kInt8 : flownpu::Activations::kBFloat16;
             options.opencl_device = opencl_device;
             options.gpu_dtype = dtype_of(half);
             options.gpu_weights = weights_of(image);
+            options.gpu_matrices =
+                flownpu::choose("gpu_matrices", matrices, flownpu::kGpuMatricesChoices);
             if (vulkan) options.gpu_api = flownpu::GpuApi::kVulkan;
             new (device) SessionDevice(options);
           },
           nb::arg("rounds") = false, nb::arg("opencl_device") = "", nb::arg("half") = nb::none(),
-          nb::arg("image") = nb::none(), nb::arg("vulkan") = false)
+          nb::arg("image") = nb::none(), nb::arg("vulkan") = false, nb::arg("matrices") = "auto")
       .def_prop_ro("description", &SessionDevice::description)
       .def_prop_ro("warning", &SessionDevice::warning)
       .def(

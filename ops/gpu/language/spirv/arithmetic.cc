@@ -63,6 +63,12 @@ Id Arithmetic::id_of(Scalar scalar) {
       return module_.of_float();
     case Scalar::kUint:
       return module_.of_uint();
+    case Scalar::kLeft:
+      return module_.matrix_of(Use::kLeft);
+    case Scalar::kRight:
+      return module_.matrix_of(Use::kRight);
+    case Scalar::kSum:
+      return module_.matrix_of(Use::kSum);
     case Scalar::kInt:
     case Scalar::kChar:
     case Scalar::kUchar:
@@ -120,6 +126,7 @@ std::vector<Id> Arithmetic::words(const Value& value) {
 
 Value Arithmetic::converted(const Value& value, const Type& type) {
   if (value.type == type) return value;
+  if (value.type.is_matrix() || type.is_matrix()) fail("expected the same type of matrix");
   if (value.type.width == 1 && type.width > 1) {
     const Value one = converted(value, {type.scalar});
     Value made{type};
@@ -234,6 +241,8 @@ Value Arithmetic::of_bytes(std::string_view sign, const Value& left, const Value
 }
 
 Value Arithmetic::binary(std::string_view sign, Value left, Value right) {
+  if (left.type.is_matrix() || right.type.is_matrix())
+    fail("expected numbers beside ", sign, ", got a matrix");
   if (left.type.is_byte() && left.type.width > 1) return of_bytes(sign, left, right);
   if (left.constant && right.constant) {
     const auto known = result_of(sign, *left.constant, *right.constant);
@@ -321,19 +330,29 @@ Id Arithmetic::element(const Place& place, std::int64_t offset) {
   return module_.emit(Op::kAccessChain, pointer, {place.array, at.components[0].id});
 }
 
+Id Arithmetic::load_from(const Place& place, Id pointer, Scalar stored) {
+  const bool is_marked = module_.has_matrices() && place.storage == Class::kWorkgroup;
+  const Id id = is_marked ? module_.emit(Op::kLoad, id_of(stored), {pointer, kNonPrivate})
+                          : module_.emit(Op::kLoad, id_of(stored), {pointer});
+  if (id_of(stored) == id_of(place.type)) return id;
+  return module_.emit(Op::kBitcast, id_of(place.type), {id});
+}
+
 Value Arithmetic::load(const Place& place) {
   if (!place.sizes.empty()) fail("expected '[' behind an array's name");
   Value made{place.type};
-  const auto load_from = [&](Id pointer, Scalar stored) {
-    Id id = module_.emit(Op::kLoad, id_of(stored), {pointer});
-    if (id_of(stored) != id_of(place.type))
-      id = module_.emit(Op::kBitcast, id_of(place.type), {id});
-    made.components.push_back({id});
-  };
-  for (const Id variable : place.variables) load_from(variable, place.type.scalar);
+  for (const Id variable : place.variables)
+    made.components.push_back({load_from(place, variable, place.type.scalar)});
   for (int i = 0; place.array != 0 && i < place.type.width; ++i)
-    load_from(element(place, i), place.stored);
+    made.components.push_back({load_from(place, element(place, i), place.stored)});
   return made;
+}
+
+void Arithmetic::store_to(const Place& place, Id pointer, Id value) {
+  if (module_.has_matrices() && place.storage == Class::kWorkgroup)
+    module_.emit(Op::kStore, {pointer, value, kNonPrivate});
+  else
+    module_.emit(Op::kStore, {pointer, value});
 }
 
 void Arithmetic::store(const Place& place, const Value& value) {
@@ -342,12 +361,12 @@ void Arithmetic::store(const Place& place, const Value& value) {
   for (std::size_t i = 0; i < given.components.size(); ++i) {
     Id id = component(given, i);
     if (place.array == 0) {
-      module_.emit(Op::kStore, {place.variables[i], id});
+      store_to(place, place.variables[i], id);
       continue;
     }
     if (id_of(place.stored) != id_of(place.type))
       id = module_.emit(Op::kBitcast, id_of(place.stored), {id});
-    module_.emit(Op::kStore, {element(place, static_cast<std::int64_t>(i)), id});
+    store_to(place, element(place, static_cast<std::int64_t>(i)), id);
   }
 }
 

@@ -44,12 +44,15 @@ class Arithmetic {
 
   Value load(const Place& place);
   void store(const Place& place, const Value& value);
+  // A pointer to an element of the place's array, `offset` behind its index.
+  Id element(const Place& place, std::int64_t offset);
   // The place's array at an index of its first axis that has none.
   Place at(Place place, const Value& index);
 
  private:
   Value of_bytes(std::string_view sign, const Value& left, const Value& right);
-  Id element(const Place& place, std::int64_t offset);
+  Id load_from(const Place& place, Id pointer, Scalar stored);
+  void store_to(const Place& place, Id pointer, Id value);
 
   Module& module_;
 };

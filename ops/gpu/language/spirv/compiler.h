@@ -21,7 +21,8 @@ namespace flownpu::gpu::spirv {
 class Compiler {
  public:
   // `tensors`, `parameters`: the names of the kernel's arguments.
-  Compiler(const std::vector<std::string>& tensors, const std::vector<std::string>& parameters);
+  Compiler(const std::vector<std::string>& tensors, const std::vector<std::string>& parameters,
+           std::optional<MatrixUnits> matrices);
 
   // Throws Error, with the words where it stopped, for a text that the language does not have.
   // `functions`: definitions of functions that the kernel may call.
@@ -88,6 +89,11 @@ class Compiler {
   Value call_builtin(const std::string& name, const std::vector<Value>& given);
   Value call_conversion(std::string_view name, const Value& given);
   Value looked_up(const Value& table, const Value& places);
+  // Words about matrices (matrices.cc).
+  bool call_matrix(const std::string& name, Value& result);
+  void store_matrix();
+  Id element_of_array();
+  Value call_of_matrices(const std::string& name, const std::vector<Value>& given);
   Value dot4(const Value& a, const Value& b, const Value& c);
 
   void begin_block(Id label);
@@ -104,6 +110,7 @@ class Compiler {
   Id block_ = 0;  // the label of the current block; 0: the function's first
   Id group_ = 0;
   Id lane_ = 0;
+  Id subgroup_ = 0;  // 0: not read yet
 };
 
 // The type that a name such as float8 means, or none.

@@ -90,7 +90,7 @@ class SpirV final : public Dialect {
       tensors.push_back(variable(tensor));
     }
     try {
-      spirv::Compiler compiler(tensors, description.parameters);
+      spirv::Compiler compiler(tensors, description.parameters, description.matrices);
       compiler.compile(text_of(kWords, kFunctions), body);
       return compiler.bytes(description.name, static_cast<std::uint32_t>(description.lanes));
     } catch (const Error& error) {

@@ -21,8 +21,11 @@ const std::vector<std::vector<std::string_view>>& sign_levels() {
 }
 
 constexpr std::pair<std::string_view, Scalar> kTypes[] = {
-    {"float", Scalar::kFloat}, {"int", Scalar::kInt},   {"uint", Scalar::kUint},
-    {"ushort", Scalar::kUint}, {"char", Scalar::kChar}, {"uchar", Scalar::kUchar}};
+    {"float", Scalar::kFloat},      {"int", Scalar::kInt},
+    {"uint", Scalar::kUint},        {"ushort", Scalar::kUint},
+    {"char", Scalar::kChar},        {"uchar", Scalar::kUchar},
+    {"left_matrix", Scalar::kLeft}, {"right_matrix", Scalar::kRight},
+    {"sum_matrix", Scalar::kSum}};
 
 // The number behind a type's name: 1 if there is none, 0 if something else is there.
 int width_behind(std::string_view text) {

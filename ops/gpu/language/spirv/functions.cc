@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::uint32_t kWorkgroupScope = 2;
 constexpr std::uint32_t kAcquireReleaseOfWorkgroup = 0x8 | 0x100;
+constexpr std::uint32_t kMakeAvailableAndVisible = 0x2000 | 0x4000;  // in Vulkan's memory model
 
 struct Mathematics {
   std::string_view name;
@@ -42,7 +43,7 @@ std::string_view behind(std::string_view name, std::string_view beginning) {
 
 Compiler::Named Compiler::call(const std::string& called) {
   Value result;
-  if (call_memory(called, result)) return result;
+  if (call_memory(called, result) || call_matrix(called, result)) return result;
   const std::vector<Value> given = arguments();
   for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
     const auto found = scope->find(called);
@@ -100,9 +101,14 @@ bool Compiler::call_statement(const std::string& called) {
     expect(")");
     ++effects_;
     const Id scope = arithmetic_.integer(kWorkgroupScope, Scalar::kUint).components[0].id;
+    const std::uint32_t made = module_.has_matrices() ? kMakeAvailableAndVisible : 0;
     const Id order =
-        arithmetic_.integer(kAcquireReleaseOfWorkgroup, Scalar::kUint).components[0].id;
+        arithmetic_.integer(kAcquireReleaseOfWorkgroup | made, Scalar::kUint).components[0].id;
     module_.emit(Op::kControlBarrier, {scope, scope, order});
+    return true;
+  }
+  if (called == "to_array") {
+    store_matrix();
     return true;
   }
   if (const std::string_view format = behind(called, "store_"); !format.empty()) {
@@ -135,6 +141,7 @@ bool Compiler::call_statement(const std::string& called) {
 
 Value Compiler::call_builtin(const std::string& called, const std::vector<Value>& given) {
   if (called == "lane") return {{Scalar::kInt}, {{lane_}}};
+  if (const Value made = call_of_matrices(called, given); !made.components.empty()) return made;
   if (given.empty()) fail("expected arguments of ", called);
   if (called == "group") {
     const std::optional<std::int64_t> axis = given[0].constant;

@@ -135,7 +135,6 @@ Value Memory::load(TensorName tensor, std::string_view format, const Value& inde
     id = module_.emit(Op::kUConvert, uint, {id});
     id = module_.emit(Op::kBitcast, module_.of_int(), {id});
   }
-  if (format == "uint16") id = module_.emit(Op::kUConvert, uint, {id});
   if (format == "bfloat16") {
     id = module_.emit(Op::kUConvert, uint, {id});
     const Value bits = arithmetic_.binary("<<", {{Scalar::kUint}, {{id}}}, arithmetic_.integer(16));

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "ops/error.h"
+
 namespace flownpu::gpu::spirv {
 namespace {
 
@@ -14,6 +16,10 @@ constexpr std::uint32_t kVersion = 0x00010600;
 // DotProduct. Numbers of 8 and 16 bits are only loaded, stored and converted, but pointers to them
 // are converted, too, which needs the first three.
 constexpr std::uint32_t kCapabilities[] = {1, 9, 22, 39, 4433, 4448, 4466, 5347, 6018, 6019};
+// GroupNonUniform, VulkanMemoryModel, CooperativeMatrixKHR.
+constexpr std::uint32_t kMatrixCapabilities[] = {61, 5345, 6022};
+constexpr std::uint32_t kSubgroupScope = 3;
+constexpr std::uint32_t kVulkan = 3;  // a memory model
 constexpr std::uint32_t kPhysicalStorageBuffer64 = 5348;
 constexpr std::uint32_t kGlsl450 = 1;
 constexpr std::uint32_t kGlCompute = 5;
@@ -60,6 +66,18 @@ Id Module::declared_value(Op op, Id type, std::initializer_list<std::uint32_t> o
   key[1] = id;
   write(declarations_, op, key);
   return id;
+}
+
+Id Module::matrix_of(Use use) {
+  if (!matrices_) fail("expected a kernel with matrix units for words about matrices");
+  const std::int64_t rows = use == Use::kRight ? matrices_->depth : matrices_->rows;
+  const std::int64_t columns = use == Use::kLeft ? matrices_->depth : matrices_->columns;
+  const auto number = [&](std::int64_t of) {
+    return constant(of_uint(), static_cast<std::uint32_t>(of));
+  };
+  return declared(Op::kTypeCooperativeMatrix,
+                  {of_float(use == Use::kSum ? 32 : 16), number(kSubgroupScope), number(rows),
+                   number(columns), number(static_cast<std::int64_t>(use))});
 }
 
 Id Module::block_of(Id element, std::uint32_t bytes) {
@@ -149,10 +167,17 @@ std::string Module::bytes(std::string_view name, std::uint32_t lanes) {
   const Id label = next();
   Words all{kMagic, kVersion, 0, 0, 0};
   for (const std::uint32_t capability : kCapabilities) write(all, Op::kCapability, {capability});
+  if (has_matrices()) {
+    for (const std::uint32_t capability : kMatrixCapabilities)
+      write(all, Op::kCapability, {capability});
+    Words extension;
+    add_text(extension, "SPV_KHR_cooperative_matrix");
+    write(all, Op::kExtension, extension);
+  }
   Words import{functions_};
   add_text(import, "GLSL.std.450");
   write(all, Op::kExtInstImport, import);
-  write(all, Op::kMemoryModel, {kPhysicalStorageBuffer64, kGlsl450});
+  write(all, Op::kMemoryModel, {kPhysicalStorageBuffer64, has_matrices() ? kVulkan : kGlsl450});
   Words entry{kGlCompute, shader};
   add_text(entry, name);
   entry.insert(entry.end(), interface_.begin(), interface_.end());

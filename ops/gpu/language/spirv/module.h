@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "ops/gpu/language/kernel.h"
 
 namespace flownpu::gpu::spirv {
 
@@ -19,6 +22,7 @@ using Id = std::uint32_t;
 using Words = std::vector<std::uint32_t>;
 
 enum class Op : std::uint16_t {
+  kExtension = 10,
   kExtInstImport = 11,
   kExtInst = 12,
   kMemoryModel = 14,
@@ -44,6 +48,7 @@ enum class Op : std::uint16_t {
   kAccessChain = 65,
   kDecorate = 71,
   kMemberDecorate = 72,
+  kCompositeConstruct = 80,
   kCompositeExtract = 81,
   kConvertFToU = 109,
   kConvertFToS = 110,
@@ -105,6 +110,10 @@ enum class Op : std::uint16_t {
   kBranchConditional = 250,
   kReturn = 253,
   kSDot = 4450,
+  kTypeCooperativeMatrix = 4456,
+  kCooperativeMatrixLoad = 4457,
+  kCooperativeMatrixStore = 4458,
+  kCooperativeMatrixMulAdd = 4459,
 };
 
 // Storage classes of variables and pointers.
@@ -115,6 +124,9 @@ enum class Class : std::uint32_t {
   kPushConstant = 9,
   kPhysicalStorageBuffer = 5349,
 };
+
+// A cooperative matrix's place in a product.
+enum class Use : std::uint32_t { kLeft, kRight, kSum };
 
 enum class Decoration : std::uint32_t {
   kBlock = 2,
@@ -145,6 +157,12 @@ enum class Function : std::uint32_t {
 
 class Module {
  public:
+  // `matrices`: the units for cooperative matrices. They need Vulkan's memory model, in which
+  // accesses to a work-group's memory are marked as those that barriers order.
+  explicit Module(std::optional<MatrixUnits> matrices = std::nullopt) : matrices_(matrices) {}
+
+  bool has_matrices() const { return matrices_.has_value(); }
+  Id matrix_of(Use use);
   Id next() { return bound_++; }
 
   // Ids of types and constants.
@@ -195,6 +213,7 @@ class Module {
   Id declared(Op op, std::initializer_list<std::uint32_t> operands);
   Id declared_value(Op op, Id type, std::initializer_list<std::uint32_t> operands);
 
+  std::optional<MatrixUnits> matrices_;
   Id bound_ = 1;
   Id functions_ = next();
   std::map<Words, Id> known_;

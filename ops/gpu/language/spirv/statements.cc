@@ -18,8 +18,8 @@ constexpr std::size_t kShownTokens = 8;
 }  // namespace
 
 Compiler::Compiler(const std::vector<std::string>& tensors,
-                   const std::vector<std::string>& parameters)
-    : memory_(module_, arithmetic_, tensors.size(), parameters.size()) {
+                   const std::vector<std::string>& parameters, std::optional<MatrixUnits> matrices)
+    : module_(matrices), memory_(module_, arithmetic_, tensors.size(), parameters.size()) {
   scopes_.emplace_back();
   std::uint32_t number = 0;
   for (const std::string& tensor : tensors) declare(tensor, TensorName{number++});

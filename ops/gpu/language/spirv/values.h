@@ -14,13 +14,15 @@
 namespace flownpu::gpu::spirv {
 
 // kChar and kUchar: 8 bits of a word, as arithmetic they are kInt.
-enum class Scalar : std::uint8_t { kBool, kInt, kUint, kFloat, kChar, kUchar };
+// kLeft, kRight, kSum: matrices, of which the id is the whole.
+enum class Scalar : std::uint8_t { kBool, kInt, kUint, kFloat, kChar, kUchar, kLeft, kRight, kSum };
 
 struct Type {
   Scalar scalar = Scalar::kInt;
   int width = 1;
   bool operator==(const Type&) const = default;
   bool is_byte() const { return scalar == Scalar::kChar || scalar == Scalar::kUchar; }
+  bool is_matrix() const { return scalar >= Scalar::kLeft; }
   bool is_float() const { return scalar == Scalar::kFloat; }
 };
 
@@ -51,6 +53,9 @@ struct Place {
   // Sizes of the array's axes that have no index yet.
   std::vector<std::int64_t> sizes = {};
 };
+
+// A memory operand: other lanes access the same memory, in an order that barriers make.
+inline constexpr std::uint32_t kNonPrivate = 0x20;
 
 // A tensor of the kernel: its number among the arguments.
 struct TensorName {

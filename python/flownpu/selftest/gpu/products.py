@@ -30,6 +30,10 @@ _GATING = 10
 # A quotient is off by 2.5 units (OpenCL's bound), so an activation this near the middle of two integers may become
 # either.
 _AMBIGUOUS = 127 * 8 * F32
+# The relative error of a number that becomes one of its two neighbours of float16 (Vulkan does not say which), and the
+# smallest normal float16 over the largest number that a token's activations are scaled to (q4nx_matmul_of_matrices).
+_HALF = 2.0**-10
+_LEAST = 2.0**-14 / (127 * 256)
 _MOST_SLOPE = 1.13  # largest slope of GELU; SiLU's is 1.1
 
 
@@ -55,6 +59,15 @@ def products_of_images() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     for layout in LAYOUTS:
         yield f"fused_dqp, {layout}, image", partial(_product, layout, 77, 345, 1, storage="image")
         yield f"q4nx_matmul int8, {layout}, image", partial(_product, layout, 77, 345, 19, storage="image")
+
+
+def products_of_matrices() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+    """Cases that are multiplied by matrix units."""
+    of_matrices = partial(partial, _product, matrices="on")
+    for layout in LAYOUTS:
+        yield f"q4nx_matmul_of_matrices, {layout}", of_matrices(layout, 77, 345, 70)
+    yield "q4nx_matmul_of_matrices, bias and residual", of_matrices("narrow", 33, 65, 3, bias=True, residual=True)
+    yield "q4nx_matmul_of_matrices, geglu", of_matrices("narrow", 45, 130, 17, gating="geglu")
 
 
 def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]]]:
@@ -83,13 +96,17 @@ def _weight(rng: Rng, layout: q4nx.Layout, rows: int, columns: int) -> tuple[q4n
 
 def _product(
     layout: str, rows: int, columns: int, tokens: int, rng: Rng, *, gating: str = "none", bias: bool = False,
-    residual: bool = False, activations: str = "int8", storage: str = "auto",
+    residual: bool = False, activations: str = "int8", storage: str = "auto", matrices: str = "auto",
 ) -> Case:  # fmt: skip
     x = rng.standard_normal((tokens, columns), dtype=np.float32)
     parts = 1 if gating == "none" else 2
     weights = [_weight(rng, LAYOUTS[layout], rows, columns) for _ in range(parts)]
     rounds = tokens > 1 and activations == "int8"
-    pairs = [_multiplied(x, weight, magnitude, rounds=rounds) for _, weight, magnitude in weights]
+    rounds_to_halves = matrices == "on"
+    pairs = [
+        _multiplied(x, weight, magnitude, rounds=rounds, rounds_to_halves=rounds_to_halves)
+        for _, weight, magnitude in weights
+    ]
     y, tolerance = pairs[0] if gating == "none" else _gated(gating, *pairs[0], *pairs[1])
     addends = {
         "bias": rng.standard_normal(rows, dtype=np.float32) if bias else None,
@@ -104,14 +121,15 @@ def _product(
         op_type="FusedDQP" if tokens == 1 else "Q4NXMatMul", inputs=[x, blocks, *addends.values()],
         expected={0: Expected(y, tolerance)}, attributes={"M": rows, "K": columns, "gating": gating}, constants=[1],
         options={name: chosen for name, chosen, usual in (
-            ("activations", activations, "int8"), ("gpu_weights", storage, "auto")
+            ("activations", activations, "int8"), ("gpu_weights", storage, "auto"),
+            ("gpu_matrices", matrices, "auto"),
         ) if chosen != usual}, read=blocks.nbytes,
         operations=2 * tokens * parts * rows * columns,
     )  # fmt: skip
 
 
 def _multiplied(
-    x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray, *, rounds: bool
+    x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray, *, rounds: bool, rounds_to_halves: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The product with a weight, float64 [tokens, rows], and its tolerance."""
     rounded = x.astype(np.float64)
@@ -120,6 +138,12 @@ def _multiplied(
         rounded, doubtful = _rounded(x)
     additions = -(-x.shape[1] // _GROUP) + _OTHERS
     tolerance = additions * F32 * (np.abs(rounded) @ magnitude.T) + doubtful @ np.abs(weight).T
+    if rounds_to_halves:
+        # Each factor is off by at most _HALF of itself; below the smallest normal number, with which its group's scale
+        # makes it _LEAST of the token's largest magnitude, it may become 0.
+        tolerance += 2 * _HALF * (np.abs(rounded) @ np.abs(weight).T)
+        tolerance += _LEAST * np.abs(rounded).max(axis=1, keepdims=True) * np.abs(weight).sum(axis=1)
+        tolerance += 2.0**-14 * np.abs(rounded).sum(axis=1, keepdims=True)  # likewise of a weight
     return rounded @ weight.T, tolerance
 
 

@@ -17,7 +17,7 @@ from flownpu.selftest.gpu.attention import attention
 from flownpu.selftest.gpu.case import Case, PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
 from flownpu.selftest.gpu.graphs import graphs
-from flownpu.selftest.gpu.products import large_products, products, products_of_images
+from flownpu.selftest.gpu.products import large_products, products, products_of_images, products_of_matrices
 from flownpu.selftest.gpu.rows import rows
 from flownpu.selftest.gpu.states import states
 from flownpu.selftest.outcome import Outcome, Result
@@ -84,16 +84,18 @@ class Devices:
         return self._devices[key]
 
 
-def variants(*, large: bool = True, images: bool = True) -> list[Variant]:
+def variants(*, large: bool = True, images: bool = True, matrices: bool = False) -> list[Variant]:
     """All variants of all kernels.
 
     Args:
         large: include cases that are large enough to measure rates.
         images: include cases with weights in OpenCL images, which not all devices have.
+        matrices: include cases for matrix units, likewise.
     """
     parts = [
         products(),
         *([products_of_images()] if images else []),
+        *([products_of_matrices()] if matrices else []),
         dense_products(),
         *([large_products(images=images)] if large else []),
         attention(),

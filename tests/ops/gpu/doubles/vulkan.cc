@@ -59,6 +59,7 @@ void pretend(const std::string& /*call*/, Arguments... /*arguments*/) {}
 void pretend(const std::string& /*call*/, PhysicalDevice /*device*/, Properties2* properties) {
   if (pretended() == "discrete") properties->kind = Kind::kDiscrete;
   if (pretended() == "Vulkan 1.2") properties->api = 0x00402000;
+  if (pretended() == "another driver") ++properties->driver;
 }
 
 void pretend(const std::string& /*call*/, PhysicalDevice /*device*/, Features2* features) {
@@ -75,6 +76,15 @@ void pretend(const std::string& /*call*/, PhysicalDevice /*device*/, MemoryPrope
 void pretend(const std::string& /*call*/, Device /*device*/, Handle /*buffer*/,
              MemoryRequirements* needed) {
   if (pretended() == "discrete") needed->types = 3;
+}
+
+// Not pretended: counts arguments of kernels that are not aligned as addresses have to be.
+void pretend(const std::string& /*call*/, CommandBuffer /*commands*/, Handle /*layout*/,
+             Flags /*stages*/, std::uint32_t /*offset*/, std::uint32_t /*bytes*/,
+             const void* values) {
+  std::uint64_t address = 0;
+  std::memcpy(&address, values, sizeof(address));
+  if (address % sizeof(address) != 0) faults().meet("misaligned");
 }
 
 void pretend(const std::string& /*call*/, Instance /*instance*/, std::uint32_t* count,
@@ -139,6 +149,7 @@ void (*vkGetInstanceProcAddr(Instance instance, const char* name))() {
   }
   FLOWNPU_VULKAN_GLOBAL_FUNCTIONS(DOUBLE)
   FLOWNPU_VULKAN_FUNCTIONS(DOUBLE)
+  FLOWNPU_VULKAN_EXTENSION_FUNCTIONS(DOUBLE)
 #undef DOUBLE
   return found;
 }

@@ -54,6 +54,14 @@ SAME_SIZE(Maintenance3Properties, VkPhysicalDeviceMaintenance3Properties);
 SAME_SIZE(AmdProperties, VkPhysicalDeviceShaderCorePropertiesAMD);
 SAME_SIZE(NvidiaProperties, VkPhysicalDeviceShaderSMBuiltinsPropertiesNV);
 
+SAME_SIZE(ExtensionProperties, VkExtensionProperties);
+SAME_SIZE(SubgroupProperties, VkPhysicalDeviceSubgroupProperties);
+SAME_SIZE(ExternalMemoryHostProperties, VkPhysicalDeviceExternalMemoryHostPropertiesEXT);
+SAME_SIZE(ExternalMemoryBufferCreateInfo, VkExternalMemoryBufferCreateInfo);
+SAME_SIZE(ImportMemoryHostPointerInfo, VkImportMemoryHostPointerInfoEXT);
+SAME_SIZE(MemoryHostPointerProperties, VkMemoryHostPointerPropertiesEXT);
+SAME_SIZE(RequiredSubgroupSizeCreateInfo, VkPipelineShaderStageRequiredSubgroupSizeCreateInfo);
+
 SAME_PLACE(Properties2, limits, VkPhysicalDeviceProperties2, properties.limits);
 SAME_PLACE(Properties2, name, VkPhysicalDeviceProperties2, properties.deviceName);
 SAME_PLACE(Limits, shared_memory, VkPhysicalDeviceLimits, maxComputeSharedMemorySize);
@@ -67,6 +75,11 @@ SAME_PLACE(MemoryProperties, heaps, VkPhysicalDeviceMemoryProperties, memoryHeap
 
 SAME_FEATURE(Vulkan13Features, kIntegerDotProduct, VkPhysicalDeviceVulkan13Features,
              shaderIntegerDotProduct);
+SAME_FEATURE(Vulkan13Features, kSubgroupSizeControl, VkPhysicalDeviceVulkan13Features,
+             subgroupSizeControl);
+SAME_FEATURE(Vulkan13Features, kFullSubgroups, VkPhysicalDeviceVulkan13Features,
+             computeFullSubgroups);
+SAME_FEATURE(Vulkan12Features, kMemoryModel, VkPhysicalDeviceVulkan12Features, vulkanMemoryModel);
 SAME_FEATURE(Vulkan12Features, k8BitStorage, VkPhysicalDeviceVulkan12Features,
              storageBuffer8BitAccess);
 SAME_FEATURE(Vulkan12Features, kFloat16, VkPhysicalDeviceVulkan12Features, shaderFloat16);
@@ -134,6 +147,31 @@ SAME_NUMBER(kBindCompute, VK_PIPELINE_BIND_POINT_COMPUTE);
 SAME_NUMBER(kTimestamps, VK_QUERY_TYPE_TIMESTAMP);
 SAME_NUMBER(kResults64, VK_QUERY_RESULT_64_BIT);
 SAME_NUMBER(kResultsWait, VK_QUERY_RESULT_WAIT_BIT);
+SAME_NUMBER(kHostAllocation, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT);
+SAME_NUMBER(kFullSubgroups, VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT);
+SAME_NUMBER(kIncomplete, VK_INCOMPLETE);
+SAME_NUMBER(Structure::kExternalMemoryBufferCreateInfo,
+            VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO);
+SAME_NUMBER(Structure::kSubgroupProperties, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES);
+SAME_NUMBER(Structure::kImportMemoryHostPointerInfo,
+            VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT);
+SAME_NUMBER(Structure::kMemoryHostPointerProperties,
+            VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT);
+SAME_NUMBER(Structure::kExternalMemoryHostProperties,
+            VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT);
+SAME_NUMBER(Structure::kRequiredSubgroupSizeCreateInfo,
+            VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO);
+#ifdef VK_KHR_cooperative_matrix  // newer than Debian 12's headers
+SAME_SIZE(CooperativeMatrixFeatures, VkPhysicalDeviceCooperativeMatrixFeaturesKHR);
+SAME_SIZE(CooperativeMatrixProperties, VkCooperativeMatrixPropertiesKHR);
+SAME_NUMBER(Structure::kCooperativeMatrixFeatures,
+            VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
+SAME_NUMBER(Structure::kCooperativeMatrixProperties,
+            VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR);
+SAME_NUMBER(Component::kFloat16, VK_COMPONENT_TYPE_FLOAT16_KHR);
+SAME_NUMBER(Component::kFloat32, VK_COMPONENT_TYPE_FLOAT32_KHR);
+SAME_NUMBER(Scope::kSubgroup, VK_SCOPE_SUBGROUP_KHR);
+#endif
 SAME_NUMBER(kVersion13, VK_API_VERSION_1_3);
 SAME_NUMBER(kTimeout, VK_TIMEOUT);
 SAME_NUMBER(Structure::kNvidiaProperties,

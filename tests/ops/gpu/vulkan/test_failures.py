@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of Vulkan that fail, devices that are lost, hang or lack something: injected in the double of the loader."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,22 @@ def test_failed_call_is_named_with_what_to_do(call, way, code, message, vulkan_d
         vulkan_double.reset()
         context = gpu.open(vulkan=True)
     assert (run_ones(context) == 1).all()
+
+
+def test_kernels_of_another_driver_are_compiled_anew(vulkan_double, tmp_path):
+    """A kept pipeline is found by the same driver alone; and what making one takes is given back."""
+    gc.collect()  # contexts of other tests
+    vulkan_double.reset()
+    found = []
+    for driver in ("", "another driver", "", "another driver"):
+        vulkan_double.pretend(driver)
+        context = gpu.open(cache=str(tmp_path), vulkan=True)
+        run_ones(context)
+        found.append((context.compiled, context.from_cache))
+        del context
+    assert found == [(1, 0), (1, 0), (0, 1), (0, 1)]
+    for made in ("ShaderModule", "PipelineCache", "PipelineLayout", "Fence", "QueryPool", "Buffer"):
+        assert vulkan_double.calls(f"vkCreate{made}") == vulkan_double.calls(f"vkDestroy{made}") > 0, made
 
 
 def test_kernel_that_never_ends_is_reported(vulkan_double, monkeypatch):

@@ -46,6 +46,54 @@ def test_control_flow(context):
     assert computed(context, body, count=3, element="int32", inputs=[np.zeros(1, np.float32)]).tolist() == [397, 3, 5]
 
 
+# Bytes of two words, a table of 16, numbers that are not known before the kernel runs: n = 2, a = -1.
+_BEFORE = """
+  const int n = lane() + 2;
+  const int a = lane() - 1;
+  const uint word = (uint)n * 0x40c07f81u;
+  const uint4 table = (uint4)(0x83828180u, 0x07060504u, 0x8b8a8988u, 0x0f0e0d0cu);
+  const float4 four = (float4)(1.5f, 2.5f, -1.5f, -2.5f);
+"""
+_WORD = (2 * 0x40C07F81) % 2**32  # 0x8180ff02
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("(int)as_uchar4(word).z", 0x80),
+        ("(int)as_char4(word).z", 0x80 - 256),
+        ("(int)(as_uint(as_uchar4(word).wzyx) >> 1)", int.from_bytes(_WORD.to_bytes(4, "big"), "little") >> 1),
+        ("(int)(as_uint(as_uchar4(word) >> (uchar4)(4)))", 0x08080F00),
+        ("(int)(as_uint(as_uchar4(word) & (uchar4)(15)))", 0x01000F02),
+        ("(int)as_char4(looked_up(table, (uint)(n + 8) * 0x00010101u)).x", 0x8A - 256),
+        ("(int)as_char4(looked_up(table, (uint)(n + 3))).x", 5),
+        ("(int)as_char4(looked_up(table, (uint)n)).x", 0x82 - 256),
+        ("(int)as_char4(looked_up(table, (uint)(n + 12))).x", 14),
+        ("a < 1u ? 1 : 0", 0),  # a becomes a uint
+        ("n > 5 && n > 6 || n > 1 ? 1 : 0", 1),
+        ("n > 1 || n > 5 && n > 6 ? 1 : 0", 1),
+        ("(int)(four * n).x", 3),
+        ("(int)(n * four).w", -5),
+        ("convert_char_sat_rte(four.z * 100.0f)", -128),
+        ("convert_char_sat_rte(four.y)", 2),
+        ("(int)fmax(as_float(0x7fc00000u + (uint)n), 3.0f)", 3),
+        ("n == 2 ? (a == 0 ? (int)args.x.Read(0) : n == 3 ? (int)args.x.Read(1) : 7) : (int)args.x.Read(0)", 7),
+    ],
+)
+def test_expressions_mean_what_they_mean_in_c(expression, expected, context):
+    """Also a function of C, and choices within choices of which some read memory."""
+    y = np.zeros(1, np.int32)
+    tensors = [Tensor("x", "float", [2]), Tensor("y", "int32", [1], written=True)]
+    body = f"{_BEFORE} args.y.Write({expression}, 0);"
+    context.run(Kernel(body, tensors, lanes=1), [1, 1, 1], [np.float32([5, 6]), y])
+    assert y[0] == expected
+
+
+def test_all_lanes_of_largest_work_group_have_their_number(context):
+    found = computed(context, "args.y.Write(lane(), lane());", count=256, element="int32", lanes=256)
+    np.testing.assert_array_equal(found, np.arange(256))
+
+
 def test_shared_memory_as_another_type(context):
     """Lanes write floats, and read four at a time what others wrote."""
     body = """
@@ -206,14 +254,18 @@ def test_rules_that_no_validator_checks():
     """
     runtime_array, struct, pointer, decorate, int_type, float_type, constant, barrier = 29, 30, 32, 71, 21, 22, 43, 224
     physical, block, stride = 5349, 2, 6
+    vector, load, store, mode, local_size, keeps_zeros_and_nan = 23, 61, 62, 16, 17, 4461
+    function, convert, maximum_that_passes_over_nan, rounding, to_nearest_even = 12, 115, 80, 39, 0
     body = """
       shared float a[args.lanes];
       a[lane()] = args.x.Read(lane()) + (float)args.c.Read(lane()) + args.h.Read(lane());
       synchronise();
-      args.y.Write(a[args.lanes - 1 - lane()], lane());
+      args.y.Write(fmax(a[args.lanes - 1 - lane()], 0.0f), lane() + args.number);
+      args.g.Write(a[lane()], lane());
     """
     tensors = [Tensor("x", "float", [64]), Tensor("c", "int8", [64]), Tensor("h", "float16", [64])]
-    module = testing.gpu.spirv(Kernel(body, [*tensors, Tensor("y", "float", [64], written=True)], lanes=64))
+    tensors += [Tensor("y", "float", [64], written=True), Tensor("g", "float16", [64], written=True)]
+    module = testing.gpu.spirv(Kernel(body, tensors, parameters=["number"], lanes=64))
     found = list(_instructions(module))
     bytes_of = {operands[0]: operands[1] // 8 for op, operands in found if op in (int_type, float_type)}
     blocks = {operands[0] for op, operands in found if op == decorate and operands[1] == block}
@@ -226,6 +278,16 @@ def test_rules_that_no_validator_checks():
     assert behind <= blocks
     assert {array: bytes_of[element] for array, element in elements.items()} == strides
     assert sorted(strides.values()) == [1, 2, 4]
+    widths = {operands[0]: operands[2] for op, operands in found if op == vector}
+    sizes = bytes_of | {made: 4 * width for made, width in widths.items()}
+    stored = {operands[1]: operands[0] for op, operands in found if op in (load, function, convert)}
+    aligned = [(operands[0], operands[4]) for op, operands in found if op == load and len(operands) == 5]
+    aligned += [(stored[operands[1]], operands[3]) for op, operands in found if op == store and len(operands) == 4]
+    assert len(aligned) == 3 + 5 + 1 + 2  # elements read, addresses, the parameter, elements written
+    assert all(sizes[of] == alignment for of, alignment in aligned)
+    assert [operands[2] for op, operands in found if op == decorate and operands[1] == rounding] == [to_nearest_even]
+    assert [operands[3] for op, operands in found if op == function] == [maximum_that_passes_over_nan]
+    assert [operands[1:] for op, operands in found if op == mode] == [[local_size, 64, 1, 1], [keeps_zeros_and_nan, 32]]
     (orders,) = [operands for op, operands in found if op == barrier]
     workgroup, acquire_release_of_workgroup = 2, 0x8 | 0x100
     assert [numbers[one] for one in orders] == [workgroup, workgroup, acquire_release_of_workgroup]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that are recorded once: replays with other arguments, barriers, and what the context keeps of them."""
 
+import numpy as np
 import pytest
 
 from tests.ops.device import testing
@@ -58,3 +59,28 @@ def test_other_lists_take_place_of_oldest(context):
             found, spent = gpu.run_rounds(context, ADDED, [(0, 1, 1)] * count, [1.0, 0.0], 1)
             assert found == [1.0, 2.0]
             assert spent == [[1, 1, count, 0]]
+
+
+def test_list_is_recorded_anew_when_buffers_were_destroyed(context):
+    """Another buffer may have got the handle of one that a recorded copy names."""
+    for _ in range(3):
+        found, spent = gpu.run_rounds(context, ADDED, [(0, 1, 1)], [1.0, 0.0], 2)
+        assert (found, spent) == ([1.0, 3.0], [[1, 1, 1, 0], [1, 0, 1, 0]])
+
+
+@pytest.mark.parametrize("frees", [False, True])
+@pytest.mark.parametrize("count", [64, 1 << 15])
+def test_kernel_reads_what_was_there_when_it_was_launched(count, frees, context):
+    """Before it has run, its input is written anew, or freed. Beyond 32 KiB bytes are not kept beside arguments."""
+    body = f"for (int i = lane(); i < {count}; i += args.lanes) args.y.Write(args.x.Read(i), i);"
+    tensors = [gpu.Tensor("x", "float", [count]), gpu.Tensor("y", "float", [count], written=True)]
+    x, y = np.arange(count, dtype=np.float32), np.full(count, np.nan, np.float32)
+    gpu.run_before_zeros(context, gpu.Kernel(body, tensors, lanes=64), x, y, frees)
+    np.testing.assert_array_equal(y, x)
+
+
+def test_arguments_are_aligned(context, vulkan_double):
+    """Addresses of 8 bytes follow a parameter of 4."""
+    gpu.run_rounds(context, ADDED, [(0, 1, 1), (1, 0, 1), (0, 1, 2)], [1.0, 0.0], 1)
+    assert vulkan_double.calls("vkCmdPushConstants") == 3
+    assert vulkan_double.calls("misaligned") == 0

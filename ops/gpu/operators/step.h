@@ -30,6 +30,9 @@ struct StepArguments {
   GpuWeights weights = GpuWeights::kAuto;
   // The host's kernels and threads.
   cpu::Context host_context;
+  // Whether the host computes attention of single tokens over a cache, which it holds: copying
+  // what is read once takes longer than reading it.
+  bool tokens_on_host = false;
 };
 
 // A step that lets the host's step infer shapes and refuse inputs.
@@ -73,6 +76,7 @@ std::unique_ptr<Step> make_dense_product(const Node& node, StepArguments argumen
 std::unique_ptr<Step> make_activations_product(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_convolution(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_gather(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_experts(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_attention(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_whole_attention(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_rms_norm(const Node& node, StepArguments arguments);

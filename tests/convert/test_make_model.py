@@ -39,6 +39,8 @@ PARAMETERS = {
     "qwen3.5-4b": 4206,
     "qwen3.5-9b": 8954,
     "lfm2-1.2b": 1170,
+    "gpt-oss-20b": 20915,
+    "gemma4-e2b": 4648,
 }
 # Rows that are no multiple of 32, columns that are no multiple of 256, and both local and global layers.
 TINY = {

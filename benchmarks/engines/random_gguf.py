@@ -94,7 +94,7 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
     generator = np.random.Generator(np.random.SFC64(seed))
     architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_file_type(gguf.LlamaFileType["MOSTLY_MXFP4_MOE" if kind == "MXFP4" else f"MOSTLY_{kind}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     write_settings(writer, config)
     add_scaling(writer, config)
@@ -119,9 +119,7 @@ def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: in
     writer.close()
 
 
-def _tensors(
-    name: str, parameter: torch.Tensor, names: gguf.TensorNameMap
-) -> list[tuple[str, tuple[int, ...]]]:
+def _tensors(name: str, parameter: torch.Tensor, names: gguf.TensorNameMap) -> list[tuple[str, tuple[int, ...]]]:
     """The tensors of the file that a parameter becomes, and their shapes."""
     if ".experts." not in name:
         if name.endswith(("router.weight", "router.bias")):

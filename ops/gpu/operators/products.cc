@@ -106,9 +106,7 @@ class Gather final : public HostCheckedStep {
 
 WeightProduct::WeightProduct(Context& context, const Value& weight, const ProductShape& shape,
                              Activations activations, GpuWeights weights)
-    : shape_(shape),
-      rounds_(activations == Activations::kInt8),
-      weight_(upload(context, weight)) {
+    : shape_(shape), rounds_(activations == Activations::kInt8), weight_(upload(context, weight)) {
   shape_.teams = teams_for(shape_, context.facts()).front();
   shape_.storage = storages_for(weights, weight_.bytes(), context.facts()).front();
   if (shape_.storage == Storage::kImage) image_ = context.image_of(weight_);

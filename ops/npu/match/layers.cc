@@ -59,7 +59,8 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
   for (const Node* mixture : found.mixtures) {
     for (std::size_t input = kMoeRouter; input <= kMoeScales; ++input) {
       const bool given = mixture->input(input) != nullptr;
-      node.inputs.push_back(given ? mixture->inputs[input] : Value{.name = "", .shape = std::nullopt});
+      node.inputs.push_back(given ? mixture->inputs[input]
+                                  : Value{.name = "", .shape = std::nullopt});
     }
   }
   for (Value& input : found.state_inputs()) node.inputs.push_back(std::move(input));

@@ -18,9 +18,7 @@ OPTIONS = {"activations": "bf16"}
 
 
 @pytest.mark.parametrize("wrong", [0, 3])
-def test_candidates_in_e_form_change_no_text(
-    wrong: int, tmp_path: Path, generate: Callable[..., list[int]]
-) -> None:
+def test_candidates_in_e_form_change_no_text(wrong: int, tmp_path: Path, generate: Callable[..., list[int]]) -> None:
     """Gemma 4 through two prompts beyond its windows; candidates are right, or each third is wrong and taken back."""
     write_tiny("gemma4_text", tmp_path / "checkpoint")
     convert(tmp_path / "checkpoint", tmp_path / "model", kv_dtype="fp32")

@@ -168,10 +168,6 @@ struct FeedForward {
   float swiglu_limit = 0;
 
   bool operator==(const FeedForward&) const = default;
-  // Whether experts are down(act(gate) * up), and their router a matrix.
-  bool has_plain_experts() const {
-    return !expert_vectors && swiglu_alpha == 1 && swiglu_beta == 0 && swiglu_limit == 0;
-  }
   // Rows of the matrices that read the hidden state. No activation is left out of the cases: a new
   // one does not compile before they say whether it has a gate.
   std::int64_t gate_up_rows() const {

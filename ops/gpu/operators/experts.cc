@@ -27,9 +27,10 @@ using cpu::RowsByExpert;
 // The weight of one expert among those of all, which follow one another.
 Value of_expert(const Value& weights, std::int64_t expert, std::int64_t experts) {
   Value weight = weights;
-  (*weight.shape)[0] /= experts;
-  weight.constant =
-      static_cast<const std::byte*>(weights.constant) + expert * weight.shape->elements();
+  Shape shape = weights.shape.value_or(Shape{0});
+  shape[0] /= experts;
+  weight.constant = static_cast<const std::byte*>(weights.constant) + expert * shape.elements();
+  weight.shape = shape;
   return weight;
 }
 
@@ -38,7 +39,7 @@ std::vector<float> bias_of(const Node& node, MoeInput input) {
   const Value* bias = node.input(input);
   if (bias == nullptr) return {};
   const auto* first = static_cast<const float*>(bias->constant);
-  return {first, first + bias->shape->elements()};
+  return {first, first + bias->shape.value_or(Shape{0}).elements()};
 }
 
 cpu::SwigluScale scale_of(const Node& node) {
@@ -122,7 +123,7 @@ class DeviceExperts final : public cpu::ExpertProducts {
     const std::int64_t up = padded_inner();
     for (std::size_t i = 0; i < groups.size(); ++i) {
       const ExpertRows& rows = groups[i];
-      std::vector<float> products(static_cast<std::size_t>(2 * rows.count * up));
+      std::vector<float> products(static_cast<std::size_t>(std::int64_t{2} * rows.count * up));
       run.read(inside[i], std::as_writable_bytes(std::span(products)));
       std::vector<float> gated(static_cast<std::size_t>(rows.count * inner_));
       const float* bias = gate_up_bias_.empty()

@@ -21,7 +21,8 @@ def add_newest_logits(model: ir.Model, most: int, output: str = "logits") -> tup
     logits = newest[:, N - 1],    N = S if S <= most else 1
 
     A longer call is a prompt: all its logits would take as long as its layers. The output `logits` keeps its shape
-    [B, 1, V], since a generator reads from it how many rows there are.
+    [B, 1, V], since a generator reads from it how many rows there are. Where only the last token goes through layers
+    that share keys and values (Gemma 4's E forms), the newest tokens then do.
 
     Args:
         model: changed in place.
@@ -42,19 +43,33 @@ def add_newest_logits(model: ir.Model, most: int, output: str = "logits") -> tup
     values = before_caps(logits)
     head = values[-1].producer()
     hidden = None if head is None else head.inputs[0]
-    selection = None if hidden is None else hidden.producer()
-    if head is None or selection is None or selection.op_type != "GatherND":
+    selections = [] if hidden is None else _selections(model, hidden)
+    if head is None or not selections:
         return "", [Miss(_RULE, output, "expected a product with what a GatherND selects, the last token's state")]
-    if len(selection.outputs[0].uses()) != 1 or selection.attributes.get_int("batch_dims", 0) != 1 or logits.uses():
+    is_head_alone = len(selections) == 1
+    if (is_head_alone and len(selections[0].outputs[0].uses()) != 1) or logits.uses():
         return "", [Miss(_RULE, output, "expected the last token's state, and the logits, to have no other use")]
     builder = tape.Tape()
-    selection.replace_input_with(1, _newest(builder, selection.inputs, most))
-    model.graph.insert_before(selection, builder.nodes)
-    for value in [*values, selection.outputs[0]]:
+    newest = _newest(builder, selections[0].inputs, most)
+    for selection in selections:
+        selection.replace_input_with(1, newest)
+    model.graph.insert_before(selections[0], builder.nodes)
+    for value in [*values, *(selection.outputs[0] for selection in selections)]:
         if value.shape is not None and value.shape.rank() == 3:
             value.shape = ir.Shape([value.shape[0], "newest_tokens", value.shape[2]])
     _add_output(model, logits, output)
     return NAME, []
+
+
+def _selections(model: ir.Model, hidden: ir.Value) -> list[ir.Node]:
+    """The nodes that select the last token: the one before the LM head, or those before the layers that share keys."""
+    producer = hidden.producer()
+    found = [
+        node for node in model.graph if node.op_type == "GatherND" and node.attributes.get_int("batch_dims", 0) == 1
+    ]
+    if producer is not None and producer.op_type == "GatherND":
+        return [node for node in found if node is producer]
+    return found if len({node.inputs[1] for node in found}) == 1 else []
 
 
 def add_hidden_states(model: ir.Model, name: str, output: str = "logits") -> list[Miss]:

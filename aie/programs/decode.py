@@ -74,6 +74,9 @@ def decode_program(
     for way in ways:
         if (way == OPERATORS and found) or (way in HOST_EXPERTS and not decoder.shape.experts):
             continue
+        if way in WAYS and not decoder.has_plain_experts:
+            refused.append(f"decode_layer, {way}: the array's experts have no biases and no other SwiGLU")
+            continue
         try:
             if way == OPERATORS:
                 found[way] = operators_program(decoder, target, context)

@@ -113,6 +113,12 @@ class DecoderShape:
         return tuple(layer.window or 0 for layer in self.layers if not layer.keeps_state)
 
     @property
+    def has_plain_experts(self) -> bool:
+        """Whether the array can compute the experts, if there are any."""
+        of = self.model.layers[0].feed_forward
+        return not of.expert_vectors and (of.swiglu_alpha, of.swiglu_beta, of.swiglu_limit) == (1, 0, 0)
+
+    @property
     def block(self) -> int:
         """Tokens of a block, which see one another in both directions; 0: there are none."""
         return self.image_tokens if self.attention.bidirectional_blocks else 0

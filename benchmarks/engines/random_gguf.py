@@ -23,8 +23,14 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
 from flownpu.model.shapes import SHAPES
-from tests.convert.conftest import is_projection
-from tests.convert.sources.gguf_files import ARCHITECTURES, OTHER_ARCHITECTURES, stored_parameters, write_settings
+from tests.convert.conftest import by_columns, is_projection
+from tests.convert.sources.gguf_files import (
+    ARCHITECTURES,
+    OTHER_ARCHITECTURES,
+    add_scaling,
+    stored_parameters,
+    write_settings,
+)
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>")
 
@@ -49,11 +55,16 @@ _SCALES = {
     GGMLQuantizationType.Q6_K: _Scales(208, (1 / (_SIX * _BYTE),)),
     GGMLQuantizationType.Q4_K: _Scales(0, (_Q4_K, 7.5 * _Q4_K)),
 }
-KINDS = ("Q4_0", "Q8_0", "Q6_K", "Q4_K_M")
+# MXFP4 has it for experts alone, as gpt-oss's files.
+KINDS = ("Q4_0", "Q8_0", "Q6_K", "Q4_K_M", "MXFP4")
+# The root of the mean square of MXFP4's sixteen values: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same negated.
+_MXFP4 = math.sqrt(68.5 / 8)
 
 
 def type_of(kind: str, name: str, layers: int) -> GGMLQuantizationType:
     """The type of a weight of a checkpoint's name in a file of this kind."""
+    if kind == "MXFP4":
+        return GGMLQuantizationType.MXFP4 if ".experts." in name else GGMLQuantizationType.Q8_0
     if kind != "Q4_K_M":
         return GGMLQuantizationType[kind]
     layer = int(name.split(".")[2]) if ".layers." in name else 0
@@ -69,6 +80,9 @@ def random_blocks(
     """Rows of a weight, uint8 [rows, bytes of a row]."""
     size, in_bytes = GGML_QUANT_SIZES[kind]
     blocks = np.frombuffer(generator.bytes(rows * columns // size * in_bytes), np.uint8).reshape(-1, in_bytes).copy()
+    if kind == GGMLQuantizationType.MXFP4:  # its scales are powers of two
+        blocks[:, 0] = 127 - round(math.log2(_MXFP4 * math.sqrt(columns)))
+        return blocks.reshape(rows, -1)
     place, scales = _SCALES[kind]
     stored = np.frombuffer((np.array(scales) / math.sqrt(columns)).astype(np.float16).tobytes(), np.uint8)
     blocks[:, place : place + len(stored)] = stored
@@ -76,35 +90,54 @@ def random_blocks(
 
 
 def write(path: Path, config: transformers.PreTrainedConfig, kind: str, seed: int = 0) -> None:
-    """Writes the file of a decoder without experts."""
+    """Writes the file of a decoder; of those with experts, gpt-oss."""
     generator = np.random.Generator(np.random.SFC64(seed))
     architecture = (ARCHITECTURES | OTHER_ARCHITECTURES)[config.model_type]
     writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_file_type(gguf.LlamaFileType["MOSTLY_MXFP4_MOE" if kind == "MXFP4" else f"MOSTLY_{kind}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     write_settings(writer, config)
+    add_scaling(writer, config)
     _write_tokenizer(writer, config.vocab_size)
     number = {name: value for value, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     with torch.device("meta"):  # for the names and shapes
         model = transformers.AutoModelForCausalLM.from_config(config)
     for name, parameter, _ in stored_parameters(model):
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if is_projection(name):
-            chosen = type_of(kind, name, config.num_hidden_layers)
-            writer.add_tensor(stored, random_blocks(chosen, *parameter.shape, generator), raw_dtype=chosen)
-        else:
-            writer.add_tensor(stored, _plain(name, parameter.shape, generator))
+        chosen = type_of(kind, name, config.num_hidden_layers)
+        for stored, shape in _tensors(name, by_columns(parameter, name, config), names):
+            if is_projection(name):
+                *outer, rows, columns = shape
+                blocks = random_blocks(chosen, math.prod(outer) * rows, columns, generator)
+                writer.add_tensor(stored, blocks.reshape(*outer, rows, -1), raw_dtype=chosen)
+            else:
+                writer.add_tensor(stored, _plain(name, shape, generator))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
+def _tensors(name: str, parameter: torch.Tensor, names: gguf.TensorNameMap) -> list[tuple[str, tuple[int, ...]]]:
+    """The tensors of the file that a parameter becomes, and their shapes."""
+    if ".experts." not in name:
+        if name.endswith(("router.weight", "router.bias")):
+            stored = f"blk.{name.split('.')[2]}.ffn_gate_inp.{name.rpartition('.')[2]}"
+        else:
+            stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        return [(stored, tuple(parameter.shape))]
+    parts = ("gate", "up") if "gate_up_proj" in name else ("down",)
+    experts, rows, *columns = parameter.shape
+    end = "bias" if name.endswith("_bias") else "weight"
+    shape = (experts, rows // len(parts), *columns)
+    return [(f"blk.{name.split('.')[2]}.ffn_{part}_exps.{end}", shape) for part in parts]
+
+
 def _plain(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.float32]:
     """A tensor that is not quantised: norms of 1, decays of 1/e at most, small weights of convolutions and rates."""
-    if len(shape) == 1:
-        return np.full(shape, -1.0 if name.endswith("A_log") else float(name.endswith("norm.weight")), np.float32)
+    if len(shape) == 1 or name.endswith("_bias"):
+        is_factor = name.endswith(("norm.weight", "layer_scalar.weight"))
+        return np.full(shape, -1.0 if name.endswith("A_log") else float(is_factor), np.float32)
     rows, columns = shape[0], shape[-1]  # a convolution has an axis of 1 between them
     return generator.standard_normal((rows, columns), dtype=np.float32) / np.float32(math.sqrt(columns))
 
@@ -129,11 +162,17 @@ def main(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
     path: Annotated[Path, typer.Argument(help="The file to write.")],
     context_length: Annotated[int, typer.Option(min=1)] = 8192,
+    layers: Annotated[int | None, typer.Option(min=1, help="The first layers alone, for less memory.")] = None,
 ) -> None:
     """Writes the file."""
     if shape not in SHAPES or kind not in KINDS:
         raise typer.BadParameter(f"expected a shape of {', '.join(SHAPES)}, and one of {', '.join(KINDS)}")
-    write(path, transformers.AutoConfig.for_model(**SHAPES[shape] | {"max_position_embeddings": context_length}), kind)
+    settings = SHAPES[shape] | {"max_position_embeddings": context_length}
+    if layers is not None:
+        settings["num_hidden_layers"] = layers
+        if "layer_types" in settings:
+            settings["layer_types"] = settings["layer_types"][:layers]
+    write(path, transformers.AutoConfig.for_model(**settings), kind)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
                           .activations = options().activations,
                           .weights = options().gpu_weights,
                           .matrices = options().gpu_matrices,
-                          .host_context = cpu::make_context(options())});
+                          .host_context = cpu::make_context(options()),
+                          .tokens_on_host = true});
   }
   const std::lock_guard lock(context->mutex());
   auto step = std::make_unique<DecoderStep>(node, context, options());
@@ -95,8 +96,14 @@ bool SessionDevice::is_own(const Node& node) const {
 
 Lowered SessionDevice::lower_own(std::vector<Node> nodes,
                                  const std::vector<std::string>& outputs) const {
-  return is_without_cache(nodes) ? lower_operators(std::move(nodes))
-                                 : lower_decoder(std::move(nodes), outputs);
+  if (is_without_cache(nodes)) return lower_operators(std::move(nodes));
+  Lowered decoder = lower_decoder(nodes, outputs);
+  if (decoder.on_host.empty() || std::ranges::any_of(decoder.nodes, is_decoder_layers))
+    return decoder;
+  // The host holds the caches of layers that are no node of the device's.
+  Lowered lowered = lower_operators(std::move(nodes));
+  lowered.summary = "operators by themselves, since " + decoder.on_host.front().reason;
+  return lowered;
 }
 
 // Throws GpuError where there is no device; Error for one that has too little memory.

@@ -162,6 +162,10 @@ struct FeedForward {
   std::int64_t experts = 0;
   std::int64_t experts_per_token = 0;
   bool normalized_experts = false;
+  bool expert_vectors = false;
+  float swiglu_alpha = 1;
+  float swiglu_beta = 0;
+  float swiglu_limit = 0;
 
   bool operator==(const FeedForward&) const = default;
   // Rows of the matrices that read the hidden state. No activation is left out of the cases: a new
@@ -190,6 +194,13 @@ struct FeedForward {
                 "experts that the router chooses for a token", 0, kMostExperts));
     visit(field("normalized_experts", &FeedForward::normalized_experts,
                 "the chosen experts' weights are scaled to the sum 1"));
+    visit(field("expert_vectors", &FeedForward::expert_vectors,
+                "experts or their router have biases, or answers have factors"));
+    visit(field("swiglu_alpha", &FeedForward::swiglu_alpha,
+                "a of the experts' gate sigmoid(a gate) (up + b)"));
+    visit(field("swiglu_beta", &FeedForward::swiglu_beta, "b of the same"));
+    visit(field("swiglu_limit", &FeedForward::swiglu_limit,
+                "the largest gate of an expert, and the largest size of up; 0: none"));
   }
 };
 

@@ -25,6 +25,8 @@ struct DecoderLimits {
   bool norms_after = false;
   bool biases = false;   // of the QKV projection and of the output projection
   bool experts = false;  // mixtures of experts
+  // Those whose experts or router have vectors beside their matrices, or another SwiGLU (gpt-oss).
+  bool special_experts = false;
   // Layers that keep a state (a gated delta rule, a short convolution) in the place of a KV cache,
   // and gates of attention's output.
   bool states = false;

@@ -2,6 +2,7 @@
 #include "ops/transformer/decoder_matcher.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <optional>
 #include <string_view>
@@ -222,7 +223,13 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
              .activation = static_cast<Activation>(activation - kActivations.begin()),
              .experts = gate_up.required_integer("num_experts"),
              .experts_per_token = gate_up.required_integer("experts_per_token"),
-             .normalized_experts = gate_up.integer("normalize_routing_weights", 0) != 0};
+             .normalized_experts = gate_up.integer("normalize_routing_weights", 0) != 0,
+             .expert_vectors = std::ranges::any_of(
+                 std::array{kMoeBias, kMoeGateUpBias, kMoeDownBias, kMoeLogitsBias, kMoeScales},
+                 [&](MoeInput input) { return gate_up.input(input) != nullptr; }),
+             .swiglu_alpha = gate_up.number("swiglu_alpha", 1),
+             .swiglu_beta = gate_up.number("swiglu_beta", 0),
+             .swiglu_limit = gate_up.number("swiglu_limit", 0)};
     refuse_unless_empty(gate_up, unsupported(found, limits_));
     refuse_unless_empty(gate_up, difference(found, decoder.feed_forward()));
     if (const auto size = gate_up.required_integer("hidden_size"); size != decoder.hidden)
@@ -230,9 +237,10 @@ const Node& Matcher::feed_forward(std::string_view x, LayerConstants& layer) {
     const Value* router = gate_up.input(kMoeRouter);
     if (router == nullptr || router->constant == nullptr)
       fail(to_string(gate_up), ": expected a router that is an initializer");
-    if (gate_up.input(kMoeBias) != nullptr)
+    if (!limits_.special_experts && gate_up.input(kMoeBias) != nullptr)
       fail(to_string(gate_up), ": expected experts without a bias of their choice");
-    if (const std::string special = special_experts(gate_up); !special.empty())
+    if (const std::string special = special_experts(gate_up);
+        !limits_.special_experts && !special.empty())
       fail(to_string(gate_up), ": expected experts without ", special);
     if (post_norms_.value_or(false) || !norms_before_)
       fail(to_string(gate_up), ": expected a norm before the experts, and none after attention");

@@ -17,7 +17,8 @@ Lowered DeviceWithHost::lower(std::vector<Node> nodes, const Lowering& lowering)
     return exported;
   }
   Lowered lowered = before ? exported : lower_own(exported.nodes, lowering.outputs);
-  lowered.summary = exported.summary;
+  if (!before && !exported.summary.empty())
+    lowered.summary = exported.summary + (lowered.summary.empty() ? "" : "; ") + lowered.summary;
   if (std::ranges::none_of(lowered.nodes, is_one)) return lowered;
   try {
     if (!lowered.summary.empty()) lowered.summary += "; ";

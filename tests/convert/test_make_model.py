@@ -39,7 +39,12 @@ PARAMETERS = {
     "qwen3.5-4b": 4206,
     "qwen3.5-9b": 8954,
     "lfm2-1.2b": 1170,
+    "gpt-oss-20b": 20915,
+    "gemma4-e2b": 4629,  # counted: the 5100 of its card include towers
 }
+# Shapes whose checkpoints stack experts, or have buffers and tensors that nothing reads: their tensors are compared one
+# by one in small models (test_other_families.py), and only counted here.
+STACKED = ("gpt-oss-20b", "gemma4-e2b")
 # Rows that are no multiple of 32, columns that are no multiple of 256, and both local and global layers.
 TINY = {
     "model_type": "gemma3_text",
@@ -73,6 +78,9 @@ def test_made_weights_equal_transformers_model(shape: str) -> None:
     config = transformers.AutoConfig.for_model(**SHAPES[shape])
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == PARAMETERS[shape]
+    if shape in STACKED:
+        return
     expected: dict[str, tuple[int, ...]] = {}
     for name, p in model.named_parameters():
         sizes = p[:, 0].shape if ".conv" in name and p.ndim == 3 else p.shape
@@ -91,7 +99,6 @@ def test_made_weights_equal_transformers_model(shape: str) -> None:
         else:
             found[weight.tensor] = (weight.size,)
     assert found == expected
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == PARAMETERS[shape]
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

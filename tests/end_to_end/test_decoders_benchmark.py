@@ -17,6 +17,7 @@ from benchmarks.engines import random_gguf
 from flownpu.convert import convert
 from flownpu.model.shapes import SHAPES
 from tests.decoding import DecoderSession
+from tests.families.checkpoints import configuration
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ def test_random_file_has_deviating_weights_and_is_converted(kind: str, tmp_path:
             # At least 2^15 weights, whose blocks share scales and their signs: within a few percent.
             assert np.sqrt(np.square(weight).mean() * weight.shape[1]) == pytest.approx(1, abs=0.1)
             types.add(tensor.tensor_type.name)
-    assert types == ({"Q4_K", "Q6_K"} if kind == "Q4_K_M" else {kind})
+    assert types == {"Q4_K_M": {"Q4_K", "Q6_K"}, "MXFP4": {"Q8_0"}}.get(kind, {kind})
     convert(tmp_path / "model.gguf", tmp_path / "model")
     logits = DecoderSession(tmp_path / "model")(np.arange(4, 12)[None])
     assert 0.5 < logits.std() < 2
@@ -63,3 +64,17 @@ def test_random_file_of_layers_with_states_is_converted(shape: str, tmp_path: Pa
     convert(tmp_path / "model.gguf", tmp_path / "model")
     logits = DecoderSession(tmp_path / "model")(np.arange(4, 12)[None])
     assert 0.3 < logits.std() < 3
+
+
+@pytest.mark.parametrize(("form", "kind"), [("gpt_oss", "MXFP4"), ("gemma4_text", "Q4_0")])
+def test_random_file_of_form_is_converted(form: str, kind: str, tmp_path: Path) -> None:
+    """Experts of MXFP4, whose scales are powers of two, have a deviation within a factor of the root of 2."""
+    config = configuration(form, {"vocab_size": 512, "vocab_size_per_layer_input": 512})
+    random_gguf.write(tmp_path / "model.gguf", config, kind)
+    for tensor in GGUFReader(tmp_path / "model.gguf").tensors:
+        if tensor.tensor_type.name == "MXFP4":
+            weight = dequantize(tensor.data, tensor.tensor_type)
+            assert 2**-0.55 < np.sqrt(np.square(weight).mean() * weight.shape[-1]) < 2**0.55
+    convert(tmp_path / "model.gguf", tmp_path / "model")
+    logits = DecoderSession(tmp_path / "model")(np.arange(4, 12)[None])
+    assert 0.1 < logits.std() < 4

@@ -66,7 +66,7 @@ def test_compatibility_of_model_compiled_for_emulator(library: Path) -> None:
     body = """
         from onnxruntime.capi._pybind_state import get_model_compatibility_for_ep_devices
         onnxruntime.register_execution_provider_library(NAME + ".virtual", LIBRARY)
-        layout = "decoder layers 4, encoder layers 1, operators 1"
+        layout = "decoder layers 5, encoder layers 1, operators 1"
         for text in (f"emulate, {layout}, artifacts 0123", f"emulate, {layout} and more", "emulate, none", "cpu"):
             print(get_model_compatibility_for_ep_devices(ours(), "flownpu-context 4; " + text).name)
     """

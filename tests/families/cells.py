@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
 from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS
+from flownpu.aie.programs.decoder_shape import DecoderShape
 from flownpu.errors import FlowNPUError
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import decoder_of_model, read_decoder
@@ -115,9 +116,9 @@ def run_on(
     options = {"device": device, "activations": "bf16", "placement": str(report)}
     try:
         if device == "emulate":
-            _check_decoder(model)
-            # Experts this small would be the host's.
-            ways = [way for way in DECODE_WAYS if way not in HOST_EXPERTS]
+            plain = _array_decoder(model).has_plain_experts
+            # Experts this small would be the host's; others than plain ones always are.
+            ways = [way for way in DECODE_WAYS if way not in HOST_EXPERTS or not plain]
             build_artifacts(model, context=CONTEXT, output=folder / "artifacts", ways=ways)
             options["artifacts"] = str(folder / "artifacts")
         decoder = DecoderSession(model, devices[:1], options)
@@ -138,13 +139,12 @@ def run_on(
     return Cell("", rms(logits, expected), bound, float(expected.std()))
 
 
-def _check_decoder(model: Path) -> None:
+def _array_decoder(model: Path) -> DecoderShape:
     """Raises FlowNPUError if the array does not support the layers; without this, single operators would be built."""
     if (model / "genai_config.json").is_file():
-        read_decoder(model)
-        return
+        return read_decoder(model)
     try:
-        decoder_of_model(ir.load(model / "model.onnx"), CONTEXT)
+        return decoder_of_model(ir.load(model / "model.onnx"), CONTEXT)
     except ValueError as error:
         raise FlowNPUError(f"{model}: {NO_PLACE}{error}") from error
 

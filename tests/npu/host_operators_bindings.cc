@@ -92,16 +92,20 @@ using flownpu::native::Argument;
 // The experts of a decoder's layers, whose constants NumPy arrays hold.
 class Experts {
  public:
-  // `layers`: each one's router, gate and up projections, and down projections. `packed`: all
+  // `layers`: inputs of each one's Q4NXMoE behind X. `swiglu`: alpha, beta and limit. `packed`: all
   // experts as an array reads them, or nothing.
-  Experts(const std::vector<std::array<Argument, 3>>& layers, std::int64_t hidden,
-          std::int64_t size, std::int64_t experts, std::int64_t per_token, bool normalized,
-          const std::optional<ContiguousBytes>& packed, const std::string& isa)
+  Experts(const std::vector<std::vector<Argument>>& layers, std::int64_t hidden, std::int64_t size,
+          std::int64_t experts, std::int64_t per_token, bool normalized,
+          const std::array<float, 3>& swiglu, const std::optional<ContiguousBytes>& packed,
+          const std::string& isa)
       : layers_(layers), packed_(packed) {
     const flownpu::transformer::FeedForward feed_forward{.size = size,
                                                          .experts = experts,
                                                          .experts_per_token = per_token,
-                                                         .normalized_experts = normalized};
+                                                         .normalized_experts = normalized,
+                                                         .swiglu_alpha = swiglu[0],
+                                                         .swiglu_beta = swiglu[1],
+                                                         .swiglu_limit = swiglu[2]};
     flownpu::Node node;
     DecoderShape shape;
     shape.hidden = hidden;
@@ -110,7 +114,7 @@ class Experts {
       for (const Argument& constant : constants) {
         constants_.push_back(flownpu::native::tensor_of(constant));
         const flownpu::Tensor& tensor = constants_.back();
-        node.inputs.push_back({.name = "constant",
+        node.inputs.push_back({.name = tensor.present() ? "constant" : "",
                                .type = tensor.type,
                                .shape = tensor.shape,
                                .constant = tensor.data});
@@ -136,7 +140,7 @@ class Experts {
   }
 
  private:
-  std::vector<std::array<Argument, 3>> layers_;
+  std::vector<std::vector<Argument>> layers_;
   std::optional<ContiguousBytes> packed_;
   std::vector<flownpu::Tensor> constants_;
   std::unique_ptr<LayerExperts> experts_;
@@ -155,12 +159,12 @@ void bind_host_operators(nb::module_& module) {
       .def("run", &Operator::run, nb::arg("arguments"), nb::arg("position") = 0,
            nb::arg("rows") = std::numeric_limits<std::size_t>::max());
   nb::class_<Experts>(module, "LayerExperts")
-      .def(nb::init<const std::vector<std::array<Argument, 3>>&, std::int64_t, std::int64_t,
-                    std::int64_t, std::int64_t, bool, const std::optional<ContiguousBytes>&,
-                    const std::string&>(),
+      .def(nb::init<const std::vector<std::vector<Argument>>&, std::int64_t, std::int64_t,
+                    std::int64_t, std::int64_t, bool, const std::array<float, 3>&,
+                    const std::optional<ContiguousBytes>&, const std::string&>(),
            nb::arg("layers"), nb::arg("hidden"), nb::arg("size"), nb::arg("experts"),
-           nb::arg("per_token"), nb::arg("normalized") = true, nb::arg("packed") = nb::none(),
-           nb::arg("isa") = "auto")
+           nb::arg("per_token"), nb::arg("normalized"), nb::arg("swiglu"),
+           nb::arg("packed") = nb::none(), nb::arg("isa") = "auto")
       .def("answer", &Experts::answer)
       .def("route", &Experts::route);
 }

@@ -64,6 +64,17 @@ const ExpertRows& RowsByExpert::group_of(std::int64_t place) const {
   return *(next - 1);
 }
 
+std::vector<ExpertRows> RowsByExpert::whole_groups() const {
+  std::vector<ExpertRows> experts;
+  for (const ExpertRows& group : groups()) {
+    if (!experts.empty() && experts.back().expert == group.expert)
+      experts.back().count += group.count;
+    else
+      experts.push_back(group);
+  }
+  return experts;
+}
+
 std::int64_t RowsByExpert::cut(std::int64_t row_blocks, std::int64_t threads) {
   // As many as plan_matmul makes for one weight.
   constexpr std::int64_t kTasksPerThread = 8;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ops/cpu/step.h"
 
@@ -48,6 +49,8 @@ class RowsByExpert {
     return {groups_, static_cast<std::size_t>(group_count_)};
   }
   const ExpertRows& group_of(std::int64_t place) const;
+  // All rows of each expert, for the experts that have any: neighbouring groups as one.
+  std::vector<ExpertRows> whole_groups() const;
 
   // Cuts the products of all groups with weights of `row_blocks` rows of blocks into tasks of about
   // equal work. Tasks follow the order of the weights in memory; each thread gets several. Returns

@@ -35,7 +35,8 @@ class Attention final : public cpu::FlowQKVAttention {
   Attention(const Node& node, const StepArguments& arguments)
       : FlowQKVAttention(node, arguments.host_context),
         context_(arguments.context),
-        one_token_(node.op_type == kOneToken) {
+        one_token_(node.op_type == kOneToken),
+        tokens_on_host_(arguments.tokens_on_host && node.input(kPastKey) != nullptr) {
     if (const std::string reason = refused_attention(node); !reason.empty())
       fail("[", attributes().name, "] ", reason, ": use device = cpu");
     const std::int64_t bytes = flow_attention_memory(shape_of(DataType::kFloat32));
@@ -56,6 +57,7 @@ class Attention final : public cpu::FlowQKVAttention {
 
  protected:
   void attend(const AttentionCall& call) const override {
+    if (tokens_on_host_ && call.tokens == 1) return FlowQKVAttention::attend(call);
     AttentionShape shape = shape_of(call.cache_type);
     shape.in_tiles = call.tokens > 1;
     std::vector<std::int32_t> rows;
@@ -134,6 +136,7 @@ class Attention final : public cpu::FlowQKVAttention {
 
   std::shared_ptr<Context> context_;
   bool one_token_;
+  bool tokens_on_host_;
 };
 
 }  // namespace

@@ -34,6 +34,7 @@ std::span<const Operator> operators() {
     std::vector<Operator> made{
         {kDomain, "Q4NXMatMul", make_product, takes_all, true},
         {kDomain, "FusedDQP", make_product, takes_all, true},
+        {kDomain, "Q4NXMoE", make_experts, takes_all, true},
         {kDomain, "DenseMatMul", make_dense_product, takes_all, true},
         {kOnnx, "MatMul", make_activations_product, refused_floats, true},
         {kOnnx, "Conv", make_convolution, refused_convolution, true},

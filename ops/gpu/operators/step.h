@@ -31,6 +31,9 @@ struct StepArguments {
   GpuMatrices matrices = GpuMatrices::kAuto;
   // The host's kernels and threads.
   cpu::Context host_context;
+  // Whether the host computes attention of single tokens over a cache, which it holds: copying
+  // what is read once takes longer than reading it.
+  bool tokens_on_host = false;
 };
 
 // A step that lets the host's step infer shapes and refuse inputs.
@@ -74,6 +77,7 @@ std::unique_ptr<Step> make_dense_product(const Node& node, StepArguments argumen
 std::unique_ptr<Step> make_activations_product(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_convolution(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_gather(const Node& node, StepArguments arguments);
+std::unique_ptr<Step> make_experts(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_attention(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_whole_attention(const Node& node, StepArguments arguments);
 std::unique_ptr<Step> make_rms_norm(const Node& node, StepArguments arguments);

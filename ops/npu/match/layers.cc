@@ -57,8 +57,11 @@ std::vector<Node> with_decoder_layers(const std::vector<Node>& given,
   keep_constants(found.taken, node);
   // The host's experts read the constants as the graph has them.
   for (const Node* mixture : found.mixtures) {
-    for (const std::size_t input : {kMoeRouter, kMoeGateUp, kMoeDown})
-      node.inputs.push_back(mixture->inputs[input]);
+    for (std::size_t input = kMoeRouter; input <= kMoeScales; ++input) {
+      const bool given = mixture->input(input) != nullptr;
+      node.inputs.push_back(given ? mixture->inputs[input]
+                                  : Value{.name = "", .shape = std::nullopt});
+    }
   }
   for (Value& input : found.state_inputs()) node.inputs.push_back(std::move(input));
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
@@ -158,6 +161,7 @@ const transformer::DecoderLimits& array_limits() {
                                                  .norms_after = true,
                                                  .biases = true,
                                                  .experts = true,
+                                                 .special_experts = true,
                                                  .states = true,
                                                  .all_logits = true,
                                                  .position_ids = true,

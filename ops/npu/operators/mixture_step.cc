@@ -17,18 +17,6 @@ using cpu::RowsByExpert;
 // The programs of the product with gate and up projections, and of that with the down projection.
 using Expert = std::array<std::unique_ptr<OperatorPrograms>, 2>;
 
-// All rows of each expert, for the experts that have any.
-std::vector<ExpertRows> rows_of_experts(const RowsByExpert& by_expert) {
-  std::vector<ExpertRows> experts;
-  for (const ExpertRows& group : by_expert.groups()) {
-    if (!experts.empty() && experts.back().expert == group.expert)
-      experts.back().count += group.count;
-    else
-      experts.push_back(group);
-  }
-  return experts;
-}
-
 class ArrayExperts final : public cpu::ExpertProducts {
  public:
   ArrayExperts(const Node& node, std::vector<Expert> experts, const cpu::Context& context)
@@ -42,7 +30,7 @@ class ArrayExperts final : public cpu::ExpertProducts {
   bool takes(const RowsByExpert& by_expert) const override {
     std::int64_t multiply_adds = 0;
     std::int64_t dispatches = 0;
-    for (const ExpertRows& rows : rows_of_experts(by_expert)) {
+    for (const ExpertRows& rows : by_expert.whole_groups()) {
       for (const auto& programs : experts_[static_cast<std::size_t>(rows.expert)]) {
         const std::int64_t made = dispatches_of(parts_of(programs->records(), rows.count));
         if (made == 0) return false;
@@ -58,7 +46,7 @@ class ArrayExperts final : public cpu::ExpertProducts {
     std::vector<float> given;
     std::vector<float> gated;
     std::vector<float> made;
-    for (const ExpertRows& rows : rows_of_experts(by_expert)) {
+    for (const ExpertRows& rows : by_expert.whole_groups()) {
       const auto& [gate_up, down] = experts_[static_cast<std::size_t>(rows.expert)];
       given.resize(static_cast<std::size_t>(rows.count * hidden_));
       for (std::int64_t i = 0; i < rows.count; ++i)

@@ -15,7 +15,7 @@
 namespace flownpu::npu {
 namespace {
 
-constexpr std::size_t kConstants = 3;  // of a layer
+constexpr std::size_t kConstants = kMoeScales - kMoeRouter + 1;  // of a layer
 
 // The mixture of a layer as a node of the graph.
 Node mixture_of(const Node& node, const transformer::Decoder& decoder, std::size_t layer) {
@@ -30,6 +30,9 @@ Node mixture_of(const Node& node, const transformer::Decoder& decoder, std::size
       {"hidden_size", decoder.hidden},
       {"expert_size", given.size},
       {"normalize_routing_weights", std::int64_t{given.normalized_experts}},
+      {"swiglu_alpha", given.swiglu_alpha},
+      {"swiglu_beta", given.swiglu_beta},
+      {"swiglu_limit", given.swiglu_limit},
       {"gating",
        std::string(transformer::kActivations.at(static_cast<std::size_t>(given.activation)))}};
   mixture.inputs = {{.name = "rows", .shape = std::nullopt}};
@@ -97,9 +100,9 @@ void LayerExperts::answer(std::size_t layer, std::span<float> x, std::span<float
   const Shape shape{static_cast<std::int64_t>(x.size()) / router_.hidden, router_.hidden};
   const std::span<const Tensor> constants = constants_of(layer, x.size());
   const bool own = packed_[layer][0].data == nullptr;
-  const std::array inputs{Tensor{.data = x.data(), .shape = shape}, constants[0],
-                          own ? constants[1] : packed_[layer][0],
-                          own ? constants[2] : packed_[layer][1]};
+  std::array<Tensor, kConstants + 1> inputs{Tensor{.data = x.data(), .shape = shape}};
+  std::ranges::copy(constants, inputs.begin() + kMoeRouter);
+  if (!own) std::ranges::copy(packed_[layer], inputs.begin() + kMoeGateUp);
   const Tensor output{.data = answers.data(), .shape = shape};
   const std::size_t bytes = steps_[layer]->scratch_bytes(inputs);
   // Steps want their working memory aligned to 64 bytes.

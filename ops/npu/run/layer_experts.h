@@ -19,9 +19,8 @@ namespace flownpu::npu {
 
 class LayerExperts {
  public:
-  // How many of the last inputs of a node DecoderLayers are for experts: router, gate and up
-  // projections, and down projections of each layer, as a Q4NXMoE has them; 0: there are no
-  // experts.
+  // How many of the last inputs of a node DecoderLayers are for experts: those of each layer's
+  // Q4NXMoE behind X, from its router on, some absent; 0: there are no experts.
   static std::size_t inputs(const transformer::Decoder& decoder);
 
   // `node`: DecoderLayers. `packed`: all experts as the array reads them, if it does; the host then

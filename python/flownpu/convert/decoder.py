@@ -8,7 +8,7 @@ describe. In shapes, d is the size of a head, and r how many of its dimensions a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -331,8 +331,6 @@ class Decoder:
             raise ConversionError("expected layers of one form and without more: only the CPU computes others")
         if self.has_states and self.mixture:
             raise ConversionError("expected no experts among layers with states: only the CPU computes both")
-        if self.mixture and (self.mixture.has_biases or self.mixture.swiglu):
-            raise ConversionError("expected experts of silu(gate) * up without biases: only the CPU computes others")
         attention = (layer for layer in self.layers if layer.mixer is None)
         rotaries = list(dict.fromkeys(layer.rotary if layer.rotary.rotated else None for layer in attention))
         mixture = self.mixture
@@ -340,6 +338,8 @@ class Decoder:
             "experts": mixture.experts,
             "experts_per_token": mixture.experts_per_token,
             "normalized_experts": mixture.normalize,
+            "expert_vectors": mixture.has_biases,
+            **({f"swiglu_{name}": value for name, value in asdict(mixture.swiglu).items()} if mixture.swiglu else {}),
         }
         feed_forward = _native.FeedForward(size=self.feed_forward_size, activation=self.gating, **experts or {})
 
@@ -367,6 +367,7 @@ class Decoder:
                 bidirectional_blocks=images,
                 qkv_bias=self.qkv_bias,
                 output_bias=self.output_bias,
+                sinks=self.head_sinks,
                 output_gate=self.output_gate,
                 qk_norm="all heads" if self.projection_norms else "each head" if self.qk_norm else "none",
             )

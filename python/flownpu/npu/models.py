@@ -57,8 +57,10 @@ _SIGLIP = EncoderShape(
 )
 ENCODERS: dict[str, EncoderShape] = {"siglip": _SIGLIP}
 # Models with experts have no designs of their own: their layers are decode layers of other sizes. So have layers with
-# states, but for what their mixers are on the host.
-_WITHOUT_DESIGNS = {"num_experts", "linear_num_key_heads", "conv_L_cache"}
+# states, but for what their mixers are on the host. Layers of several forms have none.
+_WITHOUT_DESIGNS = {
+    "num_experts", "num_local_experts", "linear_num_key_heads", "conv_L_cache", "hidden_size_per_layer_input"
+}  # fmt: skip
 MODELS: dict[str, DecoderShape | EncoderShape] = {
     **{
         name: decoder_of_configuration(shape, name)

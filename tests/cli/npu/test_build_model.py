@@ -63,6 +63,8 @@ def test_model_programs_match_configuration(built, checkpoint):
             "epsilon": bits_of(config["rms_norm_eps"]), "layers": len(sliding), "vocabulary": config["vocab_size"],
             "attention.scale": bits_of(config["query_pre_attn_scalar"] ** -0.5), "feed_forward.experts": 0,
             "feed_forward.experts_per_token": 0, "feed_forward.normalized_experts": 0,
+            "feed_forward.expert_vectors": 0, "feed_forward.swiglu_alpha": bits_of(1.0),
+            "feed_forward.swiglu_beta": 0, "feed_forward.swiglu_limit": 0,
         }  # fmt: skip
         assert bytes(found["feed_forward.activation"]) == b"geglu"
         assert bytes(found["attention.qk_norm"]) == b"each head"

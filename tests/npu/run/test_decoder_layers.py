@@ -356,7 +356,7 @@ def test_compatibility_names_device_layout_and_artifacts(session_of, models):
     # Multiply-adds of a token, by hand: QKV, output, gate, up and down of each layer, and the LM head.
     assert session_of("llama").step.multiply_adds() == 288 * (3 * (256 + 128 + 3 * 608) + 320)
     identity = npu.Artifacts(str(models.artifacts("llama", CONTEXT))).identity
-    layout = "decoder layers 4, encoder layers 1, operators 1"
+    layout = "decoder layers 5, encoder layers 1, operators 1"
     assert device.compatibility("") == f"emulate, {layout}, artifacts {identity}"
 
 

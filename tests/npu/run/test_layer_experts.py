@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routers and experts of a decoder's layers on the host, by themselves: against float64, and Q4NXMoE of the graph."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from flownpu.aie.designs.decode_layer.shape import interleave
 from flownpu.ops import q4nx
 from tests.npu.arrays import npu
-from tests.ops.cpu.test_q4nx_moe import Mixture, decided_rows, mixture, routed, run
+from tests.ops.cpu.test_q4nx_moe import SCALES, Mixture, decided_rows, mixture, routed, run
 from tests.ops.device import ISAS, _argument
 
 SIZES = 256, 64  # the gates' rows fill the 64 columns to which the array pads them
 ROWS = 5
 
 
-def mixtures(**attributes: int) -> list[Mixture]:
+def mixtures(**attributes: float) -> list[Mixture]:
     """Those of two layers, of six and of seven experts' seeds."""
     layers = [mixture(SIZES, layout=q4nx.WIDE, **attributes) for _ in range(2)]
     rng = np.random.default_rng(1)
@@ -25,8 +27,9 @@ def mixtures(**attributes: int) -> list[Mixture]:
 def experts_of(layers, packed=None, isa="auto"):
     of = layers[0].attributes
     return npu.LayerExperts(
-        [tuple(map(_argument, layer.inputs)) for layer in layers], of["hidden_size"], of["expert_size"],
-        of["num_experts"], of["experts_per_token"], bool(of.get("normalize_routing_weights", 1)), packed, isa,
+        [[*map(_argument, layer.inputs), *[None] * 9][:9] for layer in layers], of["hidden_size"], of["expert_size"],
+        of["num_experts"], of["experts_per_token"], bool(of.get("normalize_routing_weights", 1)),
+        [of.get(f"swiglu_{name}", usual) for name, usual in (("alpha", 1), ("beta", 0), ("limit", 0))], packed, isa,
     )  # fmt: skip
 
 
@@ -69,6 +72,22 @@ def test_answers_from_packed_memory_equal_operator(isa: str) -> None:
             found = np.zeros_like(x)
             experts.answer(number, x, found)
             np.testing.assert_array_equal(found, run(x, layer, cpu_isa=isa, activations="bf16"))
+
+
+def test_answers_with_vectors_and_limits_equal_operator() -> None:
+    """Every vector that a Q4NXMoE may have but a bias of its choice, and the SwiGLU of gpt-oss."""
+    rng = np.random.default_rng(2)
+    sizes = (6, 2 * SIZES[1]), (6, SIZES[0]), 6, 6
+    layers = [
+        replace(layer, biases=tuple(rng.standard_normal(size, dtype=np.float32) for size in sizes))
+        for layer in mixtures(**SCALES)
+    ]
+    experts = experts_of(layers)
+    for number, layer in enumerate(layers):
+        x = decided_rows(ROWS, layer)
+        found = np.zeros_like(x)
+        experts.answer(number, x, found)
+        np.testing.assert_array_equal(found, run(x, layer, activations="bf16"))
 
 
 def test_answers_are_shares_of_chosen_experts() -> None:

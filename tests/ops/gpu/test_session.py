@@ -172,11 +172,14 @@ def test_context_without_room_is_refused_with_numbers(models, opened):
         ("llama", {"logits": "all"}, "the graph computes logits of all tokens: convert it with --logits last"),
     ],
 )
-def test_unsupported_decoder_is_left_with_reason(name, options, reason, models):
+def test_unsupported_decoder_becomes_operators_with_reason(name, options, reason, models):
     nodes, outputs = read_nodes(models.converted(name, **options))
     lowered = gpu.SessionDevice().lower(partition(nodes), outputs=outputs)
-    assert lowered.on_host
-    assert all(reason in why for _, _, why in lowered.on_host), lowered.on_host[0]
+    assert not lowered.on_host
+    assert lowered.summary.startswith("operators by themselves, since ")
+    assert reason in lowered.summary
+    domains = {node.op_type: node.domain for node in lowered.nodes}
+    assert {domains[op_type] for op_type in ("Q4NXMatMul", "FlowQKVAttention")} == {"ai.flownpu.gpu:ai.flownpu"}
 
 
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.EIGHT_BITS, q4nx.TABLE], ids=str)

@@ -63,7 +63,9 @@ struct Version {
       : family((eax >> 8 & 0xf) + (eax >> 20 & 0xff)),
         model((eax >> 4 & 0xf) + (eax >> 12 & 0xf0)) {}
 
-  constexpr bool is_golden_cove_server() const { return family == 6 && (model == 0x8f || model == 0xcf); }
+  constexpr bool is_golden_cove_server() const {
+    return family == 6 && (model == 0x8f || model == 0xcf);
+  }
 };
 // The versions of a Sapphire Rapids, an Emerald Rapids, a Granite Rapids and a Zen 4.
 static_assert(Version(0x806f8).is_golden_cove_server() && Version(0xc06f2).is_golden_cove_server());

@@ -17,8 +17,9 @@ namespace {
 // Tiles take as long for fewer rows as for 16; vectors take less time.
 constexpr std::int64_t kFewestTileRows = 16;
 
-// Half of each tile of panels is zeros. On a Granite Rapids 16 rows take 0.87 of the vectors' time so
-// (docs/results.md); on an Emerald Rapids 16 and 24 rows take 1.25 and 1.36 of it, and 32 as long.
+// Half of each tile of panels is zeros. On a Granite Rapids 16 rows take 0.87 of the vectors' time
+// so (docs/results.md); on an Emerald Rapids 16 and 24 rows take 1.25 and 1.36 of it, and 32 as
+// long.
 std::int64_t fewest_panel_rows() { return kMovesTilesSlowly ? 2 * kTileRows : kTileRows; }
 
 void multiply(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,

@@ -2,8 +2,8 @@
 // AMX's tiles, as products use them: 16 rows of 64 bytes each.
 //
 // dots[m][n] += sum over k of x[m][k] * w[k / 4][n][k % 4]: m < 16 rows of activations, n < 16 rows
-// of the weight, k < 64 columns of int8; of bf16 k < 32 and w[k / 2][n][k % 2]. Written in assembly, because GCC 12's intrinsics do not say that
-// they read and write memory.
+// of the weight, k < 64 columns of int8; of bf16 k < 32 and w[k / 2][n][k % 2]. Written in
+// assembly, because GCC 12's intrinsics do not say that they read and write memory.
 #pragma once
 
 #include <array>

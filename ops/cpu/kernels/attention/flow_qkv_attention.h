@@ -60,8 +60,7 @@ class ManyRows {
         head_steps_(blocks_.head_steps()),
         padded_head_(blocks_.padded_head()),
         scores_(parts.take<float>(round_up(sweep.chunk_keys, kTile) * kBlockRows)),
-        values_(
-            parts.take<Element>(round_up(sweep.chunk_keys, kTile) / A::kStep * padded_head_)),
+        values_(parts.take<Element>(round_up(sweep.chunk_keys, kTile) / A::kStep * padded_head_)),
         keys_(A::kConvertsKeys ? parts.take<Element>(round_up(sweep.chunk_keys, kTile) *
                                                      (padded_head_ / A::kStep))
                                : nullptr),

@@ -52,9 +52,9 @@ bool takes_pairs([[maybe_unused]] std::int64_t head_size, [[maybe_unused]] DataT
 #endif
 }
 
-// The fewest rows that are a part of a prompt. Fewer are tokens that are generated, or candidates for
-// them, whose bits must not depend on how many there are (FewRowsBFloat16). Matrix units pay from
-// here on: their order of a chunk's values takes as long as their products of some 30 rows.
+// The fewest rows that are a part of a prompt. Fewer are tokens that are generated, or candidates
+// for them, whose bits must not depend on how many there are (FewRowsBFloat16). Matrix units pay
+// from here on: their order of a chunk's values takes as long as their products of some 30 rows.
 constexpr std::int64_t kPromptRows = 64;
 
 // Calls function.template operator()<Arithmetic>() with what the cache's type is multiplied as.
@@ -190,8 +190,9 @@ std::int64_t attention_scratch(std::int64_t rows, std::int64_t head_size, DataTy
   for (const std::int64_t most : {std::min(rows, kPromptRows - 1), rows}) {
     sweep.rows = most;
     bytes = std::max(bytes, with_arithmetic(most, head_size, cache_type, [&]<typename A>() {
-                       return with_vectors<A>(
-                           most, [&]<int VECTORS>() { return ManyRows<A, VECTORS>(sweep).scratch(); });
+                       return with_vectors<A>(most, [&]<int VECTORS>() {
+                         return ManyRows<A, VECTORS>(sweep).scratch();
+                       });
                      }));
   }
 #if defined(__AMX_BF16__)

@@ -3,19 +3,20 @@
 // flow_qkv_attention.h, whose softmax, masks and state these are, with both products as tiles of
 // bf16 that are summed in f32.
 //
-// Dataflow, for each chunk of keys: K is copied as rows of whole tiles, and V is transposed to tiles
-// of 16 elements of the head x 16 pairs of keys, once for all blocks of rows. For each block: S^T =
-// K Q^T, 32 keys x 2 vectors of rows at once (eq. 6); softmax (eq. 7-10), which leaves F in the order
-// in which a tile takes it; and Y^T = V^T F^T, 32 elements of the head x 2 vectors of rows at once
-// (eq. 11). A core does not load from memory what it has just stored from a tile before the caches
-// have it: so such a product is added to the numerators while the next one is made.
+// Dataflow, for each chunk of keys: K is copied as rows of whole tiles, and V is transposed to
+// tiles of 16 elements of the head x 16 pairs of keys, once for all blocks of rows. For each block:
+// S^T = K Q^T, 32 keys x 2 vectors of rows at once (eq. 6); softmax (eq. 7-10), which leaves F in
+// the order in which a tile takes it; and Y^T = V^T F^T, 32 elements of the head x 2 vectors of
+// rows at once (eq. 11). A core does not load from memory what it has just stored from a tile
+// before the caches have it: so such a product is added to the numerators while the next one is
+// made.
 //
 // A row's sum over a chunk begins at 0 and takes 32 keys at once, counted from the chunk's start:
 // so its bits do not depend on the keys that other rows of the block see.
 //
-// The template argument Pairs is an Arithmetic of pairs of bf16 (avx512.h), Unit is the matrix unit:
-// an object configures tiles of 16 rows as long as it lives, of 64 bytes (kX0, kX1) or of kLanes
-// times 4 bytes (the others). Caller: select.cc.
+// The template argument Pairs is an Arithmetic of pairs of bf16 (avx512.h), Unit is the matrix
+// unit: an object configures tiles of 16 rows as long as it lives, of 64 bytes (kX0, kX1) or of
+// kLanes times 4 bytes (the others). Caller: select.cc.
 #pragma once
 
 #include <algorithm>

@@ -105,10 +105,10 @@ class Sweep:
     def assert_is_attention(self) -> None:
         """Against float64, on queries as they are rounded.
 
-        A factor F is off by its rounding to bf16, by that of its score, a sum of d products in f32 whose error is at most
-        d ulps of the sum of their magnitudes, and by that of exp, below 2^-20. The output is a mean of values, so that
-        relative errors of the factors change it by at most as much of the mean of |v| and of itself; sums of f32 over all
-        keys add one ulp a key.
+        A factor F is off by its rounding to bf16, by that of its score, a sum of d products in f32 whose error is at
+        most d ulps of the sum of their magnitudes, and by that of exp, below 2^-20. The output is a mean of values,
+        so that relative errors of the factors change it by at most as much of the mean of |v| and of itself; sums of
+        f32 over all keys add one ulp a key.
         """
         maximum, denominator, numerator = self.run()
         d = self.query.shape[1]

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// flownpu_testing.tile_dots and attend_by_tiles: attention by tiles (tile_rows.h), compiled for this
-// machine's plain vectors, with a double of AMX that does what Intel publishes of it (Architecture
-// Instruction Set Extensions, TDPBF16PS): tiles are then kLanes numbers wide instead of 16.
+// flownpu_testing.tile_dots and attend_by_tiles: attention by tiles (tile_rows.h), compiled for
+// this machine's plain vectors, with a double of AMX that does what Intel publishes of it
+// (Architecture Instruction Set Extensions, TDPBF16PS): tiles are then kLanes numbers wide instead
+// of 16.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -85,7 +86,8 @@ class EmulatedUnit {
           }
         }
         const float before = flushed(std::bit_cast<float>(dots.data[m][n]));
-        dots.data[m][n] = std::bit_cast<std::uint32_t>(flushed(before + flushed(sums[0] + sums[1])));
+        dots.data[m][n] =
+            std::bit_cast<std::uint32_t>(flushed(before + flushed(sums[0] + sums[1])));
       }
     }
   }
@@ -146,8 +148,8 @@ void tile_dots(Array<float, 2> dots, Array<const std::uint16_t, 2> x,
 }
 
 // Sweeps keys [begin, keys) of a bf16 cache, each row those from first to last, and writes the
-// state: maximum and denominator f32 [rows], numerator f32 [rows, head size]. With `table` the cache
-// is in blocks of `block_rows` rows.
+// state: maximum and denominator f32 [rows], numerator f32 [rows, head size]. With `table` the
+// cache is in blocks of `block_rows` rows.
 void attend_by_tiles(Array<const float, 2> query, Array<const std::uint16_t, 2> key,
                      Array<const std::uint16_t, 2> value, Array<const std::int32_t, 1> first,
                      Array<const std::int32_t, 1> last, std::optional<Array<const float, 2>> bias,

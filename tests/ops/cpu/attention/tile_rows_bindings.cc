@@ -137,8 +137,8 @@ struct PlainPairs {
 };
 
 // dots f32 [16][lanes] += x bf16 [16][32] times pairs bf16 [16][lanes][2].
-void tile_dots(Array<float, 2> dots, Array<const std::uint16_t, 2> x,
-               Array<const std::uint16_t, 3> weights) {
+void tile_dots(const Array<float, 2>& dots, const Array<const std::uint16_t, 2>& x,
+               const Array<const std::uint16_t, 3>& weights) {
   const EmulatedUnit unit;
   EmulatedUnit::load<kEven0>(dots.data(), kLanes * 4);
   EmulatedUnit::load<kX0>(x.data(), kTileBytes);
@@ -150,13 +150,15 @@ void tile_dots(Array<float, 2> dots, Array<const std::uint16_t, 2> x,
 // Sweeps keys [begin, keys) of a bf16 cache, each row those from first to last, and writes the
 // state: maximum and denominator f32 [rows], numerator f32 [rows, head size]. With `table` the
 // cache is in blocks of `block_rows` rows.
-void attend_by_tiles(Array<const float, 2> query, Array<const std::uint16_t, 2> key,
-                     Array<const std::uint16_t, 2> value, Array<const std::int32_t, 1> first,
-                     Array<const std::int32_t, 1> last, std::optional<Array<const float, 2>> bias,
-                     std::optional<Array<const std::int32_t, 1>> table, std::int64_t block_rows,
-                     float softcap, std::int64_t chunk_keys, std::int64_t begin, std::int64_t keys,
-                     Array<float, 1> maximum, Array<float, 1> denominator,
-                     Array<float, 2> numerator) {
+void attend_by_tiles(const Array<const float, 2>& query, const Array<const std::uint16_t, 2>& key,
+                     const Array<const std::uint16_t, 2>& value,
+                     const Array<const std::int32_t, 1>& first,
+                     const Array<const std::int32_t, 1>& last,
+                     const std::optional<Array<const float, 2>>& bias,
+                     const std::optional<Array<const std::int32_t, 1>>& table,
+                     std::int64_t block_rows, float softcap, std::int64_t chunk_keys,
+                     std::int64_t begin, std::int64_t keys, const Array<float, 1>& maximum,
+                     const Array<float, 1>& denominator, const Array<float, 2>& numerator) {
   const auto rows = static_cast<std::int64_t>(query.shape(0));
   const auto head_size = static_cast<std::int64_t>(query.shape(1));
   const std::int64_t row_bytes = head_size * 2;

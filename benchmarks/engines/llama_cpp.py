@@ -3,8 +3,10 @@
 
     CMAKE_ARGS="-DGGML_NATIVE=ON -DMTMD_BUILD=OFF" pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
 
-builds it for this processor. `flownpu convert` reads the same GGUF file; weights of Q4_0 then have the same values. It
-is called through ctypes, so that it can be fed random token ids like all engines.
+builds it for this processor; with AMX set CC and CXX to clang's: in GCC 12 `_tile_loadconfig` is declared to read 8
+of its 64 bytes, so that the others are not written before it and llama.cpp ends by SIGILL. `flownpu convert` reads
+the same GGUF file; weights of Q4_0 then have the same values. It is called through ctypes, so that it can be fed
+random token ids like all engines.
 """
 
 import ctypes

@@ -24,7 +24,7 @@ class Engine:
     """A model opened in GenAI's continuous batching pipeline; each step of the pipeline is one pass of the model."""
 
     def __init__(self, model: Path, *, threads: int, context: int, options: dict[str, str]) -> None:
-        del options  # there are none
+        """Opens the model; `options` are OpenVINO's properties of the device."""
         self.version = f"openvino-genai {openvino_genai.__version__}"
         self._tensor: Any = openvino.Tensor
         self._settings: Any = openvino_genai.GenerationConfig
@@ -36,7 +36,7 @@ class Engine:
         scheduler.num_kv_blocks = 2 * -(-context // _KV_BLOCK) + 1
         self._pending: int | None = None
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
+            model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads, **options}
         )
         self._requests = 0
         self._handle: Any = None

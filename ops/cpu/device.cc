@@ -79,7 +79,9 @@ class CpuDevice final : public Device {
 
   std::string description() const override {
     const char* rounding = context_.activations == Activations::kInt8 ? "int8" : "bf16";
-    return "cpu (" + std::string(context_.kernels.isa) + ", " +
+    const std::int64_t fewest = context_.kernels.fewest_tile_rows;
+    const std::string from = fewest > 0 ? " from " + std::to_string(fewest) + " rows on" : "";
+    return "cpu (" + std::string(context_.kernels.isa) + from + ", " +
            std::to_string(context_.pool->threads()) + " threads, " + rounding + " activations)";
   }
 

@@ -286,8 +286,11 @@ struct WinogradTransforms {
 
 struct Kernels {
   // On x86 "amx", "avx512", "avx2", "generic"; on Arm "i8mm", "dotprod", "generic". The first two
-  // of each give the same bits.
+  // of each give the same bits, but for attend_many of 64 and more rows on AMX.
   const char* isa;
+  // The fewest rows of a prompt whose products with 4-bit weights are made by tiles; 0 without
+  // tiles.
+  std::int64_t fewest_tile_rows = 0;
 
   // One row x[k] -> bf16 values[padded_k] (round to nearest even) and sums[groups].
   void (*round_to_bf16)(const float* x, std::int64_t k, std::int64_t padded_k, void* values,

@@ -6,7 +6,7 @@
 namespace flownpu::cpu {
 
 // Defined by kernels/tables.cc, compiled once for each instruction set, and by
-// kernels/products/amx/select.cc.
+// kernels/amx/select.cc.
 namespace generic {
 const Kernels& kernels();
 }

@@ -53,19 +53,41 @@ bool is_intel() noexcept {
          name.ecx == signature_INTEL_ecx;
 }
 
+// Family and model, as the version in EAX of leaf 1 gives them: from family 15 on the family is the
+// sum of two fields, and in families 6 and 15 the model has two.
+struct Version {
+  unsigned family;
+  unsigned model;
+
+  constexpr explicit Version(unsigned eax)
+      : family((eax >> 8 & 0xf) + (eax >> 20 & 0xff)),
+        model((eax >> 4 & 0xf) + (eax >> 12 & 0xf0)) {}
+
+  constexpr bool is_golden_cove_server() const {
+    return family == 6 && (model == 0x8f || model == 0xcf);
+  }
+};
+// The versions of a Sapphire Rapids, an Emerald Rapids, a Granite Rapids and a Zen 4.
+static_assert(Version(0x806f8).is_golden_cove_server() && Version(0xc06f2).is_golden_cove_server());
+static_assert(!Version(0xa06d1).is_golden_cove_server() && Version(0xa06d1).model == 0xad);
+static_assert(Version(0xa60f12).family == 0x19 && !Version(0xa60f12).is_golden_cove_server());
+
 bool is_zen4() noexcept {
   constexpr unsigned kFamily = 0x19;
   const Answer name(0, 0);
-  const unsigned version = Answer(1, 0).eax;
-  // From 15 on the family is the sum of two fields.
   return name.ebx == signature_AMD_ebx && name.edx == signature_AMD_edx &&
-         name.ecx == signature_AMD_ecx && (version >> 8 & 0xf) + (version >> 20 & 0xff) == kFamily;
+         name.ecx == signature_AMD_ecx && Version(Answer(1, 0).eax).family == kFamily;
+}
+
+bool is_first_with_tiles() noexcept {
+  return is_intel() && Version(Answer(1, 0).eax).is_golden_cove_server();
 }
 
 #else
 
 bool is_intel() noexcept { return false; }
 bool is_zen4() noexcept { return false; }
+bool is_first_with_tiles() noexcept { return false; }
 
 #endif
 
@@ -117,12 +139,15 @@ bool has_int8_matrices() {
 
 const bool kFetchIntoL2 = is_intel();
 const bool kAlternateByPages = is_zen4();
+const bool kMultipliesFloatFaster = is_first_with_tiles();
+const bool kMovesTilesSlowly = is_first_with_tiles();
 
 bool may_use_tiles() {
 #if defined(__x86_64__)
+  constexpr int kBf16 = 22;
   constexpr int kTile = 24;
   constexpr int kInt8 = 25;
-  return is_saved(kTiles) && has(Answer(7, 0).edx, kTile, kInt8) && ask_for_tiles();
+  return is_saved(kTiles) && has(Answer(7, 0).edx, kBf16, kTile, kInt8) && ask_for_tiles();
 #else
   return false;
 #endif

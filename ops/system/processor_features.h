@@ -24,7 +24,14 @@ extern const bool kFetchIntoL2;
 // measured).
 extern const bool kAlternateByPages;
 
-// Whether the processor has AMX for int8, and the system lets this process use it.
+// Whether dot products of pairs of bf16 have half the rate of f32's multiply-adds, and whether
+// moving numbers from vectors to tiles and back takes longer than vectors take for 16 rows: true on
+// the first two generations of processors with AMX, Sapphire Rapids and Emerald Rapids, whose cores
+// are of one kind. An Emerald Rapids was measured.
+extern const bool kMultipliesFloatFaster;
+extern const bool kMovesTilesSlowly;
+
+// Whether the processor has AMX for int8 and bf16, and the system lets this process use it.
 bool may_use_tiles();
 
 }  // namespace flownpu

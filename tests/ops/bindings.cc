@@ -63,6 +63,7 @@ NB_MODULE(flownpu_testing, module) {
       },
       nb::arg("groups"), nb::arg("width"));
   bind_thread_pool(module);
+  bind_tile_rows(module);
   bind_pages(module);
   nb::module_ gpu = module.def_submodule("gpu");
   bind_gpu(gpu);

@@ -7,6 +7,9 @@
 // ThreadPool, which reports the thread of each task.
 void bind_thread_pool(nanobind::module_& module);
 
+// tile_dots() and attend_by_tiles(): attention by a matrix unit that is emulated.
+void bind_tile_rows(nanobind::module_& module);
+
 // interleave(), interleave_file() and ask_for_large_pages(), of arrays.
 void bind_pages(nanobind::module_& module);
 

@@ -16,8 +16,9 @@ from flownpu.ops.eager_call import TYPE_NAMES as NAMES
 from tests import built
 
 testing = built.load("flownpu_testing")
-# Instruction sets of this machine whose kernels give different bits. "amx" gives those of "avx512": tests that name no
-# instruction set run it where there is one, and tests/ops/cpu/test_matrix_units.py compares the two.
+# Instruction sets of this machine whose kernels give different bits. "amx" gives those of "avx512", but in
+# attention of prompts (ATTENTION_ISAS): tests that name no instruction set run it where there is one, and
+# tests/ops/cpu/test_matrix_units.py compares the two.
 ISAS: list[str] = [name for name in testing.available_isas() if name != "amx"]
 
 

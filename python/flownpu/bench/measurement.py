@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flownpu.bench.busy import busy_cores
 from flownpu.bench.roofline import read_bandwidth
 from flownpu.errors import FlowNPUError
 from flownpu.system import NEW_GROUP
@@ -143,7 +144,7 @@ class Measurements:
     cases: list[Case]
     engines: dict[str, Measurement]
     bandwidth: list[float] = field(default_factory=list)
-    """Bytes per second that all threads read together, one entry for each round.
+    """Bytes per second that all threads, but one for each busy core, read together, one entry for each round.
 
     An entry is the mean of measurements before and after the first engine's turn: on a virtual machine, which shares
     its memory's bandwidth, it changes within minutes.
@@ -164,6 +165,7 @@ def measure(
     repeats: int,
     threads: int,
     vocabulary_size: int,
+    busy: int = 0,
     progress: Progress = lambda _name, _done, _total: None,
 ) -> Measurements:
     """Measures the engines in turn, `repeats` times; Ctrl-C ends it and keeps what was measured.
@@ -176,6 +178,7 @@ def measure(
         repeats: number of rounds.
         threads: threads that each engine may use.
         vocabulary_size: tokens are drawn from 0..vocabulary_size - 1.
+        busy: processes that keep a core busy each meanwhile.
         progress: called when an engine starts, and after each case.
 
     Raises:
@@ -188,25 +191,27 @@ def measure(
         "vocabulary_size": vocabulary_size,
     }
     done, total = 0, repeats * len(engines) * len(cases)
+    readers = max(1, threads - busy)
     try:
-        for _ in range(repeats):
-            progress("memory", done, total)
-            before = read_bandwidth(threads)
-            for engine in engines:
-                if engine.name in found.failures:
-                    done += len(cases)
-                    continue
-                progress(engine.name, done, total)
-                try:
-                    for _ in _run(engine, request, found.engines[engine.name], cases):
-                        done += 1
-                        progress(engine.name, done, total)
-                except FlowNPUError as error:
+        with busy_cores(busy):
+            for _ in range(repeats):
+                progress("memory", done, total)
+                before = read_bandwidth(readers)
+                for engine in engines:
+                    if engine.name in found.failures:
+                        done += len(cases)
+                        continue
+                    progress(engine.name, done, total)
+                    try:
+                        for _ in _run(engine, request, found.engines[engine.name], cases):
+                            done += 1
+                            progress(engine.name, done, total)
+                    except FlowNPUError as error:
+                        if engine is engines[0]:
+                            raise
+                        found.failures[engine.name] = str(error)
                     if engine is engines[0]:
-                        raise
-                    found.failures[engine.name] = str(error)
-                if engine is engines[0]:
-                    found.bandwidth.append((before + read_bandwidth(threads)) / 2)
+                        found.bandwidth.append((before + read_bandwidth(readers)) / 2)
     except KeyboardInterrupt:
         found.interrupted = True
     return found

@@ -43,9 +43,10 @@ class BenchReport:
         lines += [f"{self.model}: {placement}"] if placement else [self.model]
         if self.found.bandwidth:
             rate = Spread.of(self.found.bandwidth)
-            threads = self.settings["threads"]
+            threads, busy = self.settings["threads"], self.settings.get("busy", 0)
+            beside = f" beside {busy} busy processes" if busy else ""
             lines.append(
-                f"Memory read roof, {threads} threads: {rate.median / 1e9:.1f} GB/s "
+                f"Memory read roof, {max(1, threads - busy)} threads{beside}: {rate.median / 1e9:.1f} GB/s "
                 f"({rate.minimum / 1e9:.1f} to {rate.maximum / 1e9:.1f})"
             )
         return lines

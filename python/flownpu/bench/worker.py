@@ -119,8 +119,9 @@ def measure(module: ModuleType, request: dict[str, Any], report: Any) -> None:
     )
     report({"load_seconds": time.perf_counter() - started, "version": engine.version, "memory": before})
     # A first run brings the weights into memory, starts threads and compiles what an engine compiles at first use.
-    shortest = min(case["prompt"] for case in cases)
-    run_case(engine, 0, shortest, 4, random_tokens(0, shortest, request["vocabulary_size"]))
+    # The longest prompt as well as the shortest, since an engine may compute them by different kernels.
+    for length in sorted({min(case["prompt"] for case in cases), max(case["prompt"] for case in cases)}):
+        run_case(engine, 0, length, 2, random_tokens(0, length, request["vocabulary_size"]))
     for index, case in enumerate(cases, 1):
         # Each case has other tokens, because an engine may remember earlier ones.
         tokens = random_tokens(index, case["depth"] + case["prompt"], request["vocabulary_size"])

@@ -39,6 +39,7 @@ def bench(
         typer.Option("--depth", metavar="N,N...", help="Tokens in the context before each prompt."),
     ] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Runs, each in a new process.")] = 5,
+    busy: Annotated[int, typer.Option(min=0, help="Other processes that keep a core busy each.")] = 0,
     provider: options.ProviderOption = "flownpu",
     device: options.DeviceOption = None,
     activations: options.ActivationsOption = None,
@@ -51,8 +52,9 @@ def bench(
 
     Each run is a process of its own that reads random tokens; medians are shown with the least and the most. A decode
     step must at least read its bytes at the memory's speed, which is measured in the same run; the share of the roof is
-    that time divided by the step's. With two devices, a switch is what the first step after a prompt takes longer than
-    the others. Joules are those of the processor's packages, where their counters may be read. Ctrl-C ends it and keeps
+    that time divided by the step's. With --busy the roof is that of the cores that remain; with two devices, a switch is
+    what the first step after a prompt takes longer than the others. Joules are those of the processor's packages, where
+    their counters may be read. Ctrl-C ends it and keeps
     what was measured.
     """
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
@@ -63,7 +65,7 @@ def bench(
     for case in cases:
         case.check(int(settings["context_length"]))
     own = own_engine(model, provider=provider, options=given)
-    found = _measure(own, cases, repeats, count, int(settings["vocab_size"]))
+    found = _measure(own, cases, repeats=repeats, threads=count, vocabulary_size=int(settings["vocab_size"]), busy=busy)
     report = BenchReport(
         machine=describe_machine(),
         model=str(model),
@@ -74,6 +76,7 @@ def bench(
             "device": given.get("device", ""),
             "repeats": repeats,
             "threads": count,
+            "busy": busy,
         },
         traffic=_traffic(model),
         found=found,
@@ -100,16 +103,14 @@ def _numbers(text: str, name: str, least: int) -> list[int]:
     return sorted(set(numbers))
 
 
-def _measure(engine: Engine, cases: list[Case], repeats: int, threads: int, vocabulary_size: int) -> Measurements:
+def _measure(engine: Engine, cases: list[Case], **settings: int) -> Measurements:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} measured"))
     with progress_bar(*columns, TimeRemainingColumn()) as bar:
         task = bar.add_task("measuring", total=None)
         return measure(
             [engine],
             cases,
-            repeats=repeats,
-            threads=threads,
-            vocabulary_size=vocabulary_size,
+            **settings,
             progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
         )
 

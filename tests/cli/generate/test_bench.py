@@ -4,13 +4,17 @@
 import json
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import psutil
 import pytest
 
+from flownpu.bench.busy import busy_cores
 from flownpu.bench.measurement import Case, Engine, Measurement, Measurements, Spread, measure
 from flownpu.bench.report import BenchReport
 from flownpu.bench.roofline import DecodeTraffic, decode_traffic, graph_traffic, read_bandwidth
@@ -120,6 +124,13 @@ def peer(tmp_path: Path):
     return make
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_spread_is_reported():
     assert Spread.of([5.0, 1.0, 3.0]) == Spread(median=3.0, minimum=1.0, maximum=5.0)
 
@@ -180,6 +191,30 @@ def test_roof_is_measured_around_first_engine(monkeypatch, peer):
     monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: next(rates))
     found = measure([peer("own"), peer()], [Case(0, 4, 2)], repeats=2, threads=1, vocabulary_size=9)
     assert found.bandwidth == [2e9, 5.5e9]
+
+
+def test_busy_processes_compute_until_parent_ends():
+    """They also end if the process that started them is killed, which runs no more code of its own."""
+    script = (
+        "import os\nfrom flownpu.bench.busy import busy_cores\nwith busy_cores(2) as started:\n"
+        "    print(*(process.pid for process in started), flush=True)\n    os.kill(os.getpid(), 9)"
+    )
+    with busy_cores(1) as (process,):
+        before = psutil.Process(process.pid).cpu_times().user
+        wait_until(lambda: psutil.Process(process.pid).cpu_times().user > before + 0.1)
+    assert process.returncode == -signal.SIGKILL
+    done = subprocess.run([os.sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    first, second = map(int, done.stdout.split())
+    wait_until(lambda: not psutil.pid_exists(first) and not psutil.pid_exists(second))
+
+
+def test_bench_beside_busy_core_reports_roof_of_other_cores(flownpu, model, monkeypatch):
+    readers = []
+    monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda threads: readers.append(threads) or 1e9)
+    done = flownpu("bench", model, *SMALL, "--threads", 2, "--busy", 1, *CPU)
+    assert readers == [1, 1]
+    assert "Memory read roof, 1 threads beside 1 busy processes: 1.0 GB/s" in done.out
 
 
 def test_bench_writes_the_table_and_its_files(flownpu, model, tmp_path):

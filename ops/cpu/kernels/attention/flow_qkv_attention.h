@@ -60,8 +60,10 @@ class ManyRows {
         head_steps_(blocks_.head_steps()),
         padded_head_(blocks_.padded_head()),
         scores_(parts.take<float>(round_up(sweep.chunk_keys, kTile) * kBlockRows)),
-        values_(parts.take<Element>(sweep.chunk_keys / A::kStep * padded_head_)),
-        keys_(A::kConvertsKeys ? parts.take<Element>(sweep.chunk_keys * head_steps_) : nullptr),
+        values_(parts.take<Element>(round_up(sweep.chunk_keys, kTile) / A::kStep * padded_head_)),
+        keys_(A::kConvertsKeys ? parts.take<Element>(round_up(sweep.chunk_keys, kTile) *
+                                                     (padded_head_ / A::kStep))
+                               : nullptr),
         scratch_(parts.used()) {}
 
   // The keys that some row of a block sees, [begin, end), and those that all of its rows see.
@@ -283,7 +285,7 @@ class ManyRows {
   // [chunk keys][VECTORS][kLanes].
   float* scores_;
   Element* values_;
-  // [chunk keys][head steps].
+  // [chunk keys][head steps], with room for whole tiles of both.
   Element* keys_;
   std::int64_t scratch_;
 };

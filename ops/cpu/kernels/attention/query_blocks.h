@@ -72,8 +72,8 @@ class QueryBlocks {
       : sweep_(sweep),
         blocks_((sweep.rows + kRows - 1) / kRows),
         head_steps_((sweep.head_size + A::kStep - 1) / A::kStep),
-        query_steps_(round_up(head_steps_, kLanes)),
-        padded_head_(round_up(sweep.head_size, kTile)) {
+        padded_head_(round_up(sweep.head_size, kTile)),
+        query_steps_(round_up((padded_head_ + A::kStep - 1) / A::kStep, kLanes)) {
     const std::int64_t rows = blocks_ * kRows;
     query_ = parts.take<Element>(rows * query_steps_);
     numerator_ = parts.take<float>(rows * round_up(padded_head_, kLanes));
@@ -99,16 +99,17 @@ class QueryBlocks {
   const std::int32_t* first(std::int64_t block) const { return first_ + block * kRows; }
   const std::int32_t* last(std::int64_t block) const { return last_ + block * kRows; }
 
-  // Transposes a block's queries and clears its state. Rows past the end repeat the last one.
+  // Transposes a block's queries, with zeros past the last element, and clears its state. Rows past
+  // the end repeat the last one.
   void begin(std::int64_t block) {
     Element* packed = query_ + block * kRows * query_steps_;
     for (int v = 0; v < VECTORS; ++v) {
       const std::int64_t row = block * kRows + v * kLanes;
-      for (std::int64_t step = 0; step < head_steps_; step += kLanes) {
-        Vector square[kLanes];
-        for (int r = 0; r < kLanes; ++r) {
+      for (std::int64_t step = 0; step < query_steps_; step += kLanes) {
+        Vector square[kLanes] = {};
+        const std::int64_t element = step * A::kStep;
+        for (int r = 0; r < kLanes && element < sweep_.head_size; ++r) {
           const std::int64_t from = std::min(row + r, sweep_.rows - 1);
-          const std::int64_t element = step * A::kStep;
           square[r] = A::round(sweep_.query + from * sweep_.head_size + element,
                                sweep_.head_size - element);
         }
@@ -155,8 +156,8 @@ class QueryBlocks {
   const AttentionSweep& sweep_;
   std::int64_t blocks_;
   std::int64_t head_steps_;
-  std::int64_t query_steps_;
   std::int64_t padded_head_;
+  std::int64_t query_steps_;
   Element* query_;
   float* numerator_;
   float* maximum_;

@@ -11,6 +11,10 @@
 #if defined(__AVX512BF16__)
 #include "ops/cpu/kernels/attention/avx512.h"
 #include "ops/cpu/kernels/attention/few_rows_bf16_avx512.h"
+#include "ops/system/processor_features.h"
+#endif
+#if defined(__AMX_BF16__)
+#include "ops/cpu/kernels/attention/tile_rows.h"
 #endif
 
 namespace flownpu::cpu::FLOWNPU_ISA {
@@ -48,12 +52,17 @@ bool takes_pairs([[maybe_unused]] std::int64_t head_size, [[maybe_unused]] DataT
 #endif
 }
 
+// The fewest rows that are a part of a prompt. Fewer are tokens that are generated, or candidates
+// for them, whose bits must not depend on how many there are (FewRowsBFloat16). Matrix units pay
+// from here on: their order of a chunk's values takes as long as their products of some 30 rows.
+constexpr std::int64_t kPromptRows = 64;
+
 // Calls function.template operator()<Arithmetic>() with what the cache's type is multiplied as.
 template <typename Function>
-auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_type,
-                     const Function& function) {
+auto with_arithmetic([[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t head_size,
+                     DataType cache_type, const Function& function) {
 #if defined(__AVX512BF16__)
-  if (takes_pairs(head_size, cache_type)) {
+  if (takes_pairs(head_size, cache_type) && (rows < kPromptRows || !kMultipliesFloatFaster)) {
     if (cache_type == DataType::kInt8) return function.template operator()<Int8AsBFloat16Pairs>();
     return function.template operator()<BFloat16Pairs>();
   }
@@ -70,12 +79,54 @@ auto with_arithmetic([[maybe_unused]] std::int64_t head_size, DataType cache_typ
   }
 }
 
+#if defined(__AMX_BF16__)
+
+struct AmxUnit {
+  const Tiles configured{kTileRows, kTileRows};
+
+  template <Tile TILE>
+  static void load(const void* from, std::int64_t stride) {
+    load_tile<TILE>(from, stride);
+  }
+  template <Tile TILE>
+  static void store(void* to, std::int64_t stride) {
+    store_tile<TILE>(to, stride);
+  }
+  template <Tile TILE>
+  static void clear() {
+    clear_tile<TILE>();
+  }
+  template <Tile DOTS, Tile X, Tile WEIGHTS>
+  static void dot() {
+    dot_bf16<DOTS, X, WEIGHTS>();
+  }
+};
+
+bool takes_tiles(const AttentionSweep& sweep) {
+  return sweep.rows >= kPromptRows && takes_pairs(sweep.head_size, sweep.cache_type);
+}
+
+// Calls function(TileRows) for a sweep that takes tiles.
+template <typename Function>
+auto with_tiles(const AttentionSweep& sweep, const Function& function) {
+  return with_vectors<BFloat16Pairs>(sweep.rows, [&]<int VECTORS>() {
+    if (sweep.cache_type == DataType::kInt8)
+      return function(TileRows<Int8AsBFloat16Pairs, AmxUnit, VECTORS>(sweep));
+    return function(TileRows<BFloat16Pairs, AmxUnit, VECTORS>(sweep));
+  });
+}
+
+#endif
+
 void sweep_many(const AttentionSweep& sweep) {
+#if defined(__AMX_BF16__)
+  if (takes_tiles(sweep)) return with_tiles(sweep, [](auto rows) { rows.run(); });
+#endif
 #if defined(__AVX512BF16__)
   if (sweep.cache_type == DataType::kBFloat16 && FewRowsBFloat16::takes(sweep))
     return FewRowsBFloat16(sweep).run();
 #endif
-  with_arithmetic(sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
+  with_arithmetic(sweep.rows, sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
     with_vectors<Arithmetic>(sweep.rows,
                              [&]<int VECTORS>() { ManyRows<Arithmetic, VECTORS>(sweep).run(); });
   });
@@ -128,16 +179,27 @@ void attend_many(const AttentionSweep& sweep) {
   attend_alone_where_not_finite(sweep);
 }
 
+// A sweep may have fewer rows than `rows`.
 std::int64_t attention_scratch(std::int64_t rows, std::int64_t head_size, DataType cache_type,
                                std::int64_t chunk_keys) {
   AttentionSweep sweep;
-  sweep.rows = rows;
   sweep.head_size = head_size;
   sweep.chunk_keys = chunk_keys;
-  return with_arithmetic(head_size, cache_type, [&]<typename Arithmetic>() {
-    return with_vectors<Arithmetic>(
-        rows, [&]<int VECTORS>() { return ManyRows<Arithmetic, VECTORS>(sweep).scratch(); });
-  });
+  sweep.cache_type = cache_type;
+  std::int64_t bytes = 0;
+  for (const std::int64_t most : {std::min(rows, kPromptRows - 1), rows}) {
+    sweep.rows = most;
+    bytes = std::max(bytes, with_arithmetic(most, head_size, cache_type, [&]<typename A>() {
+                       return with_vectors<A>(most, [&]<int VECTORS>() {
+                         return ManyRows<A, VECTORS>(sweep).scratch();
+                       });
+                     }));
+  }
+#if defined(__AMX_BF16__)
+  if (takes_tiles(sweep))
+    bytes = std::max(bytes, with_tiles(sweep, [](auto tiles) { return tiles.scratch(); }));
+#endif
+  return bytes;
 }
 
 std::int64_t attention_element(std::int64_t head_size, DataType cache_type) {

@@ -9,8 +9,10 @@ import numpy as np
 from flownpu.ops.definitions import flow_qkv_attention
 from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
 from tests.ops.attention_turns import PAIRS_EPSILON, PAIRS_EXP
-from tests.ops.device import ISAS, Node
+from tests.ops.device import ISAS, Node, testing
 
+# Those of ISAS, and "amx", whose attention of 64 and more rows has bits of its own.
+ATTENTION_ISAS: list[str] = testing.available_isas()
 EPSILON = 2.0**-24
 CACHE_TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 # Half an ulp, relative: what rounding to the cache's type may change where float32 and float64 round differently.
@@ -23,7 +25,7 @@ SIZES = {"num_heads": H, "kv_num_heads": G, "head_size": D}
 
 
 def multiplies_pairs(cache: str, isa: str) -> bool:
-    return cache in ("bfloat16", "int8") and isa == "avx512"
+    return cache in ("bfloat16", "int8") and isa in ("amx", "avx512")
 
 
 def stored(rows: np.ndarray, cache: str) -> np.ndarray:

@@ -4,11 +4,11 @@
 import numpy as np
 import pytest
 
-from tests.ops.cpu.attention.conversation import CACHE_TYPES, SIZES, Conversation, D, G, H, blocks_of
-from tests.ops.device import ISAS, run
+from tests.ops.cpu.attention.conversation import ATTENTION_ISAS, CACHE_TYPES, SIZES, Conversation, D, G, H, blocks_of
+from tests.ops.device import run
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize(
     "attributes", [{}, {"local_window_size": 48}, pytest.param({"local_window_size": 200}, marks=pytest.mark.slow)]
@@ -23,7 +23,7 @@ def test_tokens_of_block_see_later_ones(isa: str, cache: str, attributes: dict[s
     talk.turn(2, blocks=blocks_of([(1, 2)]))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("heads", [(2, 1, 256), (3, 3, 72), (5, 1, 33)])
 def test_blocks_of_odd_heads_equal_float64(isa: str, heads: tuple[int, int, int]) -> None:
     talk = Conversation(capacity=0, cache="bfloat16", isa=isa, heads=heads, rotary=False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.ops.cpu.attention.conversation import (
+    ATTENTION_ISAS,
     CACHE_TYPES,
     EPSILON,
     PAIRS_EPSILON,
@@ -23,10 +24,10 @@ from tests.ops.cpu.attention.conversation import (
     multiplies_pairs,
     stored,
 )
-from tests.ops.device import ISAS, Node, run
+from tests.ops.device import Node, run
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("capacity", [0, 96])
 @pytest.mark.parametrize("window", [-1, 16])
@@ -36,7 +37,7 @@ def test_prefill_decode_and_second_turn_equal_float64(isa: str, cache: str, capa
         talk.turn(tokens)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("heads", [(1, 1, 8), (3, 1, 72), (8, 2, 40), (6, 2, 80), (4, 4, 256), (40, 1, 16), (5, 1, 33)])
 def test_head_counts_and_sizes_equal_float64(isa: str, cache: str, heads: tuple[int, int, int]) -> None:
@@ -46,7 +47,7 @@ def test_head_counts_and_sizes_equal_float64(isa: str, cache: str, heads: tuple[
         talk.turn(tokens)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [-1, pytest.param(300, marks=pytest.mark.slow)])
 def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, window: int) -> None:
@@ -58,7 +59,7 @@ def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, windo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
 @pytest.mark.parametrize("window", [-1, 300])
 def test_long_prompt_equals_float64(isa: str, cache: str, window: int) -> None:
@@ -80,7 +81,7 @@ def test_parts_are_merged_in_one_order() -> None:
 
 
 @pytest.mark.slow  # numbers alone, because the other tests here read and write the same memory
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 63])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
@@ -136,7 +137,7 @@ def test_rounding_of_queries_and_weights_is_within_bounds(isa: str, cache: str, 
         assert np.all(np.abs(output[0, :, head * D : (head + 1) * D] - expected) <= bound)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("attributes", [{}, {"local_window_size": 16}, {"softcap": 2.0}])
 def test_head_sink_equals_float64(isa: str, cache: str, attributes: dict[str, Any]) -> None:
@@ -146,7 +147,7 @@ def test_head_sink_equals_float64(isa: str, cache: str, attributes: dict[str, An
     talk.turn(20, blocks=blocks_of([(1, 12), (2, 8)]))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 def test_head_sink_is_added_once_to_parts(isa: str) -> None:
     talk = Conversation(capacity=0, isa=isa, cache="bfloat16", rotary=False, heads=(2, 1, 256), sink=True)
     talk.remember(1200)
@@ -154,7 +155,7 @@ def test_head_sink_is_added_once_to_parts(isa: str) -> None:
         talk.turn(tokens)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize("tokens", [1, 40, 200])
 def test_query_with_all_keys_masked_by_lowest_float_weighs_them_equally(isa: str, cache: str, tokens: int) -> None:
@@ -198,7 +199,7 @@ def test_flow_kv_attention_is_same_for_one_token() -> None:
         )
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("heads", [(4, 1, 256), (6, 2, 64), (2, 2, 64)])
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_few_tokens_have_bits_of_single_steps(isa: str, heads: tuple[int, int, int], tokens: int) -> None:

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from flownpu.ops.definitions.flow_qkv_attention import reference
-from tests.ops.cpu.attention.conversation import CACHE_TYPES, SIZES, D, G, H, rope_tables
-from tests.ops.device import ISAS, run
+from tests.ops.cpu.attention.conversation import ATTENTION_ISAS, CACHE_TYPES, SIZES, D, G, H, rope_tables
+from tests.ops.device import run
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 from tests.ops.stock_onnxruntime import run as run_stock
 from tests.pairwise import pairwise
@@ -60,7 +60,7 @@ def both(
 
 @pytest.mark.parametrize(
     ("isa", "cache", "window", "text"),
-    pairwise(ISAS, list(CACHE_TYPES), [-1, 16], [(40, 40), (1, 41), (3, 50), (20, 60)]),
+    pairwise(ATTENTION_ISAS, list(CACHE_TYPES), [-1, 16], [(40, 40), (1, 41), (3, 50), (20, 60)]),
 )
 def test_shared_keys_give_bits_of_own_ones(isa: str, cache: str, window: int, text: tuple[int, int]) -> None:
     tokens, total = text
@@ -74,7 +74,7 @@ def test_shorter_row_of_a_first_prompt() -> None:
     np.testing.assert_array_equal(found[1, :23], expected[1, :23])
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 @pytest.mark.parametrize("total", [40, 41, 60, 66])
 def test_window_sized_cache_before_and_after_eviction(isa: str, total: int) -> None:
     """The newest token where a cache of 40 with a window of 16 drops 25 tokens, at 41 and 66, and where it does not."""
@@ -83,7 +83,7 @@ def test_window_sized_cache_before_and_after_eviction(isa: str, total: int) -> N
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
 def test_last_tokens_alone_equal_float64(isa: str) -> None:
     """Queries of the last token of a prompt, whose other tokens only left keys and values, as Gemma 4 computes them."""
     tokens = 40

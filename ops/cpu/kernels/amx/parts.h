@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "ops/cpu/kernels/products/amx/tiles.h"
+#include "ops/cpu/kernels/amx/tiles.h"
 #include "ops/cpu/kernels/products/dense/matmul_avx512.h"
 #include "ops/cpu/kernels/products/q4nx_matmul_avx512.h"
 

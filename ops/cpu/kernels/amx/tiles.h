@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMX's tiles, as products of int8 use them: 16 rows of 64 bytes each.
+// AMX's tiles, as products use them: 16 rows of 64 bytes each.
 //
 // dots[m][n] += sum over k of x[m][k] * w[k / 4][n][k % 4]: m < 16 rows of activations, n < 16 rows
-// of the weight, k < 64 columns. Written in assembly, because GCC 12's intrinsics do not say that
-// they read and write memory.
+// of the weight, k < 64 columns of int8; of bf16 k < 32 and w[k / 2][n][k % 2]. Written in
+// assembly, because GCC 12's intrinsics do not say that they read and write memory.
 #pragma once
 
 #include <array>
@@ -68,6 +68,11 @@ inline void dot_signed() {
 template <Tile DOTS, Tile X, Tile WEIGHTS>
 inline void dot_unsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(DOTS), "i"(X), "i"(WEIGHTS));
+}
+// Dots of bf16 in f32, denormal numbers taken as zero.
+template <Tile DOTS, Tile X, Tile WEIGHTS>
+inline void dot_bf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(DOTS), "i"(X), "i"(WEIGHTS));
 }
 
 }  // namespace

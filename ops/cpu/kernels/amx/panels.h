@@ -17,7 +17,7 @@
 
 #include <algorithm>
 
-#include "ops/cpu/kernels/products/amx/tiles.h"
+#include "ops/cpu/kernels/amx/tiles.h"
 #include "ops/cpu/kernels/products/panels/multiply.h"
 
 namespace flownpu::cpu::FLOWNPU_ISA {

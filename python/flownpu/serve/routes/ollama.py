@@ -44,12 +44,13 @@ def ollama_routes(service: Service) -> APIRouter:
     @router.get("/api/ps")
     async def running() -> dict[str, Any]:
         loaded = service.catalogue.loaded()
-        return {"models": [{**_description(service, name), "size": loaded[name].memory()} for name in loaded]}
+        names = [name for name in service.names if name in loaded]
+        return {"models": [{**_description(service, name), "size": loaded[name].memory()} for name in names]}
 
     @router.post("/api/show")
     async def show(request: OllamaShow) -> dict[str, Any]:
         name = request.model.removesuffix(":latest")
-        if (other := service.in_process.get(service.resolve(name))) is not None:
+        if (other := service.in_process.get(service.resolve(name))) is not None and service.resolve(name) in service.names:
             described = _description(service, name)
             ability = next(text for kind, text in _ABILITIES.items() if isinstance(other, kind))
             return {"details": described["details"], "modified_at": described["modified_at"], "template": ""} | {

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 def run(
     model: options.ModelFolder,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt. Without it and --file, stdin is read.")
+    ] = None,
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt. Without it and --file, stdin is read."),
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt, if it begins with a dash.")
     ] = None,
     file: Annotated[
         list[Path] | None,
@@ -53,7 +55,9 @@ def run(
 
     The text goes to stdout; the speed, and what ran where, to stderr.
     """
-    prompt = read_prompt(prompt, file or [])
+    if prompt is not None and text is not None:
+        raise typer.BadParameter("expected one prompt, got one here and another before it", param_hint="--prompt")
+    prompt = read_prompt(text if prompt is None else prompt, file or [])
     # Before the model is opened, so that an error in an image is reported at once, and its memory is freed.
     images = read_images(model, image) if image else []
     language_model = options.open_model(model, session, decoding)

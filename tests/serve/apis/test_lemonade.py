@@ -97,19 +97,19 @@ def engine(topics):
 
 
 def test_chats_completions_and_responses_are_answered(engine):
-    chat = engine.ask("/v1/chat/completions", messages=MESSAGES, max_completion_tokens=4)
+    chat = engine.ask("/v1/chat/completions", messages=MESSAGES, max_completion_tokens=4, temperature=0)
     assert (chat["model"], chat["usage"]["completion_tokens"]) == (NAME, 4)
     text = engine.ask("/v1/completions", prompt="The loop", max_tokens=2, echo=True, logprobs=1)["choices"][0]
     assert text["text"].startswith("The loop")
     assert len(text["logprobs"]["tokens"]) > 2
-    assert engine.ask("/v1/responses", input="Tell me.", max_output_tokens=4)["usage"]["output_tokens"] == 4
+    assert engine.ask("/v1/responses", input="Tell me about loops.", max_output_tokens=4, temperature=0)["usage"]["output_tokens"] == 4
     assert [one["id"] for one in engine.http.get("/v1/models").json()["data"]] == [NAME]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_stream_has_tokens_for_telemetry_and_end(engine, path):
-    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "The loop"}
-    telemetry, done = engine.stream(path, max_tokens=5, **asked)
+    asked = {"messages": MESSAGES} if "chat" in path else {"prompt": 'The "for" statement is used to'}
+    telemetry, done = engine.stream(path, max_tokens=5, temperature=0, **asked)
     assert telemetry["completion_tokens"] == 5
     assert telemetry["prompt_tokens"] > 0
     assert "cached_tokens" in telemetry["prompt_tokens_details"]

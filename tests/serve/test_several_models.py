@@ -176,7 +176,7 @@ def test_ollama_client_sends_pictures_formats_and_tools(ollama_client):
 def test_prompt_of_megabytes_is_refused_before_it_is_cut_into_tokens(server, path, fields):
     response = server.http().post(path, json={"model": "topics", **fields})
     assert response.status_code == 400
-    assert "characters long and the context holds 1500 tokens: shorten it to 4194304" in response.json()["error"]["message"]
+    assert "characters long and the context holds 1500 tokens: shorten it to" in response.text
 
 
 def test_metrics_name_models(server, client):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MOST_TEXTS = 2048
 """Texts in one request; the limit of OpenAI's API."""
 CHARACTERS = 64
-"""Characters of a text, for each token that the model takes, that are cut into tokens, which take some hundred bytes each.
+"""Characters of a text, for each token that the model takes, that are cut into tokens, of 100 bytes or more.
 Languages have one to six a token; a longer text is refused, or cut as one of too many tokens is."""
 
 
@@ -55,7 +55,9 @@ class Embedder(InProcess["EmbeddingModel"]):
                 raise invalid(str(error), "input") from error
             cut = cut or found.cut
         if cut and not truncate:
-            raise too_long(f"input.{cut[0]} is longer than the {longest} tokens that the model takes: shorten it", "input")
+            raise too_long(
+                f"input.{cut[0]} is longer than the {longest} tokens that the model takes: shorten it", "input"
+            )
         return found
 
 

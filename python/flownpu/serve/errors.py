@@ -12,7 +12,7 @@ _ANTHROPIC_KINDS = {
 }
 
 LONGEST = 2000
-"""Characters of a message. It may repeat what a client sent, which has megabytes if the client likes; its ends explain."""
+"""Characters of a message. It may repeat what a client sent, megabytes if the client likes; its ends explain."""
 
 
 class ApiError(Exception):

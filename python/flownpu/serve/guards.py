@@ -76,8 +76,8 @@ class KeyGuard:
 class BodyGuard:
     """Middleware that reads a request's whole body before the application sees the request.
 
-    A body that is too large is refused with 413, one that arrives too slowly with 408, and one that finds no room beside
-    those of other requests with 429.
+    A body that is too large is refused with 413, one that arrives too slowly with 408, and one that finds no room
+    beside those of other requests with 429.
 
     Args:
         app: the application that gets the request and its body.

@@ -45,7 +45,8 @@ def chat(
     r"""Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /exit leaves; /help shows further commands.
 
     Reads stdin line by line, also from a pipe; a message of several lines is between two \"\"\". Images belong to the
-    next message. A terminal shows answers laid out, as the Markdown that they are. Typed lines are kept in ~/.local/state/flownpu/chat_history, for the arrow keys.
+    next message. A terminal shows answers laid out, as the Markdown that they are. Typed lines are kept in
+    ~/.local/state/flownpu/chat_history, for the arrow keys.
     """
     language_model = options.open_model(model, session, decoding)
     conversation = Conversation(

@@ -30,8 +30,8 @@ from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 from flownpu.system import connect_to_parent
 
 CHARACTERS, SOME_CHARACTERS = 64, 4 * 2**20
-"""Most characters of a prompt: so many for each token of the context, or so many for any. A longer prompt is refused before
-it is cut into tokens, which takes some hundred bytes for each; languages have one to six characters a token."""
+"""Most characters of a prompt: so many for each token of the context, or so many for any. A longer one is refused
+before it is cut into tokens, which takes some hundred bytes for each; languages have one to six characters a token."""
 PROMPTS = 4
 """Prompts that are written at the same time: chat templates and tokenizers take milliseconds, and a template that takes
 seconds lets others pass."""

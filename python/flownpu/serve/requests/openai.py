@@ -83,11 +83,7 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        str
-        | Items[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
-        | None
-    ) = None
+    content: str | Items[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -260,12 +256,7 @@ class CompletionRequest(Shared):
     """The fields of /v1/completions."""
 
     # In a long list, the first wrong item is enough for the message.
-    prompt: (
-        str
-        | Items[str]
-        | Items[int]
-        | Items[Items[int]]
-    )
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     echo: bool | None = None
     """Whether the prompt comes before the answer, with `logprobs` of its own."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

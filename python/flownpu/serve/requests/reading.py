@@ -14,8 +14,8 @@ DEPTH = 128
 at a depth of 1000 calls (sys.getrecursionlimit), can walk and write every document that was read."""
 
 VALUES = 4_000_000
-"""Most values of a document, counted by the characters before them: a prompt of a million tokens, or 30 MB of prose, has
-less. In memory a value takes some 60 bytes."""
+"""Most values of a document, counted by the characters before them: a prompt of a million tokens, or 30 MB of prose,
+has less. In memory a value takes some 60 bytes."""
 KEYS = 10_000
 """Most keys of an object: twice what OpenAI's API allows in a schema. Each wrong one is an error by itself."""
 

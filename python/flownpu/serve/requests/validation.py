@@ -69,9 +69,7 @@ def _meant(errors: Sequence[Any], body: Any) -> tuple[Place, list[Any]]:
     deepest = max(len(place) for place, _, _ in places)
     errors_of = Counter(branch for _, branch, _ in places)
     fewest = min(errors_of[branch] for place, branch, _ in places if len(place) == deepest)
-    meant = [
-        (place, error) for place, branch, error in places if len(place) == deepest and errors_of[branch] == fewest
-    ]
+    meant = [(place, error) for place, branch, error in places if len(place) == deepest and errors_of[branch] == fewest]
     best = max((place for place, _ in meant), key=lambda place: [part for part in place if isinstance(part, int)])
     return best, [error for place, error in meant if place == best]
 

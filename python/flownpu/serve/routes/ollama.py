@@ -50,7 +50,8 @@ def ollama_routes(service: Service) -> APIRouter:
     @router.post("/api/show")
     async def show(request: OllamaShow) -> dict[str, Any]:
         name = request.model.removesuffix(":latest")
-        if (other := service.in_process.get(service.resolve(name))) is not None and service.resolve(name) in service.names:
+        own = service.resolve(name)
+        if (other := service.in_process.get(own)) is not None and own in service.names:
             described = _description(service, name)
             ability = next(text for kind, text in _ABILITIES.items() if isinstance(other, kind))
             return {"details": described["details"], "modified_at": described["modified_at"], "template": ""} | {

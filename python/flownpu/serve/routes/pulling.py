@@ -105,7 +105,7 @@ class _Pulls:
     """The pulls that go on: one of each model.
 
     Each has a thread of its own, since it lasts as long as the hub likes, and the event loop lends only few threads, on
-    which all other requests depend. The server's end does not wait for it: an interrupted pull leaves nothing half there.
+    which all other requests depend. The server's end does not wait: an interrupted pull leaves nothing half there.
     """
 
     def __init__(self, service: Service) -> None:
@@ -125,7 +125,9 @@ class _Pulls:
         store = _store()
         reference = store.parse(name)
         if reference is None:
-            raise invalid(f"expected a short name, or a repository as in ORGANISATION/MODEL:GGUF, got {name!r}", "model")
+            raise invalid(
+                f"expected a short name, or a repository as in ORGANISATION/MODEL:GGUF, got {name!r}", "model"
+            )
         if (pull := self._going.get(reference)) is not None:
             return pull
         if len(self._going) >= MOST:
@@ -181,7 +183,7 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
 
 
 async def _told(name: str, pull: _Pull) -> AsyncIterator[dict[str, Any]]:
-    """What there is to say of a pull, until it ends. A client that leaves ends only this."""
+    """Ollama's lines about a pull, until it ends. A client that leaves ends only these."""
     assert pull.done is not None
     yield {"status": f"pulling {name}"}
     told: dict[str, dict[str, Any]] = {}

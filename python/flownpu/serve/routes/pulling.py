@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
@@ -153,12 +154,14 @@ class _Pulls:
                 self._service.add(name, replace(settings, folder=folder))
 
         pull.done = asyncio.create_task(run())
-        pull.done.add_done_callback(lambda done: done.cancelled() or _log(name, done.exception()))
+        pull.done.add_done_callback(partial(_log, name))
         return pull
 
 
-def _log(name: str, error: BaseException | None) -> None:
-    log.info("%s: %s", ascii(name)[1:-1], "pulled" if error is None else f"cannot be pulled: {error}")
+def _log(name: str, done: "asyncio.Task[None]") -> None:
+    if not done.cancelled():
+        error = done.exception()
+        log.info("%s: %s", ascii(name)[1:-1], "pulled" if error is None else f"cannot be pulled: {error}")
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:

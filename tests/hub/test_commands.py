@@ -46,6 +46,8 @@ def test_names_stand_for_folders(hub, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().err.endswith("`hf cache rm model/someone/topics` removes its download\n")
     assert main(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"models": []}
+    assert main(["list"]) == 0
+    assert "`flownpu pull NAME`" in capsys.readouterr().err
 
 
 def test_convert_takes_a_name_and_its_own_options(hub, capsys, tmp_path):

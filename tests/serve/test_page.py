@@ -293,6 +293,39 @@ def test_message_is_edited_and_answer_made_anew(page):
     assert page.locator("#log > li").count() == 4
 
 
+def test_answers_of_several_models_stand_side_by_side(page, tmp_path):
+    """The conversation goes on with the one that is taken, also after a reload, an export and an import."""
+    say(page, QUESTION)
+    first = wait_for_answer(page)
+    page.get_by_label("Model").select_option(BAD)
+    answer_with(page, {"content": BAD})
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Another beside it").click()
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": QUESTION}]
+    assert sent.value.post_data_json["model"] == BAD
+    assert wait_for_answer(page) == BAD
+    answers = page.locator("#log .assistant section")
+    places = answers.evaluate_all("all => all.map(one => one.getBoundingClientRect()).map(({x, y}) => [x, y])")
+    assert places[0][0] < places[1][0]
+    assert places[0][1] == places[1][1]
+    page.get_by_role("button", name="Go on with this").click()
+    for _ in range(2):
+        assert answers.locator(".text").all_inner_texts() == [BAD, first]
+        assert answers.locator("h2").all_inner_texts() == [BAD, "topics"]
+        page.reload()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "More")
+    assert [one["content"] for one in sent.value.post_data_json["messages"]] == [QUESTION, BAD, "More"]
+    wait_for_answer(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    download.value.save_as(tmp_path / "kept.json")
+    page.locator("#exported").set_input_files(tmp_path / "kept.json")
+    api.expect(page.get_by_role("status")).to_have_text("1 conversation is imported.")
+    assert answers.locator(".text").all_inner_texts() == [BAD, first, BAD]
+    assert page.locator("img, script:not([src])").count() == 0
+
+
 def test_conversations_are_exported_and_imported(page, tmp_path):
     say(page, QUESTION)
     text = wait_for_answer(page)
@@ -342,7 +375,10 @@ def test_axe_finds_nothing(browser, server, scheme):
     answer_with(page, {"reasoning_content": "Hm."}, {"content": MARKDOWN}, {"tool_calls": [call]})
     say(page, QUESTION)
     wait_for_answer(page)
-    page.get_by_text("Thoughts", exact=True).click()
+    page.get_by_role("button", name="Another beside it").click()
+    api.expect(page.locator("#log .call")).to_have_count(2)
+    wait_for_answer(page)
+    page.get_by_text("Thoughts", exact=True).first.click()
     for width in (1280, 360):
         page.set_viewport_size({"width": width, "height": 700})
         found = axe.Axe().run(page).response["violations"]

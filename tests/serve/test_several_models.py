@@ -165,6 +165,20 @@ def test_ollama_client_sends_pictures_formats_and_tools(ollama_client):
     assert refused.value.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 10**6}]}),
+        ("/v1/completions", {"prompt": "word " * 10**6}),
+        ("/v1/messages/count_tokens", {"system": "word " * 10**6, "messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_prompt_of_megabytes_is_refused_before_it_is_cut_into_tokens(server, path, fields):
+    response = server.http().post(path, json={"model": "topics", **fields})
+    assert response.status_code == 400
+    assert "characters long and the context holds 1500 tokens: shorten it to" in response.text
+
+
 def test_metrics_name_models(server, client):
     def read():
         with server.http() as http:

@@ -48,8 +48,11 @@ class Catalogue:
         self._entries[name] = _Entry(settings)
 
     async def remove(self, name: str) -> None:
-        """Removes a model; requests that it answers are cut short."""
+        """Removes a model; requests that it answers are cut short, those that wait for its opening find none."""
         entry = self._entries.pop(name)
+        if entry.opening is not None:
+            entry.opening.cancel()
+            await asyncio.gather(entry.opening, return_exceptions=True)
         if entry.process is not None:
             await asyncio.to_thread(entry.process.close)
 
@@ -92,8 +95,14 @@ class Catalogue:
             return entry.process
         if entry.opening is None:
             entry.opening = asyncio.create_task(self._open(name, entry))
-        # Other requests may wait for the same model: a client that disconnects must not cancel its opening.
-        return await asyncio.shield(entry.opening)
+        opening = entry.opening
+        try:
+            # Other requests may wait for the same model: a client that disconnects must not cancel its opening.
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled() and name not in self._entries:
+                raise unknown_model(name, self.names) from None
+            raise
 
     async def _open(self, name: str, entry: _Entry) -> ModelProcess:
         try:

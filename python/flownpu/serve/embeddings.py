@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
 MOST_TEXTS = 2048
 """Texts in one request; the limit of OpenAI's API."""
+CHARACTERS = 64
+"""Characters of a text, for each token that the model takes, that are cut into tokens, of 100 bytes or more.
+Languages have one to six a token; a longer text is refused, or cut as one of too many tokens is."""
+
+
+def _beginnings(texts: list[str], longest: int) -> list[str]:
+    return [text[: CHARACTERS * longest] for text in texts]
 
 
 class Embedder(InProcess["EmbeddingModel"]):
@@ -36,14 +43,20 @@ class Embedder(InProcess["EmbeddingModel"]):
         """
         if len(texts) > MOST_TEXTS:
             raise invalid(f"expected {MOST_TEXTS} texts at most, got {len(texts)}", "input")
-        try:
-            found = await self.compute(lambda model, check: model.embed(texts, dimensions=dimensions, advance=check))
-        except FlowNPUError as error:
-            raise invalid(str(error), "input") from error
-        if found.cut and not truncate:
-            longest = (await self.load()).longest
+        longest = (await self.load()).longest
+        given = _beginnings(texts, longest)
+        cut = [index for index, text in enumerate(texts) if len(text) > len(given[index])]
+        if not cut or truncate:
+            try:
+                found = await self.compute(
+                    lambda model, check: model.embed(given, dimensions=dimensions, advance=check)
+                )
+            except FlowNPUError as error:
+                raise invalid(str(error), "input") from error
+            cut = cut or found.cut
+        if cut and not truncate:
             raise too_long(
-                f"input.{found.cut[0]} is longer than the {longest} tokens that the model takes: shorten it", "input"
+                f"input.{cut[0]} is longer than the {longest} tokens that the model takes: shorten it", "input"
             )
         return found
 
@@ -64,6 +77,7 @@ class Ranker(InProcess["Reranker"]):
         """
         if len(documents) > MOST_TEXTS:
             raise invalid(f"expected {MOST_TEXTS} documents at most, got {len(documents)}", "documents")
+        (query, *documents) = _beginnings([query, *documents], (await self.load()).longest)
         try:
             return await self.compute(lambda model, check: model.score(query, documents, advance=check))
         except FlowNPUError as error:

@@ -11,6 +11,9 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
 }
 
+LONGEST = 2000
+"""Characters of a message. It may repeat what a client sent, megabytes if the client likes; its ends explain."""
+
 
 class ApiError(Exception):
     """An error that a client receives.
@@ -32,6 +35,8 @@ class ApiError(Exception):
         parameter: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
         super().__init__(message)
         self.status = status
         self.message = message
@@ -79,9 +84,8 @@ def not_loaded(name: str, error: Exception) -> ApiError:
 
 def unknown_model(name: str, known: list[str]) -> ApiError:
     """Status 404: there is no such model."""
-    return ApiError(
-        404, f"no model {name!r} here; there is {', '.join(known)}", code="model_not_found", parameter="model"
-    )
+    there = ", ".join(known) or "none"
+    return ApiError(404, f"no model {name!r} here; there is {there}", code="model_not_found", parameter="model")
 
 
 def busy(message: str, seconds: float) -> ApiError:

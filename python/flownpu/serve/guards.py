@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from flownpu.serve.errors import ApiError
+from flownpu.serve.errors import ApiError, busy
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +20,8 @@ OPEN_PATHS = ("/health", "/", "/page/")
 """Paths that need no key: whether the server is alive, and the chat page, which asks its user for the key."""
 
 
+TOGETHER = 8
+"""How many bodies of the largest size the server holds at the same time: some 256 MiB, or thousands of usual ones."""
 LINGERING_SECONDS = 5.0
 """How long the rest of a refused body is read and dropped: a connection closed with data unread is reset, and a client
 that still sends then loses the answer that says why (RFC 9112, section 9.6). Ample for 100 MB on a local network."""
@@ -74,7 +76,8 @@ class KeyGuard:
 class BodyGuard:
     """Middleware that reads a request's whole body before the application sees the request.
 
-    A body that is too large is refused with 413, one that arrives too slowly with 408.
+    A body that is too large is refused with 413, one that arrives too slowly with 408, and one that finds no room
+    beside those of other requests with 429.
 
     Args:
         app: the application that gets the request and its body.
@@ -84,19 +87,28 @@ class BodyGuard:
     def __init__(self, app: "ASGIApp", limits: "Limits") -> None:
         self._app = app
         self._limits = limits
+        self._held = 0
+        """Bytes of the bodies of all requests that are read or answered."""
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Handles one request, as ASGI specifies."""
         if scope["type"] != "http" or scope["method"] not in {"POST", "PUT", "PATCH", "DELETE"}:
             await self._app(scope, receive, send)
             return
+        parts: list[bytes] = []
+        refused = None
         try:
-            body = await self._read(scope, receive)
+            if await self._read(parts, scope, receive):
+                await self._answer(b"".join(parts), scope, receive, send)
         except ApiError as error:
-            await self._refuse(error, scope, receive, send)
-            return
-        if body is None:
-            return  # the client has disconnected
+            refused = error
+        finally:
+            self._held -= sum(map(len, parts))
+            parts.clear()
+        if refused is not None:
+            await self._refuse(refused, scope, receive, send)
+
+    async def _answer(self, body: bytes, scope: "Scope", receive: "Receive", send: "Send") -> None:
         first = True
 
         async def again() -> "Message":
@@ -121,7 +133,8 @@ class BodyGuard:
                     pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _read(self, scope: "Scope", receive: "Receive") -> bytes | None:
+    async def _read(self, parts: list[bytes], scope: "Scope", receive: "Receive") -> bool:
+        """Adds the body's parts to a list; false if the client has disconnected."""
         limit, seconds = self._limits.body_bytes, self._limits.body_seconds
         closing = {"Connection": "close"}
         large = ApiError(
@@ -130,21 +143,24 @@ class BodyGuard:
         declared = Headers(scope=scope).get("content-length", "")
         if declared.isdecimal() and int(declared) > limit:
             raise large
-        parts, size = [], 0
+        size = 0
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
+                        return False
+                    part = message.get("body", b"")
+                    size += len(part)
                     if size > limit:
                         raise large
+                    if self._held + len(part) > TOGETHER * limit:
+                        raise busy("the bodies of all requests together are too large: try again later", 10)
+                    parts.append(part)
+                    self._held += len(part)
                     if not message.get("more_body", False):
-                        break
+                        return True
         except TimeoutError:
             raise ApiError(
                 408, f"the body did not arrive within {seconds:.0f} s", code="too_slow", headers=closing
             ) from None
-        return b"".join(parts)

@@ -97,14 +97,20 @@ class Models:
             ApiError: there is no model of that name, or it does something else.
         """
         name = self.resolve(name)
-        if name not in self._chats:
+        if name not in self._chats or not self._is_there(name):
             raise self._unfit(name, ChatModel)
         return self._chats[name]
 
+    def _is_there(self, name: str) -> bool:
+        """Whether a model's folder is: `flownpu remove` may have removed it since."""
+        return name in self.models and self.models[name].folder.is_dir()
+
     @property
     def names(self) -> list[str]:
-        """All models' names, in the order in which they were given, then aliases."""
-        return [*self.models, *(alias for alias in self.settings.aliases if alias != "*")]
+        """The names of all models that are there, in the order in which they were given, then aliases."""
+        aliases = self.settings.aliases.items()
+        there = [name for name in self.models if self._is_there(name)]
+        return [*there, *(alias for alias, name in aliases if alias != "*" and name in there)]
 
     def context_length(self, name: str) -> int | None:
         """Tokens that a prompt and its answer may have together; None for models that generate no texts.
@@ -113,7 +119,7 @@ class Models:
             ApiError: there is no model of that name.
         """
         name = self.resolve(name)
-        if name in self.in_process:
+        if name in self.in_process and self._is_there(name):
             return None
         folder = self.model(name).folder
         return min(self.models[name].context, int(read_genai_config(folder)["model"]["context_length"]))
@@ -138,13 +144,13 @@ class Models:
             ApiError: there is no model of that name, or it does something else.
         """
         found = self.in_process.get(self.resolve(name))
-        if not isinstance(found, kind):
+        if not isinstance(found, kind) or not self._is_there(self.resolve(name)):
             raise self._unfit(name, kind)
         return found
 
     def _unfit(self, name: str, wanted: type) -> ApiError:
         """The error that a model does something else than wanted, or that there is none of that name."""
-        if self.resolve(name) not in self.models:
+        if not self._is_there(self.resolve(name)):
             return unknown_model(name, self.names)
         kinds = {other: type({**self._chats, **self.in_process}[other]) for other in self.models}
         does, route = _ABILITIES[kinds[self.resolve(name)]]

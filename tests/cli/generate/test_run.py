@@ -54,6 +54,15 @@ def test_run_text_equals_genai(flownpu, model, plain_model):
     assert done.out == reference(plain_model, encode(plain_model, PROMPT, special=True), 20) + "\n"
 
 
+def test_prompt_stands_behind_model_or_behind_its_option(flownpu, model):
+    asked = (*CPU, "--max-new-tokens", 6, "--temperature", 0)
+    given = flownpu("run", model, PROMPT, *asked)
+    assert (given.code, given.out) == (0, flownpu("run", model, "-p", PROMPT, *asked).out)
+    twice = flownpu("run", model, PROMPT, "-p", PROMPT, *asked)
+    assert twice.code == 2
+    assert "expected one prompt" in twice.err
+
+
 def test_prompt_is_user_turn_of_chat_template(flownpu, model, plain_model):
     done = flownpu("run", model, "-p", PROMPT, "--max-new-tokens", 20, "--temperature", 0, *STOCK)
     turn = f"<bos><start_of_turn>user\n{PROMPT}<end_of_turn>\n<start_of_turn>model\n"

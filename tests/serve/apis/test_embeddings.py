@@ -108,6 +108,30 @@ def test_text_too_long_is_refused_like_openai(server: Server) -> None:
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "input")
 
 
+def test_text_of_megabytes_takes_little_memory(server: Server) -> None:
+    """Its tokens would take a gigabyte; what is far behind the last token that counts is not cut into tokens."""
+
+    def peak() -> int:
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+    client = ollama.Client(host=server.address)
+    client.embed("embeds", "x")
+    server.http().post("/v1/rerank", json={"model": "scores", "query": "a", "documents": ["b"]})
+    before = peak()
+    few, many = "word " * 200, "word " * 5_000_000
+    vectors = [client.embed("embeds", text).embeddings for text in (few, many)]
+    np.testing.assert_array_equal(*map(np.array, vectors))
+    scores = [
+        server.http().post("/v1/rerank", json={"model": "scores", "query": "a", "documents": [text]}).json()["results"]
+        for text in (few, many)
+    ]
+    assert scores[0] == scores[1]
+    with pytest.raises(openai.BadRequestError, match=r"input\.0 is longer than the 64 tokens"):
+        server.openai().embeddings.create(model="embeds", input=many)
+    assert peak() - before < 400 * 2**20  # the body, its text and its parts; with all tokens 1.1 GB
+
+
 def test_embedding_model_does_not_chat(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="the model embeds embeds texts: ask /v1/embeddings"):
         server.openai().chat.completions.create(model="embeds", messages=[{"role": "user", "content": "x"}])

@@ -4,6 +4,8 @@
 import asyncio
 import json
 import time
+from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,37 +15,86 @@ from flownpu.generate.language_model import Sampling
 from flownpu.generate.penalties import Penalties
 from flownpu.serve.application import application
 from flownpu.serve.errors import ApiError
+from flownpu.serve.guards import TOGETHER
+from flownpu.serve.processes.protocol import ModelSettings
 from flownpu.serve.requests.ollama import OllamaChat
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest
 from flownpu.serve.requests.responses import ResponsesRequest
 from flownpu.serve.requests.validation import validated
-from flownpu.serve.routes.anthropic import anthropic_routes
-from flownpu.serve.routes.embeddings import embeddings_routes
-from flownpu.serve.routes.ollama import ollama_routes
-from flownpu.serve.routes.openai import openai_routes
-from flownpu.serve.routes.responses import responses_routes
 from flownpu.serve.service import Service
-from flownpu.serve.settings import ServerSettings
+from flownpu.serve.settings import Limits, ServerSettings
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+FUNCTION = {"name": "find", "description": "Finds it.", "parameters": {"type": "object"}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+SAMPLING = {"temperature": 0.5, "top_p": 0.9, "stream": True}
+# A valid body of each route, with every field that holds others.
 BODIES = {
-    "/v1/chat/completions": {"model": "other", "messages": MESSAGES},
-    "/v1/completions": {"model": "other", "prompt": "hi"},
-    "/v1/messages": {"model": "other", "messages": MESSAGES, "max_tokens": 5},
-    "/v1/messages/count_tokens": {"model": "other", "messages": MESSAGES},
-    "/v1/responses": {"model": "other", "input": "hi"},
-    "/v1/embeddings": {"model": "other", "input": "hi"},
-    "/api/chat": {"model": "other", "messages": MESSAGES},
-    "/api/generate": {"model": "other", "prompt": "hi"},
-    "/api/embed": {"model": "other", "input": "hi"},
+    "/v1/chat/completions": SAMPLING
+    | {
+        "model": "other",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, *MESSAGES],
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "find"}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
+        "logit_bias": {"5": 1},
+        "stop": ["x"],
+        "stream_options": {"include_usage": True},
+        "chat_template_kwargs": {"a": 1},
+        "max_tokens": -1,
+    },
+    "/v1/completions": SAMPLING | {"model": "other", "prompt": [[2, 3]], "stop": ["x"], "logprobs": 1, "echo": True},
+    "/v1/messages": SAMPLING
+    | {
+        "model": "other",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "x"}}]}],
+        "system": [{"type": "text", "text": "hi"}],
+        "tools": [{"type": "custom", "name": "find", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "tool", "name": "find"},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "stop_sequences": ["x"],
+        "metadata": {"user_id": "x"},
+        "max_tokens": -1,
+    },
+    "/v1/messages/count_tokens": {"model": "other", "messages": MESSAGES, "system": "hi"},
+    "/v1/responses": SAMPLING
+    | {
+        "model": "other",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "function_call", "call_id": "1", "name": "find", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "x"},
+        ],
+        "tools": [{"type": "function", **FUNCTION}],
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        "reasoning": {"effort": "low"},
+        "include": ["reasoning.encrypted_content"],
+    },
+    "/v1/embeddings": {"model": "other", "input": ["hi"], "dimensions": 8},
+    "/v1/rerank": {"model": "other", "query": "hi", "documents": ["a", {"text": "b"}], "top_n": 1},
+    "/v1/images/generations": {"model": "other", "prompt": "hi", "size": "64x64", "steps": 2, "seed": 1},
+    "/api/chat": {
+        "model": "other",
+        "messages": [{"role": "user", "content": "hi", "images": ["x"]}, {"role": "assistant", "tool_calls": []}],
+        "tools": TOOLS,
+        "options": {"temperature": 0.5, "stop": ["x"]},
+        "keep_alive": "5m",
+    },
+    "/api/generate": {"model": "other", "prompt": "hi", "options": {"num_predict": 2}, "format": {"type": "object"}},
+    "/api/embed": {"model": "other", "input": ["hi"], "options": {"num_ctx": 5}},
     "/api/embeddings": {"model": "other", "prompt": "hi"},
     "/api/show": {"model": "other"},
-    "/v1/rerank": {"model": "other", "query": "hi", "documents": ["a"]},
+    "/api/pull": {"model": "other"},
+    "/api/delete": {"model": "other"},
+    "/api/create": {"model": "other", "from": "hi", "parameters": {"temperature": 1}},
 }
+METHODS = {"/api/delete": "DELETE"}
+REFUSED = {"/api/pull": "expected a short name", "/api/create": "makes no model 'other' of a Modelfile"}
 # Content types of `curl -d`, of a client without a header, and of a web page that need not ask.
 KINDS = ["application/x-www-form-urlencoded", None, "text/plain", "multipart/form-data; boundary=x", "nonsense"]
 ORIGIN = "https://chat.example"
-APPLICATION = application(Service(ServerSettings({}, origins=(ORIGIN,))))
+PULLED = ModelSettings(Path())
+APPLICATION = application(Service(ServerSettings({}, origins=(ORIGIN,), pulled=PULLED)))
 
 
 def send(method, path, settings=None, **request):
@@ -59,9 +110,7 @@ def send(method, path, settings=None, **request):
 
 
 def test_valid_bodies_cover_every_path_with_body():
-    service = Service(ServerSettings({}))
-    makers = (openai_routes, anthropic_routes, embeddings_routes, responses_routes, ollama_routes)
-    paths = {route.path for make in makers for route in make(service).routes if "POST" in route.methods}
+    paths = {path for path, methods in APPLICATION.openapi()["paths"].items() if {"post", "delete"} & methods.keys()}
     assert paths == BODIES.keys()
 
 
@@ -69,9 +118,9 @@ def test_valid_bodies_cover_every_path_with_body():
 @pytest.mark.parametrize("path", BODIES)
 def test_body_of_any_type_is_json_where_no_web_page_sends_it(path, kind):
     headers = {} if kind is None else {"Content-Type": kind}
-    response = send("POST", path, content=json.dumps(BODIES[path]), headers=headers)
-    assert response.status_code == 404, response.text
-    assert "no model 'other' here" in response.text
+    response = send(METHODS.get(path, "POST"), path, content=json.dumps(BODIES[path]), headers=headers)
+    assert response.status_code == (400 if path in REFUSED else 404), response.text
+    assert REFUSED.get(path, "no model 'other' here; there is none") in response.text
 
 
 @pytest.mark.parametrize("origin", [ORIGIN, "null", "https://other.example", "http://localhost"])
@@ -80,7 +129,7 @@ def test_body_of_any_type_is_json_where_no_web_page_sends_it(path, kind):
 def test_body_of_another_type_from_web_page_is_refused(path, kind, origin):
     """A page of any origin can make a browser send such a body."""
     headers = {"Origin": origin} if kind is None else {"Origin": origin, "Content-Type": kind}
-    response = send("POST", path, content=json.dumps(BODIES[path]), headers=headers)
+    response = send(METHODS.get(path, "POST"), path, content=json.dumps(BODIES[path]), headers=headers)
     assert response.status_code == 400
     assert "with the header Content-Type: application/json" in response.text
 
@@ -107,19 +156,111 @@ def test_json_from_web_page_is_taken(kind):
         (b'{"model": "m",}', "the body is not JSON"),
         (b"\0", "the body is"),
         (b'{"model": "m", "input": [', "the body is not JSON"),
+        (b"[" + b"[]," * 2_000_000 + b"[]]", "the body is too large: expected 4000000 values at most"),
+        (
+            json.dumps(dict.fromkeys(map(str, range(10_001)))).encode(),
+            "the body is too large: an object has 10001 keys",
+        ),
     ],
 )
 def test_body_unfit_for_json_answer_is_refused(content, message):
-    response = send("POST", "/v1/responses", content=content)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert message in error["message"]
-    assert error["code"] == "invalid_json"
+    for path in BODIES:
+        response = send(METHODS.get(path, "POST"), path, content=content)
+        assert response.status_code == 400, path
+        error = response.json()["error"]
+        assert message in (error if isinstance(error, str) else error["message"]), path
+    assert send("POST", "/v1/responses", content=content).json()["error"]["code"] == "invalid_json"
 
 
-@pytest.mark.parametrize("content", [b"", b'"text"'])
-def test_body_without_object_is_refused(content):
-    assert "expected a JSON object" in send("POST", "/v1/responses", content=content).json()["error"]["message"]
+def places(value, before=()):
+    """The keys and indices of all values in a document, but for the document itself."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for part, each in parts:
+        yield (*before, part)
+        yield from places(each, (*before, part))
+
+
+def changed(value, place, to):
+    """A copy of a document with another value, or none (...), at a place."""
+    if not place:
+        return to
+    part, *rest = place
+    items = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    items[part] = changed(items[part], rest, to)
+    if items[part] is ...:
+        del items[part]
+    return items if isinstance(value, dict) else list(items.values())
+
+
+HOSTILE = [
+    None, True, -1, 0, 2**63, 10**30, 1e308, 0.5, "", "x", "\0", "../../etc/passwd", "a/../../b", "nan",
+    "\u202ex", "a" * 10_000, [], [None], [[]], [0] * 1000, {}, {"": None}, {"a": {"b": [1]}},
+]  # fmt: skip
+UNKNOWN = {f"k{number}": 0 for number in range(9_000)}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_hostile_value_in_any_place_is_answered_with_sentence_in_time(path):
+    """Either the body is still valid, and there is no such model, or the error says what was expected."""
+    valid, method = BODIES[path], METHODS.get(path, "POST")
+    bodies = [changed(valid, place, value) for place in places(valid) for value in (*HOSTILE, ...)]
+    bodies += [value for value in HOSTILE if not isinstance(value, dict)]
+    objects = [place for place in ((), *places(valid)) if isinstance(at(valid, place), dict)]
+    bodies += [changed(valid, place, {**at(valid, place), **UNKNOWN}) for place in objects]
+    statuses = Counter()
+    for body in bodies:
+        started = time.process_time()
+        response = send(method, path, json=body)
+        shown = f"{json.dumps(body)[:300]}: {response.status_code} {response.text[:300]}"
+        assert 400 <= response.status_code < 500, shown
+        error = response.json()["error"]
+        assert 10 < len(error if isinstance(error, str) else error["message"]) < 2500, shown
+        assert time.process_time() - started < 5, shown  # minutes before errors were bounded
+        statuses[response.status_code] += 1
+    assert statuses[400] > len(HOSTILE) // 2
+
+
+def at(value, place):
+    for part in place:
+        value = value[part]
+    return value
+
+
+@pytest.mark.parametrize("item", [0, "a", {}])
+@pytest.mark.parametrize("path", BODIES)
+def test_list_of_many_wrong_items_gives_one_error(path, item):
+    """An error takes a hundred times the memory of an item, and a body may have millions."""
+    valid = BODIES[path]
+    for place in places(valid):
+        if isinstance(at(valid, place), list):
+            started = time.process_time()
+            send("POST", path, json=changed(valid, place, [item] * 100_000))
+            assert time.process_time() - started < 5, place
+
+
+def test_bodies_together_have_bound():
+    """Bodies that are held while others arrive: the one for which there is no room is refused, the others go on."""
+    settings = ServerSettings({}, Limits(body_bytes=1000))
+
+    async def exchange():
+        app = application(Service(settings))
+        go_on = asyncio.Event()
+
+        async def slowly():
+            yield b" " * 900
+            await go_on.wait()
+            yield b"{}"
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            held = [asyncio.create_task(client.post("/api/show", content=slowly())) for _ in range(TOGETHER)]
+            await asyncio.sleep(0.2)
+            refused = await client.post("/api/show", content=b" " * 900)
+            go_on.set()
+            return refused, await asyncio.gather(*held), await client.post("/api/show", content=b" " * 900)
+
+    refused, held, after = asyncio.run(exchange())
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "10")
+    assert {one.status_code for one in (*held, after)} == {400}
 
 
 def test_body_with_pairs_of_surrogates_is_taken():

@@ -34,6 +34,9 @@ def chat(
     context: Annotated[
         int, typer.Option(min=2, help="Tokens that the conversation may grow to: the size of the KV cache.")
     ] = 4096,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show answers as they are written, not laid out as Markdown.")
+    ] = False,
     *,
     sampling: options.SamplingOptions,
     decoding: options.DecodingOptions,
@@ -42,7 +45,8 @@ def chat(
     r"""Hold a conversation. Ctrl-C stops a reply, /reset begins anew, /exit leaves; /help shows further commands.
 
     Reads stdin line by line, also from a pipe; a message of several lines is between two \"\"\". Images belong to the
-    next message. Typed lines are kept in ~/.local/state/flownpu/chat_history, for the arrow keys.
+    next message. A terminal shows answers laid out, as the Markdown that they are. Typed lines are kept in
+    ~/.local/state/flownpu/chat_history, for the arrow keys.
     """
     language_model = options.open_model(model, session, decoding)
     conversation = Conversation(
@@ -58,7 +62,7 @@ def chat(
         status("This model has no chat template: it continues the text of your turns and of its own.")
     read_all_bytes()
     remember_lines()
-    talk = _Talk(conversation)
+    talk = _Talk(conversation, markdown=not plain)
     going_on = True
     while going_on:
         try:
@@ -73,6 +77,7 @@ class _Talk:
     """A conversation that a terminal's lines control."""
 
     conversation: Conversation
+    markdown: bool
     images: "list[PreparedImage]" = field(default_factory=list)
     """Images that go with the next message."""
 
@@ -140,7 +145,7 @@ class _Talk:
         try:
             # The stream is closed at once on an interrupt, so that the conversation keeps the text so far.
             with contextlib.closing(self.conversation.reply(text, timing, images)) as pieces:
-                print_answer(pieces, images)
+                print_answer(pieces, images, markdown=self.markdown)
         except KeyboardInterrupt:
             status("\n(stopped)")
         except FlowNPUError as error:

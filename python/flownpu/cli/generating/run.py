@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from flownpu.cli import options
 from flownpu.cli.generating.prompt_texts import read_prompt
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 def run(
     model: options.ModelFolder,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt. Without it and --file, stdin is read.")
+    ] = None,
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt. Without it and --file, stdin is read."),
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt, if it begins with a dash.")
     ] = None,
     file: Annotated[
         list[Path] | None,
@@ -52,7 +55,9 @@ def run(
 
     The text goes to stdout; the speed, and what ran where, to stderr.
     """
-    prompt = read_prompt(prompt, file or [])
+    if prompt is not None and text is not None:
+        raise typer.BadParameter("expected one prompt, got one here and another before it", param_hint="--prompt")
+    prompt = read_prompt(text if prompt is None else prompt, file or [])
     # Before the model is opened, so that an error in an image is reported at once, and its memory is freed.
     images = read_images(model, image) if image else []
     language_model = options.open_model(model, session, decoding)
@@ -78,11 +83,27 @@ def placements(language_model: LanguageModel) -> list[str]:
     return [f"Images: {vision['summary']}", f"Text: {decoder['summary']}"]
 
 
-def print_answer(pieces: "Iterator[str]", images: "Sequence[PreparedImage]") -> None:
-    """Writes an answer to stdout piece by piece; shows that the prompt is being read until the first piece comes."""
+CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+"""Characters that would command a terminal, for `str.translate`; a text may have been told to contain them."""
+
+
+def print_answer(pieces: "Iterator[str]", images: "Sequence[PreparedImage]", *, markdown: bool = False) -> None:
+    """Writes an answer to stdout piece by piece; shows that the prompt is being read until the first piece comes.
+
+    A terminal gets no control characters, and Markdown laid out if `markdown` is true.
+    """
     with waiting(_reading(images)):
         first = next(pieces, "")
-    for piece in itertools.chain([first], pieces, ["\n"]):
+    pieces = itertools.chain([first], pieces)
+    if sys.stdout.isatty():
+        pieces = (piece.translate(CONTROLS) for piece in pieces)
+        console = Console(highlight=False)
+        if markdown and not console.is_dumb_terminal:
+            from flownpu.cli.generating.shown_markdown import show_markdown  # noqa: PLC0415 imports take 0.1 s
+
+            show_markdown(pieces, console)
+            return
+    for piece in itertools.chain(pieces, ["\n"]):
         sys.stdout.write(piece)
         sys.stdout.flush()
 

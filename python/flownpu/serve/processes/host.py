@@ -29,6 +29,9 @@ from flownpu.model.folder import read_genai_config
 from flownpu.serve.processes.protocol import ModelFacts, ModelSettings, Question
 from flownpu.system import connect_to_parent
 
+CHARACTERS, SOME_CHARACTERS = 64, 4 * 2**20
+"""Most characters of a prompt: so many for each token of the context, or so many for any. A longer one is refused
+before it is cut into tokens, which takes some hundred bytes for each; languages have one to six characters a token."""
 PROMPTS = 4
 """Prompts that are written at the same time: chat templates and tokenizers take milliseconds, and a template that takes
 seconds lets others pass."""
@@ -120,6 +123,17 @@ class _Host:
                 return  # the server is gone; `run` ends by itself
 
 
+def _characters(value: Any) -> int:
+    """The characters of all texts in a value of lists and objects."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    if isinstance(value, list | tuple) and not (value and isinstance(value[0], int)):
+        return sum(map(_characters, value))
+    return 0
+
+
 def _request(question: Question, worker: Worker) -> Request:
     """A question as a request in tokens.
 
@@ -132,6 +146,12 @@ def _request(question: Question, worker: Worker) -> Request:
         raise ContextLengthError(
             f"the conversation has {len(prompt)} turns, and the context holds {worker.context_length} tokens, the "
             "answer included: shorten the conversation"
+        )
+    most_characters = max(CHARACTERS * worker.context_length, SOME_CHARACTERS)
+    if (characters := _characters([question.prompt, question.tools])) > most_characters:
+        raise ContextLengthError(
+            f"the prompt is {characters} characters long and the context holds {worker.context_length} tokens: shorten "
+            f"it to {most_characters} characters at most"
         )
     tokens = _tokens(question, worker.model)
     room = worker.context_length - len(tokens)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
-from flownpu.serve.requests.openai import ChatRequest, Number, Portion, Stop, Strict
+from flownpu.serve.requests.openai import ChatRequest, Items, Most, Number, Portion, Stop, Strict
 from flownpu.serve.requests.validation import validated
 
 USUAL_EFFORT = "high"
@@ -69,7 +69,7 @@ class Document(Strict):
     citations: NoCitations | None = None
 
 
-Parts = str | Annotated[list[Annotated[Text | Image | Document, Field(discriminator="type")]], Field(fail_fast=True)]
+Parts = str | Items[Annotated[Text | Image | Document, Field(discriminator="type")]]
 
 
 class ToolUse(Strict):
@@ -115,7 +115,7 @@ class Turn(Strict):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(fail_fast=True)]
+    content: str | Items[Block]
 
 
 class Tool(Strict):
@@ -138,8 +138,9 @@ class BuiltInTool(Strict):
 
 
 def _tool_kind(tool: Any) -> str:
+    # In a tuple, since no set can be asked for a list, which a client may send.
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "custom" if kind in {None, "custom"} else "built-in"
+    return "custom" if kind in (None, "custom") else "built-in"
 
 
 AnyTool = Annotated[Annotated[Tool, Tag("custom")] | Annotated[BuiltInTool, Tag("built-in")], Discriminator(_tool_kind)]
@@ -194,8 +195,8 @@ class CountRequest(Strict):
     messages: Annotated[
         list[Turn], Field(min_length=1, max_length=100_000, fail_fast=True), AfterValidator(_ends_with_user)
     ]
-    system: str | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[AnyTool], Field(fail_fast=True)] | None = None
+    system: str | Items[Text] | None = None
+    tools: Items[AnyTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingChoice | None = None
     output_config: OutputConfig | None = None
@@ -257,7 +258,7 @@ class CountRequest(Strict):
 class MessagesRequest(CountRequest):
     """The fields of /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=0)]
+    max_tokens: Most
     stream: bool = False
     temperature: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_p: Portion | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from flownpu.serve.requests.openai import Strict
+from flownpu.serve.requests.openai import Items, Strict
 
 # In a long list, the first wrong item is enough for the message.
 Texts = Annotated[list[str], Field(min_length=1, fail_fast=True)]
@@ -28,7 +28,7 @@ class OllamaEmbed(Strict):
     """Ollama's /api/embed."""
 
     model: str
-    input: str | Annotated[list[str], Field(fail_fast=True)]
+    input: str | Items[str]
     truncate: bool = True
     """Whether texts that are too long are cut; else they are refused."""
     dimensions: Annotated[int, Field(ge=1)] | None = None

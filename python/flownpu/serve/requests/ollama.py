@@ -14,6 +14,7 @@ from flownpu.serve.errors import invalid
 from flownpu.serve.requests.openai import (
     ChatRequest,
     CompletionRequest,
+    Items,
     Number,
     Penalty,
     Portion,
@@ -108,9 +109,9 @@ class OllamaMessage(Strict):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
-    images: list[str] | None = None
+    images: Items[str] | None = None
     """Files in base64."""
-    tool_calls: list[OllamaCall] | None = None
+    tool_calls: Items[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
     thinking: str | None = None
@@ -199,7 +200,7 @@ class OllamaChat(OllamaShared):
     """The fields of /api/chat."""
 
     messages: list[OllamaMessage] = Field(default_factory=list, fail_fast=True)
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
 
     def request(self) -> ChatRequest:
         """The request as one of OpenAI's API.
@@ -217,7 +218,7 @@ class OllamaGenerate(OllamaShared):
 
     prompt: str = ""
     system: str | None = None
-    images: list[str] | None = None
+    images: Items[str] | None = None
     raw: bool | None = None
     """The prompt is taken as it is."""
     suffix: Literal[""] | None = None

@@ -5,7 +5,7 @@ An unsupported field that could change an answer is refused, unless its value as
 change no answer. Other unknown fields are an error.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -23,6 +23,11 @@ HINTS = frozenset(
     "allowed_callers defer_loading detail eager_input_streaming input_examples".split()
 )
 """Fields that change no answer of this server, whatever object of a request has them, and whatever their value is."""
+
+
+Kind = TypeVar("Kind")
+Items = Annotated[list[Kind], Field(fail_fast=True)]
+"""A list whose first wrong item is enough for the message: errors take a hundred times an item's memory."""
 
 
 class Strict(BaseModel):
@@ -78,13 +83,9 @@ class Message(Strict):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        str
-        | Annotated[list[Annotated[TextPart | ImagePart, Field(discriminator="type")]], Field(fail_fast=True)]
-        | None
-    ) = None
+    content: str | Items[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     """The thoughts of an answer, which clients may send back with the conversation."""
@@ -235,7 +236,7 @@ class ChatRequest(Shared):
     response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
         None
     )
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
@@ -243,7 +244,7 @@ class ChatRequest(Shared):
     enable_thinking: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
     """Variables for the chat template. 32 is three times what any public template reads."""
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -255,12 +256,7 @@ class CompletionRequest(Shared):
     """The fields of /v1/completions."""
 
     # In a long list, the first wrong item is enough for the message.
-    prompt: (
-        str
-        | Annotated[list[str], Field(fail_fast=True)]
-        | Annotated[list[int], Field(fail_fast=True)]
-        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
-    )
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     echo: bool | None = None
     """Whether the prompt comes before the answer, with `logprobs` of its own."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

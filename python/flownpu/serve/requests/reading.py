@@ -13,6 +13,12 @@ DEPTH = 128
 """Most levels of objects and lists: ten times what OpenAI's API allows schemas, and few enough that Python, which stops
 at a depth of 1000 calls (sys.getrecursionlimit), can walk and write every document that was read."""
 
+VALUES = 4_000_000
+"""Most values of a document, counted by the characters before them: a prompt of a million tokens, or 30 MB of prose,
+has less. In memory a value takes some 60 bytes."""
+KEYS = 10_000
+"""Most keys of an object: twice what OpenAI's API allows in a schema. Each wrong one is an error by itself."""
+
 
 def read_document(content: bytes) -> Any:
     """The value of a JSON text (RFC 8259); a byte order mark before it is dropped.
@@ -22,6 +28,8 @@ def read_document(content: bytes) -> Any:
     """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:4]:
         raise FlowNPUError("UTF-16: expected UTF-8 (`iconv -f utf-16 -t utf-8` converts it)")
+    if sum(map(content.count, (b",", b"[", b"{"))) > VALUES:
+        raise FlowNPUError(f"too large: expected {VALUES} values at most")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -67,6 +75,8 @@ def _check(value: Any) -> None:
                 if math.isinf(each):
                     raise FlowNPUError(f"not JSON that is read here: a number is beyond {sys.float_info.max:.1e}")
             elif isinstance(each, dict):
+                if len(each) > KEYS:
+                    raise FlowNPUError(f"too large: an object has {len(each)} keys, and {KEYS} are expected at most")
                 below += each.keys()
                 below += each.values()
             elif isinstance(each, list):

@@ -13,6 +13,7 @@ from flownpu.serve.requests.openai import (
     ChatRequest,
     Function,
     FunctionName,
+    Items,
     JsonObjectFormat,
     JsonSchema,
     Most,
@@ -39,7 +40,7 @@ class InputImage(Strict):
     image_url: str
 
 
-Content = str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
+Content = str | Items[Annotated[InputText | InputImage, Field(discriminator="type")]]
 
 
 def _content(content: Content) -> Any:
@@ -108,7 +109,7 @@ class ReasoningItem(Item):
     """The thoughts of an earlier answer. A summary or encrypted content of another server is no text of the model's."""
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] | None = None
+    content: Items[ReasoningText] | None = None
 
     def document(self) -> dict[str, Any]:
         """The beginning of a turn of a chat."""
@@ -172,8 +173,9 @@ class BuiltInTool(Item):
 
 
 def _tool_kind(tool: Any) -> str:
+    # In a tuple, since no set can be asked for a list, which a client may send.
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "function" if kind in {"function", None} else "built-in"
+    return "function" if kind in ("function", None) else "built-in"
 
 
 AnyTool = Annotated[
@@ -225,11 +227,11 @@ class ResponsesRequest(Strict):
     top_p: Portion | None = None
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: list[AnyTool] | None = None
+    tools: Items[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    include: Annotated[list[str], AfterValidator(_without_logprobs)] | None = None
+    include: Annotated[Items[str], AfterValidator(_without_logprobs)] | None = None
     # Fields for features that the server lacks.
     previous_response_id: None = None
     conversation: None = None

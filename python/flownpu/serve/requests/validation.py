@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The error that a client receives for a request that pydantic refuses: the field's name, and the required value."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -66,11 +67,9 @@ def _meant(errors: Sequence[Any], body: Any) -> tuple[Place, list[Any]]:
         place = _place(location, body, is_missing=error["type"] == "missing")
         places.append((place, tuple(part for part in location if part not in place), error))
     deepest = max(len(place) for place, _, _ in places)
-    branches = [branch for _, branch, _ in places]
-    fewest = min(branches.count(branch) for place, branch, _ in places if len(place) == deepest)
-    meant = [
-        (place, error) for place, branch, error in places if len(place) == deepest and branches.count(branch) == fewest
-    ]
+    errors_of = Counter(branch for _, branch, _ in places)
+    fewest = min(errors_of[branch] for place, branch, _ in places if len(place) == deepest)
+    meant = [(place, error) for place, branch, error in places if len(place) == deepest and errors_of[branch] == fewest]
     best = max((place for place, _ in meant), key=lambda place: [part for part in place if isinstance(part, int)])
     return best, [error for place, error in meant if place == best]
 

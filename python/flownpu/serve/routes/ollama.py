@@ -44,12 +44,14 @@ def ollama_routes(service: Service) -> APIRouter:
     @router.get("/api/ps")
     async def running() -> dict[str, Any]:
         loaded = service.catalogue.loaded()
-        return {"models": [{**_description(service, name), "size": loaded[name].memory()} for name in loaded]}
+        names = [name for name in service.names if name in loaded]
+        return {"models": [{**_description(service, name), "size": loaded[name].memory()} for name in names]}
 
     @router.post("/api/show")
     async def show(request: OllamaShow) -> dict[str, Any]:
         name = request.model.removesuffix(":latest")
-        if (other := service.in_process.get(service.resolve(name))) is not None:
+        own = service.resolve(name)
+        if (other := service.in_process.get(own)) is not None and own in service.names:
             described = _description(service, name)
             ability = next(text for kind, text in _ABILITIES.items() if isinstance(other, kind))
             return {"details": described["details"], "modified_at": described["modified_at"], "template": ""} | {

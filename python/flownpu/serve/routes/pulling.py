@@ -2,16 +2,19 @@
 """Ollama's /api/pull and /api/delete, where the server allows them; /api/create is refused."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from dataclasses import replace
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from flownpu.errors import FlowNPUError, require
-from flownpu.serve.errors import ApiError, invalid, unknown_model
+from flownpu.serve.errors import ApiError, busy, invalid, unknown_model
 from flownpu.serve.processes.protocol import ModelSettings
 from flownpu.serve.requests.pulling import NamedModel, OllamaCreate, OllamaPull
 from flownpu.serve.routes.json_route import JsonRoute
@@ -21,17 +24,22 @@ from flownpu.serve.streams import line_stream, unless_gone
 if TYPE_CHECKING:
     from flownpu.convert.progress import Progress
 
+log = logging.getLogger(__name__)
+
 SECONDS = 0.2
-"""Between two lines about a stage of a pull."""
+"""Between two looks at how far a pull is."""
+MOST = 4
+"""Pulls at the same time: a download may fill the line, a conversion all cores."""
 
 
 def pulling_routes(service: Service) -> APIRouter:
     """The routes that change which models a server has."""
     router = APIRouter(route_class=JsonRoute)
+    pulls = _Pulls(service)
 
     @router.post("/api/pull")
     async def pull(request: OllamaPull, connection: Request) -> Response:
-        documents = _pulled(service, request.plain, _allowed(service))
+        documents = _told(request.plain, pulls.begin(request.plain, _allowed(service)))
         if request.stream is not False:
             return line_stream(documents, {}, lambda: {"status": f"pulling {request.plain}"})
         return JSONResponse(await unless_gone(connection, _last(documents)))
@@ -42,11 +50,18 @@ def pulling_routes(service: Service) -> APIRouter:
         name, store = request.plain, _store()
         if name not in service.models:
             raise unknown_model(name, service.names)
-        reference = store.parse(name)
-        if reference is None or store.folder_of(reference) != service.models[name].folder:
+        reference, folder = store.parse(name), service.models[name].folder
+        if reference is None or store.folder_of(reference) != folder:
             raise ApiError(403, f"the model {name} was not pulled: its folder was given when the server started")
-        await service.remove(name)
-        await asyncio.to_thread(store.remove, reference)
+        if pulls.has(reference):
+            raise invalid(f"the model {name} is being pulled: delete it afterwards", "model")
+        # A model has several names if it was pulled by several.
+        for other in [other for other, settings in service.models.items() if settings.folder == folder]:
+            await service.remove(other)
+        try:
+            await asyncio.to_thread(store.remove, reference)
+        except FlowNPUError as error:
+            raise invalid(str(error), "model") from error
         return Response()
 
     @router.post("/api/create")
@@ -78,56 +93,116 @@ def _store() -> Any:
         raise ApiError(503, str(error)) from error
 
 
-async def _pulled(service: Service, name: str, settings: ModelSettings) -> AsyncIterator[dict[str, Any]]:
-    """Pulls a model, and adds it to the server's; the documents say how far it is.
+@dataclass
+class _Pull:
+    """A pull that goes on, whether or not a client waits for it."""
 
-    A client that leaves ends only the documents: the pull goes on, and another request waits for it.
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Ollama's newest line about each stage; another thread adds to it."""
+    done: "asyncio.Task[None] | None" = None
+
+
+class _Pulls:
+    """The pulls that go on: one of each model.
+
+    Each has a thread of its own, since it lasts as long as the hub likes, and the event loop lends only few threads, on
+    which all other requests depend. The server's end does not wait: an interrupted pull leaves nothing half there.
     """
-    store, loop = _store(), asyncio.get_running_loop()
-    reference = store.parse(name)
-    if reference is None:
-        raise invalid(f"expected a short name, or a repository as in ORGANISATION/MODEL:GGUF, got {name!r}", "model")
-    told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
-    def tell(document: dict[str, Any] | None) -> None:
-        loop.call_soon_threadsafe(told.put_nowait, document)
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._going: dict[Any, _Pull] = {}
 
-    def work() -> Any:
+    def has(self, reference: Any) -> bool:
+        """Whether a model is being pulled."""
+        return reference in self._going
+
+    def begin(self, name: str, settings: ModelSettings) -> _Pull:
+        """The pull of a model; it begins unless it goes on.
+
+        Raises:
+            ApiError: it is no name of a model, or too many models are being pulled.
+        """
+        store = _store()
+        reference = store.parse(name)
+        if reference is None:
+            raise invalid(
+                f"expected a short name, or a repository as in ORGANISATION/MODEL:GGUF, got {name!r}", "model"
+            )
+        if (pull := self._going.get(reference)) is not None:
+            return pull
+        if len(self._going) >= MOST:
+            raise busy(f"{MOST} models are being pulled: try again later", 10)
+        pull = self._going[reference] = _Pull()
+
+        def report(progress: "Progress") -> None:
+            # Ollama's client shows a bar for each digest.
+            place = {"digest": progress.stage, "total": progress.total, "completed": progress.done}
+            pull.stages[progress.stage] = {"status": progress.stage, **place}
+
+        def work() -> Any:
+            return store.pull(reference, report, lambda line: pull.stages.update({line: {"status": line}}))
+
+        async def run() -> None:
+            try:
+                folder = await _in_thread(work)
+            finally:
+                del self._going[reference]
+            if name in self._service.models:
+                await self._service.drop(name)
+            else:
+                self._service.add(name, replace(settings, folder=folder))
+
+        pull.done = asyncio.create_task(run())
+        pull.done.add_done_callback(partial(_log, name))
+        return pull
+
+
+def _log(name: str, done: "asyncio.Task[None]") -> None:
+    if not done.cancelled():
+        error = done.exception()
+        log.info("%s: %s", ascii(name)[1:-1], "pulled" if error is None else f"cannot be pulled: {error}")
+
+
+async def _in_thread(work: Callable[[], Any]) -> Any:
+    """Does the work in a new thread, which does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def tell(setting: Callable[[Any], None], value: Any) -> None:
+        if not done.done():
+            setting(value)
+
+    def run() -> None:
         try:
-            return store.pull(reference, _Report(tell), lambda line: tell({"status": line}))
-        finally:
-            tell(None)
+            told = (done.set_result, work())
+        except Exception as error:  # noqa: BLE001 it is raised where the result is awaited
+            told = (done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(tell, *told)
 
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+async def _told(name: str, pull: _Pull) -> AsyncIterator[dict[str, Any]]:
+    """Ollama's lines about a pull, until it ends. A client that leaves ends only these."""
+    assert pull.done is not None
     yield {"status": f"pulling {name}"}
-    pulling = asyncio.create_task(asyncio.to_thread(work))
-    while (document := await told.get()) is not None:
-        yield document
+    told: dict[str, dict[str, Any]] = {}
+    while True:
+        ended = (await asyncio.wait({pull.done}, timeout=SECONDS))[0]
+        for stage, document in list(pull.stages.items()):
+            if told.get(stage) != document:
+                told[stage] = document
+                yield document
+        if ended:
+            break
     try:
-        folder = await pulling
+        pull.done.result()
     except FlowNPUError as error:
         raise invalid(str(error), "model") from error
-    if name in service.models:
-        await service.drop(name)
-    else:
-        service.add(name, replace(settings, folder=folder))
     yield {"status": "success"}
-
-
-class _Report:
-    """Turns a conversion's progress into Ollama's lines, a few a second."""
-
-    def __init__(self, tell: Any) -> None:
-        self._tell = tell
-        self._next = 0.0
-
-    def __call__(self, progress: "Progress") -> None:
-        now = time.monotonic()
-        if now < self._next and progress.done < progress.total:
-            return
-        self._next = now + SECONDS
-        # Ollama's client shows a bar for each digest.
-        place = {"digest": progress.stage, "total": progress.total, "completed": progress.done}
-        self._tell({"status": progress.stage, **place})
 
 
 async def _last(documents: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ let edited = null; // the message that the next one replaces, with all that foll
 let contexts = {}; // tokens that each model's context holds
 
 function showConversation() {
-  $("log").replaceChildren(...current.messages.map((message) => messageElement(message, actionsOf(message))));
+  $("log").replaceChildren(...current.messages.map((message) => messageElement(message, actionsOf)));
   $("log").scrollTop = $("log").scrollHeight;
   showList();
 }
@@ -25,7 +25,28 @@ function showConversation() {
 function actionsOf(message) {
   if (running) return {};
   if (message.role === "user") return { edit: () => edit(message) };
-  return message === current.messages.at(-1) ? { regenerate } : {};
+  const last = current.messages.at(-1);
+  if (last.others?.includes(message)) return { take: () => take(message) };
+  if (message !== last) return {};
+  return last.others ? { beside } : { regenerate, beside };
+}
+
+/** Has the chosen model, which may be another, write one more answer, beside those that are there. */
+async function beside() {
+  const last = current.messages.at(-1);
+  const asked = request(current, current.messages.slice(0, -1));
+  const message = begun(asked.model);
+  (last.others ??= []).push(message);
+  await write(current, message, asked);
+}
+
+/** Makes one of the answers that stand side by side the one with which the conversation goes on. */
+function take(message) {
+  const last = current.messages.pop();
+  const { others, ...first } = last;
+  current.messages.push({ ...message, others: [first, ...others.filter((other) => other !== message)] });
+  keep();
+  showConversation();
 }
 
 function edit(message) {
@@ -106,12 +127,12 @@ async function addFiles(files) {
   showPictures();
 }
 
-function request(conversation) {
+function request(conversation, turns = conversation.messages) {
   const content = ({ text, images }) => images?.length
     ? [...images.map(({ url }) => ({ type: "image_url", image_url: { url } })), { type: "text", text }]
     : text;
   // A turn that failed, and what led to it, was not said.
-  const said = conversation.messages.filter((message, index, all) => !message.error && !all[index + 1]?.error);
+  const said = turns.filter((message, index, all) => !message.error && !all[index + 1]?.error);
   const messages = said.map((message) => ({ role: message.role, content: content(message) }));
   if (store.settings.system) messages.unshift({ role: "system", content: store.settings.system });
   const numbers = NUMBERS.filter((name) => store.settings[name] !== undefined && store.settings[name] !== "");
@@ -136,17 +157,22 @@ async function send() {
 /** Has the model answer a conversation's last message. */
 async function ask(conversation) {
   const asked = request(conversation);
-  const message = { role: "assistant", text: "", thought: "", calls: [], model: asked.model };
+  const message = begun(asked.model);
   conversation.messages.push(message);
+  await write(conversation, message, asked);
+}
+
+function begun(model) {
+  return { role: "assistant", text: "", thought: "", calls: [], model };
+}
+
+/** Fills a message, the last one of the log, with what a model answers. */
+async function write(conversation, message, asked) {
   running = new AbortController();
   setRunning(true);
   showConversation();
   keep();
-  await write(conversation, message, asked);
-}
-
-async function write(conversation, message, asked) {
-  const element = $("log").lastElementChild;
+  const element = [...$("log").querySelectorAll("section")].at(-1);
   element.setAttribute("aria-busy", "true");
   let frame = 0;
   const show = () => {

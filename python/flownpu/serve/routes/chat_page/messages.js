@@ -11,12 +11,17 @@ export function speedText({ tokens, rate, first, used, context }) {
   return `${count}${speed}${wait}${used && context ? `, ${used} of the context's ${context} tokens` : ""}`;
 }
 
-/** The element of a message. `actions` may have the functions `edit` and `regenerate`. */
-export function messageElement(message, actions = {}) {
-  const name = message.role === "user" ? "You" : message.model;
+/** The element of a message, which holds an answer or several, side by side. `actions(answer)` may have the functions
+ *  `edit`, `regenerate`, `beside` and `take`. */
+export function messageElement(message, actions = () => ({})) {
   const images = (message.images ?? []).map((image) => make("img", { src: image.url, alt: image.name }));
-  const element = make("li", { className: message.role }, make("h2", { textContent: name }), ...images,
-    make("div", { className: "said" }));
+  const answers = [message, ...(message.others ?? [])].map((one) => answerElement(one, actions(one)));
+  return make("li", { className: message.role }, ...images, ...answers);
+}
+
+function answerElement(message, actions) {
+  const name = message.role === "user" ? "You" : message.model;
+  const element = make("section", {}, make("h2", { textContent: name }), make("div", { className: "said" }));
   showParts(element, message);
   if (message.speed) element.append(make("p", { className: "speed", textContent: speedText(message.speed) }));
   if (message.error) element.append(make("p", { className: "error", textContent: message.error }));
@@ -24,6 +29,8 @@ export function messageElement(message, actions = {}) {
   if (message.text) buttons.push(copyButton(() => message.text));
   if (actions.edit) buttons.push(button("Edit", actions.edit));
   if (actions.regenerate) buttons.push(button("Regenerate", actions.regenerate));
+  if (actions.beside) buttons.push(button("Another beside it", actions.beside));
+  if (actions.take) buttons.push(button("Go on with this", actions.take));
   element.append(make("div", { className: "actions" }, ...buttons));
   return element;
 }

@@ -29,7 +29,8 @@ export function keepConversations() {
   }
 }
 
-/** A conversation is {id, title, messages}; a message {role, text, thought, calls, images, model, speed, error}. */
+/** A conversation is {id, title, messages}; a message {role, text, thought, calls, images, model, speed, error, others}:
+ *  others are answers that stand beside it. */
 export function begin(title = "", messages = []) {
   const conversation = { id: crypto.randomUUID?.() ?? `${Date.now()} ${Math.random()}`, title, messages };
   conversations.unshift(conversation);
@@ -50,12 +51,13 @@ export function imported(text) {
 
 const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]*$/;
 
-function clean({ role, text, thought, calls, images, model }) {
+function clean({ role, text, thought, calls, images, model, others }) {
   if (!["user", "assistant"].includes(role) || typeof text !== "string") throw new Error("a message is none");
   return {
     role, text, thought: String(thought ?? ""), model: String(model ?? ""),
     calls: (calls ?? []).map((call) => ({ name: String(call.name), arguments: String(call.arguments) })),
     images: (images ?? []).filter(({ url }) => PICTURE.test(url)).map(({ name, url }) => ({ name: String(name), url })),
+    others: (others ?? []).map(clean),
   };
 }
 

@@ -90,7 +90,7 @@ def test_growing_cache_of_unoptimised_graph_equals_definition(name: str) -> None
     TURNS[name].check(attend(TURNS[name], layers=2, optimised=False))
 
 
-@pytest.mark.parametrize(("turn", "chunk"), zip(TURNS.values(), cycle([1, 3, 64])), ids=TURNS)
+@pytest.mark.parametrize(("turn", "chunk"), list(zip(TURNS.values(), cycle([1, 3, 64]), strict=False)), ids=TURNS)
 def test_attention_reference_equals_equation(turn: Turn, chunk: int) -> None:
     outputs = flow_qkv_attention.reference(**turn.feeds(), **HEADS, **turn.attributes, chunk=chunk)
     turn.check(list(outputs), is_exact=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`flownpu build MODEL`: the artifacts of a converted model, for the emulator and, with stand-ins, for an NPU."""
 
+import dataclasses
 import json
 import re
 import struct
@@ -11,7 +12,7 @@ import pytest
 
 from flownpu.aie.artifacts import compiled as compiled_artifacts
 from flownpu.aie.mlir.module import to_mlir
-from flownpu.aie.plan.limits import NPU2, with_limits
+from flownpu.aie.plan.limits import NPU2
 from flownpu.aie.programs import prefill
 from flownpu.aie.programs.program import calls_of
 from flownpu.npu.artifacts import build_artifacts, programs_of_model
@@ -220,7 +221,7 @@ def test_compiled_families_are_instructions(flownpu, tools, model, tmp_path, kno
 
 @pytest.mark.usefixtures("without_products", "tools")
 def test_instructions_beyond_controller_heap_are_refused(model, tmp_path, monkeypatch):
-    limits = with_limits(NPU2, heap_bytes=4000)
+    limits = dataclasses.replace(NPU2, heap_bytes=4000)
     monkeypatch.setattr(compiled_artifacts, "LIMITS", {"npu2": limits})
     with pytest.raises(ValueError, match=r"instructions of 4000 bytes or less together.* got \d+ bytes"):
         build_artifacts(model, kind="xclbin", context=CONTEXT, output=tmp_path / "out")

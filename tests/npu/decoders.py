@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,10 @@ class Session:
             for name, kind, _, array in node.inputs
             if array is not None
         }
-        self._constants = [_argument(arrays[name]) for name in self.node.inputs if name in arrays]
+        # Absent inputs of experts have places among the constants.
+        names = [*dropwhile(lambda name: name not in arrays, self.node.inputs)]
+        names = [name for name in names if name in arrays or not name]
+        self._constants = [_argument(arrays.get(name)) for name in names]
         self.step = device.prepare(self.node)
 
     def past(self, capacity: int, dtype: Any = BFLOAT16) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ def test_commands_equal_documentation():
     assert COMMANDS == [
         "batch", "bench", "build", "chat", "compile", "convert", "doctor", "embed", "explain", "export-q4nx",
         "imagine", "inspect", "list", "make-model", "predict", "pull", "remove", "rerank", "run", "selftest", "serve",
-        "trace", "verify",
+        "trace", "tune", "verify",
     ]  # fmt: skip
 
 

@@ -53,8 +53,8 @@ def test_wrong_or_failing_kernel_is_reported(tmp_path, capfd, monkeypatch):
     """All other kernels are still tested, and the exit code is 1."""
     known = trials.variants()
 
-    def changed(*, large=True, images=True):
-        del large, images
+    def changed(**parts):
+        del parts
         norm, product = (next(each for each in known if each.name == name) for name in TWO[1::2])
         off = lambda rng: dataclasses.replace(norm.make(rng), attributes={"axis": -1, "epsilon": 0.5})  # noqa: E731
         no_such = lambda rng: dataclasses.replace(product.make(rng), attributes={"M": 5, "K": 5})  # noqa: E731

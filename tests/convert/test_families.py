@@ -111,9 +111,11 @@ def test_old_and_new_configurations_give_same_decoder(old: dict[str, Any]) -> No
     assert read_decoder(old) == read_decoder(new)
 
 
-@pytest.mark.parametrize(
-    "config", [*SHAPES.values(), OLD_GEMMA2, OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, OLD_QWEN2, OLD_SMOLLM3]
-)
+# Gemma 4's class has no sizes that hold for all layers; tests/families compares its logits.
+OF_ONE_SIZE = [shape for shape in SHAPES.values() if shape["model_type"] != "gemma4_text"]
+
+
+@pytest.mark.parametrize("config", [*OF_ONE_SIZE, OLD_GEMMA2, OLD_GEMMA3, OLD_LLAMA, OLD_QWEN3, OLD_QWEN2, OLD_SMOLLM3])
 def test_configuration_values_equal_transformers(config: dict[str, Any]) -> None:
     decoder, expected = read_decoder(config), from_transformers(dict(config))
     assert decoder.hidden_size == expected.hidden_size

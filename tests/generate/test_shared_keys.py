@@ -32,4 +32,6 @@ def test_candidates_in_e_form_change_no_text(wrong: int, tmp_path: Path, generat
     generator = scripted(model, Scripted(text, wrong), 128, greedy)
     assert [generate(generator, IDS[:40], 30), generate(generator, IDS[40:], 20)] == [first, second]
     assert generator.tally.candidates > 20
-    assert (generator.tally.kept == generator.tally.candidates) == (wrong == 0)
+    # The candidates of a step, at most 4, may reach beyond the end of each text, where none is right.
+    beyond = 2 * 3
+    assert (generator.tally.candidates - generator.tally.kept <= beyond) == (wrong == 0)

@@ -240,7 +240,7 @@ struct CooperativeMatrixProperties {
   Component added = {};
   Component result = {};
   Bool saturates = 0;
-  Scope scope = {};
+  Scope scope = Scope::kSubgroup;
 };
 
 struct QueueFamily {

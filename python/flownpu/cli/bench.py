@@ -52,10 +52,9 @@ def bench(
 
     Each run is a process of its own that reads random tokens; medians are shown with the least and the most. A decode
     step must at least read its bytes at the memory's speed, which is measured in the same run; the share of the roof is
-    that time divided by the step's. With --busy the roof is that of the cores that remain; with two devices, a switch is
-    what the first step after a prompt takes longer than the others. Joules are those of the processor's packages, where
-    their counters may be read. Ctrl-C ends it and keeps
-    what was measured.
+    that time divided by the step's. With --busy the roof is that of the cores that remain. With two devices, a switch
+    is what the first step after a prompt takes longer than the others. Joules are those of the processor's packages,
+    where their counters may be read. Ctrl-C ends it and keeps what was measured.
     """
     cases = [Case(d, p, generate) for d in _numbers(depth, "--depth", 0) for p in _numbers(prompt, "--prompt", 1)]
     settings = read_genai_config(model)["model"]

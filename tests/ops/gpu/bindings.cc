@@ -111,8 +111,8 @@ std::pair<std::vector<float>, std::vector<std::array<std::int64_t, 4>>> run_roun
 // Launches a kernel (x, y) whose x is the host's memory from the byte `offset` on, as it was after
 // `change` bytes were set to 1 in it behind the import; false if the device does not take it.
 bool run_in_place(Context& context, const KernelDescription& kernel,
-                  nb::ndarray<std::uint8_t, nb::c_contig> memory, std::size_t offset,
-                  std::size_t change, nb::ndarray<float, nb::c_contig> y) {
+                  const nb::ndarray<std::uint8_t, nb::c_contig>& memory, std::size_t offset,
+                  std::size_t change, const nb::ndarray<float, nb::c_contig>& y) {
   const std::lock_guard lock(context.mutex());
   const std::span bytes(memory.data(), memory.size());
   const Buffer x = context.use(std::as_bytes(bytes).subspan(offset), nullptr);
@@ -128,8 +128,8 @@ bool run_in_place(Context& context, const KernelDescription& kernel,
 // Launches a kernel (x, y), then, before it has to have run, writes zeros over x, or frees it and
 // writes them to a new buffer of its size. y gets what the kernel computed.
 void run_before_zeros(Context& context, const KernelDescription& kernel,
-                      nb::ndarray<float, nb::c_contig> given, nb::ndarray<float, nb::c_contig> y,
-                      bool frees) {
+                      const nb::ndarray<float, nb::c_contig>& given,
+                      const nb::ndarray<float, nb::c_contig>& y, bool frees) {
   const std::lock_guard lock(context.mutex());
   const std::vector<float> zeros(given.size());
   Buffer x = context.allocate(given.size() * sizeof(float));

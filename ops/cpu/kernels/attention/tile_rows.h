@@ -203,7 +203,7 @@ class TileRows : ManyRows<TileArithmetic<Pairs>, VECTORS> {
                   const float* correction, float* numerator) {
     const auto* factors = reinterpret_cast<const Element*>(scores_);
     int made = 0;
-    // What is added behind: where to, and how many vectors of rows.
+    // The sum's place, and how many vectors of rows it has.
     float* to = nullptr;
     const float* by = nullptr;
     int wide = 0;

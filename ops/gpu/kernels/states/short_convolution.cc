@@ -45,9 +45,10 @@ KernelDescription short_convolution(const ShortConvolutionShape& shape) {
   const std::int64_t rows = shape.taps - 1;
   std::string body = kBody;
   for (const char* row : {"first_row + at", "first_row + token"}) {
-    const std::string x = std::string("args.x.Read(") + row + ", channel";
-    body = replaced(body, std::string("GIVEN(") + row + ")",
-                    shape.is_gated ? x + ") * " + x + " + 2 * args.channels)" : x + ")");
+    const std::string x = std::string("args.x.Read(").append(row).append(", channel");
+    std::string given = std::string(x).append(")");
+    if (shape.is_gated) given.append(" * ").append(x).append(" + 2 * args.channels)");
+    body = replaced(body, std::string("GIVEN(").append(row).append(")"), given);
   }
   return {
       .name = "short_convolution",

@@ -8,8 +8,8 @@ import errno
 import gc
 import os
 import re
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -66,24 +66,20 @@ def test_threads_share_array(driver, rng, tmp_path):
     case = fused_dqp_case(FusedDQP("npu2", 512), 4128, 512, rng)
     bench = xrt.XrtBench(case.plan, tmp_path)
     inputs = [rng.permutation(case.inputs["x"]) for _ in range(4)]
-    results = [b""] * len(inputs)
 
-    def work(number):
-        buffers = bench.buffers(case.plan, w=case.inputs["w"], x=inputs[number])
+    def result(x):
+        buffers = bench.buffers(case.plan, w=case.inputs["w"], x=x)
         sequence = bench.sequence(case.plan)
         for _ in range(5):
             bench.run((sequence, whole(*buffers.values())))
         buffers["y"].to_host(0, 2 * 4128)
-        results[number] = read(buffers["y"], case.plan, "y").tobytes()
+        return read(buffers["y"], case.plan, "y").tobytes()
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        results = list(pool.map(result, inputs))
     array = emulated.emulator(case.plan.array)
-    for x, result in zip(inputs, results, strict=True):
-        assert result == emulated.call(array, case.plan, w=case.inputs["w"], x=x)["y"].tobytes()
+    for x, found in zip(inputs, results, strict=True):
+        assert found == emulated.call(array, case.plan, w=case.inputs["w"], x=x)["y"].tobytes()
     assert bench.runtime.counts()["calls"] == 5 * len(inputs)
 
 

@@ -89,7 +89,7 @@ def test_expressions_mean_what_they_mean_in_c(expression, expected, context):
     assert y[0] == expected
 
 
-def test_all_lanes_of_largest_work_group_have_their_number(context):
+def test_largest_work_group_numbers_each_lane(context):
     found = computed(context, "args.y.Write(lane(), lane());", count=256, element="int32", lanes=256)
     np.testing.assert_array_equal(found, np.arange(256))
 

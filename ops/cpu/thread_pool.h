@@ -102,6 +102,7 @@ class ThreadPool {
 
  private:
   class Fetch;
+  class Turns;
   using Call = void (*)(const void* context, std::int64_t index, std::size_t thread);
 
   // Threads of the process that compute, callers and workers of all pools. A worker of this pool
@@ -118,7 +119,7 @@ class ThreadPool {
   void leave();
   void deal(std::int64_t tasks);
   std::int64_t claim(std::size_t thread);
-  void drain(std::size_t thread);
+  void drain(std::size_t thread, Turns& turns);
   void learn();
 
   int most_;

@@ -98,6 +98,27 @@ def threads() -> set[int]:
     return {int(task.name) for task in Path("/proc/self/task").iterdir()}
 
 
+def sleeps(thread: int) -> int:
+    """The number of times that a thread has gone to sleep."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text(encoding="utf-8")
+    return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+
+
+@two_cores
+def test_worker_whose_task_was_interrupted_sleeps_between_jobs() -> None:
+    """The interruption is a task that takes 20 ms between tasks of microseconds; the jobs after it follow at once."""
+    before = threads()
+    pool = testing.ThreadPool(2)
+    (worker,) = threads() - before
+    # Task 40 is the worker's, unless the system wakes the worker too late.
+    while not any(40 in done and 33 in done for done in pool.run(64, slow=40, milliseconds=20)):
+        pass
+    slept = sleeps(worker)
+    pool.seconds_of_jobs(200, 100)
+    # A worker that spins does so for longer than there is between two jobs, and sleeps after the last alone.
+    assert sleeps(worker) - slept > 20
+
+
 # Two cores; two threads of one core, which are taken if more threads are asked for than there are cores.
 @two_cores
 @pytest.mark.parametrize("cores", [(0, 1), (0, 0)])

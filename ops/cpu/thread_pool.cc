@@ -104,9 +104,9 @@ class ThreadPool::Fetch {
 // Notices whether a worker takes turns on its core with a thread of other work.
 //
 // When the system ends such a worker's turn in the middle of a task, the caller waits for that task
-// for some milliseconds, which are more than a decode step's whole job. Spinning between jobs would
-// bring that end nearer. A worker that sleeps there instead begins a new turn when a job wakes it:
-// with one of two cores busy, LFM2-1.2B's decode went from 49 to 88 % of what the other core reads.
+// for some milliseconds, longer than a decode step's whole job. Spinning between jobs brings that
+// end nearer. A worker that sleeps there instead begins a new turn when a job wakes it, and the
+// system prefers it, since it used less of the core than the other work.
 class ThreadPool::Turns {
  public:
   void start_job() { task_ = Clock::now(); }
@@ -118,7 +118,7 @@ class ThreadPool::Turns {
     task_ = now;
   }
   // Whether a task was interrupted within kRemembered.
-  bool are_taken() const { return task_ - interrupted_ < kRemembered; }
+  bool are_taken() const { return Clock::now() - interrupted_ < kRemembered; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -207,6 +207,7 @@ void ThreadPool::start(const std::vector<Processor>& processors) {
 void ThreadPool::forget() {
   [[maybe_unused]] const auto* never_freed = workers_.release();
   gate_ = 0;
+  sleeping_ = 0;
 }
 
 // Makes the calling thread the caller of the pool's job. False if another thread is.
@@ -244,8 +245,10 @@ void ThreadPool::run_erased(std::int64_t tasks, Call call, const void* context) 
   }
   places_->make_room(*workers_);
   gate_.fetch_add(kJob | kOpen, std::memory_order_release);
-  jobs_.fetch_add(1, std::memory_order_release);
-  wake_all(jobs_);
+  // A worker counts itself before it compares the jobs, so that either it or the caller sees the
+  // other.
+  jobs_.fetch_add(1);
+  if (sleeping_.load() != 0) wake_all(jobs_);
   {
     const InJob job;
     for (std::int64_t index = claim(0); index != kNone; index = claim(0)) {
@@ -349,17 +352,20 @@ void ThreadPool::work(std::size_t thread) {
     if (join()) {
       drain(thread, turns);
       leave();
-      Fetch fetch(*this, thread);
-      while (!turns.are_taken() && jobs_.load(std::memory_order_relaxed) == seen && fetch.step()) {
-      }
     }
-    // If all cores compute, a spinning worker would take one from them.
-    for (int spin = 0;
-         !turns.are_taken() && spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&
-         computing_.load(std::memory_order_relaxed) < most_;
-         ++spin)
-      pause();
+    if (!turns.are_taken()) {
+      Fetch fetch(*this, thread);
+      while (jobs_.load(std::memory_order_relaxed) == seen && fetch.step()) {
+      }
+      // If all cores compute, a spinning worker would take one from them.
+      for (int spin = 0; spin < kSpins && jobs_.load(std::memory_order_acquire) == seen &&
+                         computing_.load(std::memory_order_relaxed) < most_;
+           ++spin)
+        pause();
+    }
+    sleeping_.fetch_add(1);
     wait_while(jobs_, seen);
+    sleeping_.fetch_sub(1);
     seen = jobs_.load(std::memory_order_acquire);
   }
 }

@@ -162,6 +162,7 @@ class ThreadPool {
   alignas(64) std::atomic<std::uint64_t> gate_{0};
   // Counts jobs; idle workers sleep on it.
   alignas(64) std::atomic<std::uint32_t> jobs_{0};
+  std::atomic<int> sleeping_{0};
   std::atomic<bool> stopping_{false};
 };
 

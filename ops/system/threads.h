@@ -8,8 +8,9 @@
 namespace flownpu {
 
 // Sleeps until wake_all() is called for `word` and the word differs from `value`; returns at once
-// if it already differs. Like std::atomic's wait and notify_all, which LLVM's C++ runtime
-// implements on Windows by sleeping for up to 8 ms at a time.
+// if it already differs. Unlike std::atomic's wait, it sleeps at once: GNU's C++ runtime first
+// gives up the rest of the thread's turn on its core, and LLVM's on Windows sleeps for up to 8 ms
+// at a time. wake_all() always calls the system.
 void wait_while(const std::atomic<std::uint32_t>& word, std::uint32_t value);
 void wake_all(std::atomic<std::uint32_t>& word);
 

@@ -17,7 +17,6 @@ from flownpu.aie.cost.published_gemm import CORES, GEMMS
 from flownpu.aie.programs.call import HOST
 from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.aie.programs.decode import decode_program
-from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.pair import ANSWER, handed_over_bytes, handed_over_seconds, joules
@@ -72,14 +71,13 @@ def _left_out(name: str) -> str:
 
 
 def decoding() -> str:
-    """The table of predicted decode rates beside the published ones and the memory roof."""
+    """The table of predicted decode rates beside the published ones."""
     return _by_context(decoding_rows)
 
 
 def decoding_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of decode rates."""
-    published, predicted, roof = ["papers / FastFlowLM"], ["predicted"], ["roof"]
-    in_int8 = ["predicted, int8 cache"]
+    published, predicted, in_int8 = ["papers / FastFlowLM"], ["predicted"], ["predicted, int8 cache"]
     points = _points(model)
     rounded = Prediction(known(model, int8_cache=True), points[-1].context, _DEVICE, VALUES)
     for point in points:
@@ -89,8 +87,7 @@ def decoding_rows(model: str) -> list[list[str]]:
         speeds = point.decode_tokens_per_second, 1 / rounded.token(point.context).total
         for row, speed in zip((predicted, in_int8), speeds, strict=True):
             row.append(_bold(speed, 0 < aim <= speed))
-        roof.append(f"{point.roof:.3g}{' †' if aim > point.roof else ''}")
-    return [[model, *published], ["", *predicted], ["", *in_int8], ["", *roof]]
+    return [[model, *published], ["", *predicted], ["", *in_int8]]
 
 
 def states() -> str:
@@ -155,31 +152,8 @@ def _bold(value: float, reached: bool) -> str:
     return f"**{text}**" if reached else text
 
 
-# Models of each family and size in tables of GPUs; `flownpu predict` has the others.
+# Models of each family and size in the table of two devices; `flownpu predict` has the others.
 _SOME = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b", "qwen3-4b")
-# Two models of which the ML Drift paper has q8 and 8/4/4 on GPUs, and two of Gemma 3.
-_OF_BITS = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b")
-
-
-def bits() -> str:
-    """The table of weights of 4 and 8 bits: tokens a second at 1k tokens, and seconds to the first token."""
-    lines, tokens = [], 1024
-    for model in _OF_BITS:
-        for number, text in enumerate(("q4", "8/4/4", "q8")):
-            of = known(model, bits=parse_weight_bits(text))
-            prediction = Prediction(of, 2 * tokens, _DEVICE, VALUES)
-            cost = prediction.token(tokens)
-            numbers = [cost.read_bytes / 1e9, 1 / cost.total, prediction.prompt(tokens).total]
-            for gpu in GPUS.values():
-                (point,) = predict_gpu(of, gpu, [tokens])
-                numbers += [point.decode_tokens_per_second, point.ttft_seconds]
-            lines.append(["" if number else model, text, *(f"{value:.3g}" for value in numbers)])
-    headings = [f"{name.removeprefix('radeon-')}: {what}" for name in GPUS for what in ("tokens/s", "first token, s")]
-    return _table(
-        ["model", "weights", "array: GB a token", "array: tokens/s", "array: first token, s", *headings], lines
-    )
-
-
 _CHANGED: dict[str, dict[str, float]] = {
     "as assumed": {},
     "`array_change` is 5.8 ms, the most that was published": {"array_change": 5.8e-3},
@@ -249,20 +223,7 @@ def tiles() -> str:
     )  # fmt: skip
 
 
-# --- GPU --------------------------------------------------------------------------------------------------------------
-
-
-def gpus() -> str:
-    """The table of decoders on GPUs: decoded tokens a second, and seconds to the first token."""
-    contexts, lines = (1024, 4096, 8192, 32768), []
-    for model in _SOME:
-        of = known(model)
-        held = [context for context in contexts if context <= of.decoder.positions]
-        for number, (name, gpu) in enumerate(GPUS.items()):
-            cells = [f"{p.decode_tokens_per_second:.3g}; {p.ttft_seconds:.3g} s" for p in predict_gpu(of, gpu, held)]
-            cells += [""] * (len(contexts) - len(cells))
-            lines.append(["" if number else model, name.removeprefix("radeon-"), *cells])
-    return _table(["model", "GPU", *_lengths(contexts)], lines)
+# --- Two devices ------------------------------------------------------------------------------------------------------
 
 
 def pairs() -> str:
@@ -296,11 +257,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "decoding": decoding,
     "states": states,
     "prompts": prompts,
-    "bits": bits,
     "sensitivity": sensitivity,
     "cores": cores,
     "tiles": tiles,
-    "gpus": gpus,
     "pairs": pairs,
 }
 

@@ -10,6 +10,7 @@ from flownpu import _native
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 _DOMAIN = "ai.flownpu"
 _INTEGERS, _FLOATS = {"int64", "int32"}, {"float", "float16", "bfloat16"}
+_FEW = 3  # so many rows that a table has in common with another are written again
 _WORDS = {
     frozenset(_FLOATS): "floating",
     frozenset(_INTEGERS): "integer",
@@ -28,15 +29,28 @@ def page(text: str) -> str:
 
 
 def _schemas() -> str:
-    """A table for each of FlowNPU's own operators, or for those that have the same inputs and attributes."""
-    tables: dict[str, list[str]] = {}
-    for contract in _native.contracts():
-        if contract.domain == _DOMAIN:
-            rows = [f"| `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.inputs]
-            rows += [f"| output `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.outputs]
-            rows += [f"| attribute `{r.name}` | {_values(r)} | {r.meaning} |" for r in contract.attributes]
-            tables.setdefault("\n".join(rows), []).append(f"`{contract.op_type}`")
-    return "\n\n".join(f"| {', '.join(names)} | | |\n|---|---|---|\n{rows}" for rows, names in tables.items())
+    """A table for each of FlowNPU's own operators, or for those that have the same inputs and attributes.
+
+    Inputs and attributes that an operator shares with an earlier one, if they are several, are only named.
+    """
+    tables: dict[str, tuple[list[str], list[str]]] = {}  # names and rows, by the first operator that has them
+    first: dict[str, str] = {}  # the first operator that has a row
+    for contract in (contract for contract in _native.contracts() if contract.domain == _DOMAIN):
+        rows = {p.name: f"| `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.inputs}
+        rows |= {p.name: f"| output `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.outputs}
+        rows |= {r.name: f"| attribute `{r.name}` | {_values(r)} | {r.meaning} |" for r in contract.attributes}
+        shared: dict[str, list[str]] = {}
+        for name, row in rows.items():
+            shared.setdefault(first.setdefault(row, contract.op_type), []).append(f"`{name}`")
+        names, lines = tables.setdefault(next(iter(shared)) if len(shared) == 1 else contract.op_type, ([], []))
+        names.append(f"`{contract.op_type}`")
+        if len(names) == 1:
+            known = {of: named for of, named in shared.items() if of != contract.op_type and len(named) > _FEW}
+            lines += [row for name, row in rows.items() if not any(f"`{name}`" in named for named in known.values())]
+            lines += [f"| as of `{of}` | | {', '.join(named)} |" for of, named in known.items()]
+    return "\n\n".join(
+        "\n".join([f"| {', '.join(names)} | | |", "|---|---|---|", *rows]) for names, rows in tables.values()
+    )
 
 
 def _types(port: Any) -> str:

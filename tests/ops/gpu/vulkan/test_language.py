@@ -137,7 +137,7 @@ def test_functions(context):
         ("float a = 1.0f $ 2.0f;", "expected a word, a number or a sign of the kernel language, got '$'"),
     ],
 )
-def test_other_texts_are_refused(body, message):
+def test_text_outside_kernel_language_is_refused(body, message):
     """With the kernel's name, and the words where it stopped."""
     tensors = [Tensor("x", "float", [1]), Tensor("y", "float", [1], written=True)]
     if message is None:

@@ -29,6 +29,7 @@ from flownpu.predict.validation import ERRORS, summary, validate
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 _DEVICE = CHIPS["kraken-350"]
+_SHOWN = tuple(1024 * thousands for thousands in (1, 4, 16, 32, 128))  # `flownpu predict` has the others
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
 # Models of whose layers the host computes a part, and the positions that a table of them is of.
 _WITH_STATES = ("qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "lfm2-1.2b", "gpt-oss-20b")
@@ -80,7 +81,7 @@ def decoding_rows(model: str) -> list[list[str]]:
     published, predicted, in_int8 = ["papers / FastFlowLM"], ["predicted"], ["predicted, int8 cache"]
     points = _points(model)
     rounded = Prediction(known(model, int8_cache=True), points[-1].context, _DEVICE, VALUES)
-    for point in points:
+    for point in (point for point in points if point.context in _SHOWN):
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
         published.append(f"{_text(papers)} / {_text(later)}")
@@ -115,7 +116,7 @@ def prompts() -> str:
 def prompt_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of times to the first token."""
     published, predicted = ["papers' software / later"], ["predicted"]
-    for point in _points(model):
+    for point in (point for point in _points(model) if point.context in _SHOWN):
         papers, later = (_of_role(point, "ttft", role) for role in (Role.PAPER, Role.LATER))
         papers = papers or _of_role(point, "ttft", Role.HELD_OUT) or _of_role(point, "ttft", Role.FITTED)
         others = [value for value in (papers, later) if value is not None]
@@ -126,9 +127,9 @@ def prompt_rows(model: str) -> list[list[str]]:
 
 
 def _by_context(rows: Callable[[str], list[list[str]]]) -> str:
-    width = len(CONTEXTS) + 2
+    width = len(_SHOWN) + 2
     lines = [row + [""] * (width - len(row)) for model in _DECODERS for row in rows(model)]
-    return _table(["model", "", *_lengths()], lines)
+    return _table(["model", "", *_lengths(_SHOWN)], lines)
 
 
 @cache

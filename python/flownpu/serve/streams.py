@@ -67,8 +67,8 @@ def line_stream(
     """
 
     async def lines() -> AsyncIterator[str]:
-        until_error = _until_error(documents)
-        async for item in until_error if beat is None else _with_beats(until_error, beat, seconds):
+        told = _until_error(documents)
+        async for item in told if beat is None else _with_beats(told, beat, seconds):
             yield f"{_json({'error': item.message} if isinstance(item, ApiError) else item)}\n"
 
     return StreamingResponse(lines(), headers=headers, media_type="application/x-ndjson")

@@ -27,10 +27,10 @@ def anthropic_routes(service: Service) -> APIRouter:
     async def messages(request: MessagesRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.chat(request.request()))
         headers = chat.headers | left_out(request.left_out)
-        stream = events(chat, request.model, with_thoughts=request.shows_thoughts)
+        told = events(chat, request.model, with_thoughts=request.shows_thoughts)
         if request.stream:
-            return event_stream(stream, headers, None, ApiError.anthropic_document)
-        return JSONResponse(await unless_gone(connection, message(stream)), headers=headers)
+            return event_stream(told, headers, None, ApiError.anthropic_document)
+        return JSONResponse(await unless_gone(connection, message(told)), headers=headers)
 
     @router.post("/count_tokens")
     async def count_tokens(request: CountRequest, connection: Request) -> Response:
@@ -45,11 +45,11 @@ def anthropic_routes(service: Service) -> APIRouter:
     return router
 
 
-async def message(stream: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
+async def message(told: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:
     """The document of the answer whose events these are, once it has ended."""
     whole: dict[str, Any] = {}
     content: list[dict[str, Any]] = []
-    async for event in stream:
+    async for event in told:
         match event["type"]:
             case "message_start":
                 whole = event["message"]

@@ -39,7 +39,7 @@ def pulling_routes(service: Service) -> APIRouter:
 
     @router.post("/api/pull")
     async def pull(request: OllamaPull, connection: Request) -> Response:
-        documents = _lines_of(request.plain, pulls.begin(request.plain, _allowed(service)))
+        documents = _told(request.plain, pulls.begin(request.plain, _allowed(service)))
         if request.stream is not False:
             return line_stream(documents, {}, lambda: {"status": f"pulling {request.plain}"})
         return JSONResponse(await unless_gone(connection, _last(documents)))
@@ -169,32 +169,32 @@ async def _in_thread(work: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
-    def set_once(setting: Callable[[Any], None], value: Any) -> None:
+    def tell(setting: Callable[[Any], None], value: Any) -> None:
         if not done.done():
             setting(value)
 
     def run() -> None:
         try:
-            result = (done.set_result, work())
+            told = (done.set_result, work())
         except Exception as error:  # noqa: BLE001 it is raised where the result is awaited
-            result = (done.set_exception, error)
+            told = (done.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(set_once, *result)
+            loop.call_soon_threadsafe(tell, *told)
 
     threading.Thread(target=run, daemon=True).start()
     return await done
 
 
-async def _lines_of(name: str, pull: _Pull) -> AsyncIterator[dict[str, Any]]:
+async def _told(name: str, pull: _Pull) -> AsyncIterator[dict[str, Any]]:
     """Ollama's lines about a pull, until it ends. A client that leaves ends only these."""
     assert pull.done is not None
     yield {"status": f"pulling {name}"}
-    sent: dict[str, dict[str, Any]] = {}
+    told: dict[str, dict[str, Any]] = {}
     while True:
         ended = (await asyncio.wait({pull.done}, timeout=SECONDS))[0]
         for stage, document in list(pull.stages.items()):
-            if sent.get(stage) != document:
-                sent[stage] = document
+            if told.get(stage) != document:
+                told[stage] = document
                 yield document
         if ended:
             break

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/use/command-line.md from the command line itself; a test checks that the page is up to date."""
+"""Writes docs/use/command-line.md from the command line itself; a test checks that the page is up to date.
+
+As a hook of MkDocs it adds all arguments and options to the page in the site; in the repository `--help` shows them.
+"""
+
+from __future__ import annotations
 
 import inspect
 import sys
 from collections import Counter
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
 from flownpu.cli import application
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "command-line.md"
 # Options and arguments of at least so many commands are in the table of common options; each command only names them.
@@ -19,10 +27,10 @@ HEAD = """\
 <!-- Written by scripts/write_command_line.py from the help of the commands: change it there. -->
 # Command line
 
-Every command has `--help`; `flownpu --version` prints the versions that a bug report needs; `--debug` shows the
-traceback of an error. Generated text goes to stdout, everything else to stderr. The exit code is 0, 1 if the command
-failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM. `ORT_DISABLE_TELEMETRY=1` is set before ONNX
-Runtime is imported, unless the variable is set already.
+`flownpu COMMAND --help` shows the arguments and options of a command. `flownpu --version` prints the versions that a
+bug report needs; `--debug` shows the traceback of an error. Generated text goes to stdout, everything else to stderr.
+The exit code is 0, 1 if the command failed, 2 if it was not understood, 130 after Ctrl-C and 143 after SIGTERM.
+`ORT_DISABLE_TELEMETRY=1` is set before ONNX Runtime is imported, unless the variable is set already.
 """
 
 
@@ -30,11 +38,25 @@ HEADINGS = ("| | |", "|---|---|")
 
 
 def page() -> str:
-    """The page's text."""
+    """The page's text: a line for each command."""
+    lines = []
+    for command in application().registered_commands:
+        summary = inspect.cleandoc(command.callback.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        lines.append(f"| `{command.name}` | {summary} |")
+    return "\n".join([HEAD, *HEADINGS, *lines, ""])
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
+    """Adds the reference to the page in the site."""
+    return f"{markdown}\n{reference()}" if page.file.src_uri == "use/command-line.md" else markdown
+
+
+def reference() -> str:
+    """Usage, help, arguments and options of each command."""
     commands = application().registered_commands
     counts = Counter(row for command in commands for row in rows(command))
     common = [row for row, count in counts.items() if count >= COMMON]
-    parts = [HEAD, "## Common options", "", *HEADINGS, *(f"| {text} | {meaning} |" for text, meaning in common), ""]
+    parts = ["## Common options", "", *HEADINGS, *(f"| {text} | {meaning} |" for text, meaning in common), ""]
     return "\n".join([*parts, *(section(command, common) for command in commands)])
 
 

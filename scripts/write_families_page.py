@@ -26,6 +26,7 @@ from tests.families.sources import RECIPE_FORMS, RECIPE_SOURCES, RECIPES, SOURCE
 from tests.rewrites.optimum_export import REQUIREMENTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "use" / "families.md"
+_NAMED = re.compile(r"an? \w+ (model,)|(model type) `\w+`")  # a family's name in an error of optimum
 _SECTION = re.compile(r"(<!-- begin (matrix|recipes) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -87,6 +88,7 @@ def _outcome(cell: Cell, notes: dict[str, str]) -> str:
     if cell.refused:
         first, *more = cell.refused.split(". ")
         reason = f"{first})" if more else first  # of a long error, which is in parentheses, the first sentence
+        reason = _NAMED.sub(r"this \1\2", reason)  # so that families with the same reason share its letter
         return f"no ({notes.setdefault(reason, _letters(len(notes)))})"
     return f"{100 * cell.error / cell.spread:.2g}{f' within {cell.within}' if cell.within else ''}"
 

@@ -17,7 +17,6 @@ from flownpu.aie.cost.published_gemm import CORES, GEMMS
 from flownpu.aie.programs.call import HOST
 from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.aie.programs.decode import decode_program
-from flownpu.convert.average_bits import parse_weight_bits
 from flownpu.npu.models import ENCODERS, MODELS
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.pair import ANSWER, handed_over_bytes, handed_over_seconds, joules
@@ -30,6 +29,7 @@ from flownpu.predict.validation import ERRORS, summary, validate
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "model.md"
 _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 _DEVICE = CHIPS["kraken-350"]
+_SHOWN = tuple(1024 * thousands for thousands in (1, 4, 16, 32, 128))  # `flownpu predict` has the others
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
 # Models of whose layers the host computes a part, and the positions that a table of them is of.
 _WITH_STATES = ("qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "lfm2-1.2b", "gpt-oss-20b")
@@ -72,25 +72,23 @@ def _left_out(name: str) -> str:
 
 
 def decoding() -> str:
-    """The table of predicted decode rates beside the published ones and the memory roof."""
+    """The table of predicted decode rates beside the published ones."""
     return _by_context(decoding_rows)
 
 
 def decoding_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of decode rates."""
-    published, predicted, roof = ["papers / FastFlowLM"], ["predicted"], ["roof"]
-    in_int8 = ["predicted, int8 cache"]
+    published, predicted, in_int8 = ["papers / FastFlowLM"], ["predicted"], ["predicted, int8 cache"]
     points = _points(model)
     rounded = Prediction(known(model, int8_cache=True), points[-1].context, _DEVICE, VALUES)
-    for point in points:
+    for point in (point for point in points if point.context in _SHOWN):
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
         published.append(f"{_text(papers)} / {_text(later)}")
         speeds = point.decode_tokens_per_second, 1 / rounded.token(point.context).total
         for row, speed in zip((predicted, in_int8), speeds, strict=True):
             row.append(_bold(speed, 0 < aim <= speed))
-        roof.append(f"{point.roof:.3g}{' †' if aim > point.roof else ''}")
-    return [[model, *published], ["", *predicted], ["", *in_int8], ["", *roof]]
+    return [[model, *published], ["", *predicted], ["", *in_int8]]
 
 
 def states() -> str:
@@ -118,7 +116,7 @@ def prompts() -> str:
 def prompt_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of times to the first token."""
     published, predicted = ["papers' software / later"], ["predicted"]
-    for point in _points(model):
+    for point in (point for point in _points(model) if point.context in _SHOWN):
         papers, later = (_of_role(point, "ttft", role) for role in (Role.PAPER, Role.LATER))
         papers = papers or _of_role(point, "ttft", Role.HELD_OUT) or _of_role(point, "ttft", Role.FITTED)
         others = [value for value in (papers, later) if value is not None]
@@ -129,9 +127,9 @@ def prompt_rows(model: str) -> list[list[str]]:
 
 
 def _by_context(rows: Callable[[str], list[list[str]]]) -> str:
-    width = len(CONTEXTS) + 2
+    width = len(_SHOWN) + 2
     lines = [row + [""] * (width - len(row)) for model in _DECODERS for row in rows(model)]
-    return _table(["model", "", *_lengths()], lines)
+    return _table(["model", "", *_lengths(_SHOWN)], lines)
 
 
 @cache
@@ -155,31 +153,8 @@ def _bold(value: float, reached: bool) -> str:
     return f"**{text}**" if reached else text
 
 
-# Models of each family and size in tables of GPUs; `flownpu predict` has the others.
+# Models of each family and size in the table of two devices; `flownpu predict` has the others.
 _SOME = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b", "qwen3-4b")
-# Two models of which the ML Drift paper has q8 and 8/4/4 on GPUs, and two of Gemma 3.
-_OF_BITS = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b")
-
-
-def bits() -> str:
-    """The table of weights of 4 and 8 bits: tokens a second at 1k tokens, and seconds to the first token."""
-    lines, tokens = [], 1024
-    for model in _OF_BITS:
-        for number, text in enumerate(("q4", "8/4/4", "q8")):
-            of = known(model, bits=parse_weight_bits(text))
-            prediction = Prediction(of, 2 * tokens, _DEVICE, VALUES)
-            cost = prediction.token(tokens)
-            numbers = [cost.read_bytes / 1e9, 1 / cost.total, prediction.prompt(tokens).total]
-            for gpu in GPUS.values():
-                (point,) = predict_gpu(of, gpu, [tokens])
-                numbers += [point.decode_tokens_per_second, point.ttft_seconds]
-            lines.append(["" if number else model, text, *(f"{value:.3g}" for value in numbers)])
-    headings = [f"{name.removeprefix('radeon-')}: {what}" for name in GPUS for what in ("tokens/s", "first token, s")]
-    return _table(
-        ["model", "weights", "array: GB a token", "array: tokens/s", "array: first token, s", *headings], lines
-    )
-
-
 _CHANGED: dict[str, dict[str, float]] = {
     "as assumed": {},
     "`array_change` is 5.8 ms, the most that was published": {"array_change": 5.8e-3},
@@ -249,20 +224,7 @@ def tiles() -> str:
     )  # fmt: skip
 
 
-# --- GPU --------------------------------------------------------------------------------------------------------------
-
-
-def gpus() -> str:
-    """The table of decoders on GPUs: decoded tokens a second, and seconds to the first token."""
-    contexts, lines = (1024, 4096, 8192, 32768), []
-    for model in _SOME:
-        of = known(model)
-        held = [context for context in contexts if context <= of.decoder.positions]
-        for number, (name, gpu) in enumerate(GPUS.items()):
-            cells = [f"{p.decode_tokens_per_second:.3g}; {p.ttft_seconds:.3g} s" for p in predict_gpu(of, gpu, held)]
-            cells += [""] * (len(contexts) - len(cells))
-            lines.append(["" if number else model, name.removeprefix("radeon-"), *cells])
-    return _table(["model", "GPU", *_lengths(contexts)], lines)
+# --- Two devices ------------------------------------------------------------------------------------------------------
 
 
 def pairs() -> str:
@@ -296,11 +258,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "decoding": decoding,
     "states": states,
     "prompts": prompts,
-    "bits": bits,
     "sensitivity": sensitivity,
     "cores": cores,
     "tiles": tiles,
-    "gpus": gpus,
     "pairs": pairs,
 }
 

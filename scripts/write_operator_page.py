@@ -10,6 +10,7 @@ from flownpu import _native
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 _DOMAIN = "ai.flownpu"
 _INTEGERS, _FLOATS = {"int64", "int32"}, {"float", "float16", "bfloat16"}
+_FEW = 3  # so many rows that a table has in common with another are written again
 _WORDS = {
     frozenset(_FLOATS): "floating",
     frozenset(_INTEGERS): "integer",
@@ -17,8 +18,6 @@ _WORDS = {
     frozenset(_INTEGERS | _FLOATS): "number",
     frozenset(_INTEGERS | _FLOATS | {"int8", "uint8", "bool"}): "any",
 }
-_ANY = {"lowest": -(2**63), "highest": 2**63 - 1}
-_MOST = 2**31
 
 
 def page(text: str) -> str:
@@ -30,15 +29,28 @@ def page(text: str) -> str:
 
 
 def _schemas() -> str:
-    """A table for each of FlowNPU's own operators, or for those that have the same inputs and attributes."""
-    tables: dict[str, list[str]] = {}
-    for contract in _native.contracts():
-        if contract.domain == _DOMAIN:
-            rows = [f"| `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.inputs]
-            rows += [f"| output `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.outputs]
-            rows += [f"| attribute `{r.name}` | {_values(r)} | {r.meaning} |" for r in contract.attributes]
-            tables.setdefault("\n".join(rows), []).append(f"`{contract.op_type}`")
-    return "\n\n".join(f"| {', '.join(names)} | | |\n|---|---|---|\n{rows}" for rows, names in tables.items())
+    """A table for each of FlowNPU's own operators, or for those that have the same inputs and attributes.
+
+    Inputs and attributes that an operator shares with an earlier one, if they are several, are only named.
+    """
+    tables: dict[str, tuple[list[str], list[str]]] = {}  # names and rows, by the first operator that has them
+    first: dict[str, str] = {}  # the first operator that has a row
+    for contract in (contract for contract in _native.contracts() if contract.domain == _DOMAIN):
+        rows = {p.name: f"| `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.inputs}
+        rows |= {p.name: f"| output `{p.name}` | {_types(p)} | {p.meaning} |" for p in contract.outputs}
+        rows |= {r.name: f"| attribute `{r.name}` | {_values(r)} | {r.meaning} |" for r in contract.attributes}
+        shared: dict[str, list[str]] = {}
+        for name, row in rows.items():
+            shared.setdefault(first.setdefault(row, contract.op_type), []).append(f"`{name}`")
+        names, lines = tables.setdefault(next(iter(shared)) if len(shared) == 1 else contract.op_type, ([], []))
+        names.append(f"`{contract.op_type}`")
+        if len(names) == 1:
+            known = {of: named for of, named in shared.items() if of != contract.op_type and len(named) > _FEW}
+            lines += [row for name, row in rows.items() if not any(f"`{name}`" in named for named in known.values())]
+            lines += [f"| as of `{of}` | | {', '.join(named)} |" for of, named in known.items()]
+    return "\n\n".join(
+        "\n".join([f"| {', '.join(names)} | | |", "|---|---|---|", *rows]) for names, rows in tables.values()
+    )
 
 
 def _types(port: Any) -> str:
@@ -53,49 +65,42 @@ def _values(rule: Any) -> str:
 
 
 def _contracts() -> str:
-    lines = ["| operators, versions | inputs | outputs | attributes |", "|---|---|---|---|"]
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    lines = ["| operators, versions | types | only with |", "|---|---|---|"]
+    alike: dict[tuple[str, str], list[str]] = {}
     others = [contract for contract in _native.contracts() if contract.domain != _DOMAIN]
     for contract in sorted(others, key=lambda c: (c.domain, c.op_type)):
         first, last = contract.first_version, contract.last_version
-        name = f"{contract.domain}::{contract.op_type}" if contract.domain else contract.op_type
-        cells = (
-            "; ".join(map(_port, contract.inputs)),
-            "; ".join(_port(port) for port in contract.outputs if port.types),
-            "; ".join(map(_attribute, contract.attributes)),
-        )
-        alike.setdefault(cells, []).append(f"{name} {first}" if first == last else f"{name} {first}-{last}")
+        name = f"{contract.op_type} {first}" if first == last else f"{contract.op_type} {first}-{last}"
+        limits = [f"no {port.name}" for port in contract.inputs if not port.types]
+        limits += filter(None, map(_limit, contract.attributes))
+        cells = _all_types(contract), "; ".join(limits)
+        alike.setdefault(cells, []).append(f"*{name}*" if contract.domain else name)
     for cells, names in alike.items():
         lines.append(f"| {' | '.join(cell.replace('|', ', ') for cell in (', '.join(names), *cells))} |")
     return "\n".join(lines)
 
 
-def _port(port: Any) -> str:
-    if not port.types:
-        return f"no {port.name}"
-    types = _WORDS.get(frozenset(port.types)) or "/".join(port.types)
-    letter = f" {port.type_letter}" if port.type_letter else ""
-    presence = _native.Presence
-    mark = {presence.OPTIONAL: "?", presence.VARIADIC: "...", presence.ATTRIBUTE: " (an attribute)"}
-    constant = "constant " if port.constant else ""
-    shape = f" {port.shape}" if port.shape else ""
-    return f"{port.name}{mark.get(port.presence, '')}: {constant}{types}{letter}{shape}"
+def _all_types(contract: Any) -> str:
+    """The type of all inputs, or the types input by input, those of one type together."""
+    names: dict[str, list[str]] = {}
+    for port in contract.inputs:
+        if port.types:
+            types = _WORDS.get(frozenset(port.types)) or "/".join(port.types)
+            names.setdefault(f"constant {types}" if port.constant else types, []).append(port.name)
+    if len(names) <= 1:
+        return "".join(names)
+    return "; ".join(f"{', '.join(ports)}: {types}" for types, ports in names.items())
 
 
-def _attribute(rule: Any) -> str:
-    name = f"{rule.name} (required)" if rule.required else str(rule.name)
+def _limit(rule: Any) -> str:
+    """The values of an attribute of which the device takes few; empty: it takes what ONNX allows, or a range of it."""
     if rule.kind == _native.Kind.TEXT:
-        return f"{name}: {rule.texts}"
+        return f"{rule.name}: {rule.texts}"
     if rule.kind == _native.Kind.NUMBER:
-        return name if rule.lowest_number != rule.highest_number else f"{name} = {rule.lowest_number:g}"
+        return f"{rule.name} = {rule.lowest_number:g}" if rule.lowest_number == rule.highest_number else ""
     if rule.bounds_only:
-        return f"{name} = {rule.lowest} or {rule.highest}"
-    if (rule.lowest, rule.highest) == (_ANY["lowest"], _ANY["highest"]):
-        return name
-    if rule.lowest == rule.highest:
-        return f"{name} = {rule.lowest}"
-    upper = "" if rule.highest >= _MOST - 1 else str(rule.highest)
-    return f"{name}: {rule.lowest}..{upper}"
+        return f"{rule.name} = {rule.lowest} or {rule.highest}"
+    return f"{rule.name} = {rule.lowest}" if rule.lowest == rule.highest else ""
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 OLDEST_XRT = (2, 19)
 """The first version with xrt::ext::bo and run lists for NPUs (ops/npu/xrt/table.cc refuses older ones)."""
 PEANO_RELEASE = 22
-"""The release of LLVM that Peano has where mlir_aie is of 1.4.5: aiecc hands it LLVM's text."""
+"""The release of LLVM whose text mlir_aie 1.4.5 writes, and which Peano therefore has to be of."""
 SMALLER = ("-Os", "-fno-inline")
 """More options for kernels that do not fit: loops are not unrolled but where the source says so, and functions that
 aie_api does not force into their callers stay functions. FastFlowLM's open kernels have -fno-inline, too."""

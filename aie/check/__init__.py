@@ -4,8 +4,8 @@
     for violation in check(plan):
         print(violation)
 
-Each case was run through aie-opt; docs/npu.md lists the mistakes that it lets pass. Nothing here is rounded in favour
-of a plan: where sources differ, the smaller limit counts.
+Each case was run through aie-opt. Nothing here is rounded in favour of a plan: where sources differ, the smaller limit
+counts.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _place(workers: Sequence[Worker], fifos: list[ObjectFifo], limits: Limits) -
 
 
 def _settle(tile: OpenTile, served: list[ObjectFifoHandle], *, row: int) -> None:
-    """Place an open tile in this row, in the column of the first core or link at the ends that it serves; 0 without."""
+    """Place an open tile in this row, in the column of the first core or link that it serves, or else in column 0."""
     places = (end.owner.tile.place for end in served if isinstance(end.owner, (Worker, ObjectFifoLink)))
     tile.place = tile.place or plan.Tile(next((place.column for place in places if place is not None), 0), row)
 

@@ -315,8 +315,8 @@ class _Class:
             number, found = next(((number, found) for number, found in tries if found), (-1, None))
             if found is None:
                 pairs = zip(values[:, word], self.positions[rows], strict=True)
-                told = ", ".join(f"{value} at {position}" for value, position in pairs)
-                raise ValueError(f"[call_family] expected word {word} to follow one of the features, got {told}")
+                listed = ", ".join(f"{value} at {position}" for value, position in pairs)
+                raise ValueError(f"[call_family] expected word {word} to follow one of the features, got {listed}")
             loose[number].append(word)
             base[word], feature, coefficient = found
             if coefficient:

@@ -37,7 +37,7 @@ def report_of(folder, device="emulate"):
 
 
 def outcomes(report):
-    return {stage["rung"]: stage["outcome"] for stage in report["rungs"]}
+    return {stage["stage"]: stage["outcome"] for stage in report["stages"]}
 
 
 # --- The stages -------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_stages_all_pass_on_emulator(flownpu, tmp_path, monkeypatch):
     report = report_of(tmp_path)
     assert set(outcomes(report).values()) == {"passed"}
     assert list(outcomes(report)) == expected
-    assert all(0 <= stage["share"] <= 1 for stage in report["rungs"])
+    assert all(0 <= stage["share"] <= 1 for stage in report["stages"])
     assert report["measured"] == {}
     assert report["measurements"] == []
     assert "Nothing of it was measured" in done.out
@@ -277,7 +277,7 @@ def test_missing_npu_fails_all_stages(flownpu, tmp_path):
     assert done.code == 1
     report = report_of(tmp_path, "npu")
     assert outcomes(report) == {"copy": "failed", "rms_norm": "failed"}
-    assert all("[FlowNPU]" in stage["text"] for stage in report["rungs"])
+    assert all("[FlowNPU]" in stage["text"] for stage in report["stages"])
     stand_ins = {"aiecc": "aiecc 1.0", "peano": "clang++ 1.0", "xclbinutil": "XRT Build Version: 2.25.00"}
     assert report["toolchain"] == stand_ins
     assert report["measured"] == {}
@@ -375,7 +375,7 @@ def test_failed_or_noisy_times_give_no_parameter():
 
 def test_infinite_error_is_null_in_json():
     result = StageResult("copy", Outcome.WRONG, "y_0: nan", math.inf, math.inf)
-    (record,) = SelftestReport("emulate", "npu2", {}, [result]).document()["rungs"]
+    (record,) = SelftestReport("emulate", "npu2", {}, [result]).document()["stages"]
     assert record["share"] is None
     json.dumps(record, allow_nan=False)
 

@@ -10,7 +10,7 @@ from scripts import write_model_page
 TEXT = write_model_page.PAGE.read_text(encoding="utf-8")
 RUN = "run: python -m scripts.write_model_page"
 # The rows of one model are compared below; the other models' rows take a minute, and change together with them.
-SLOW = {"decoding", "prompts", "bits", "sensitivity"}
+SLOW = {"decoding", "prompts", "sensitivity"}
 
 
 def section(name: str) -> str:

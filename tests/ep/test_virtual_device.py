@@ -61,7 +61,7 @@ def test_session_on_virtual_device_is_emulated(library: Path) -> None:
     assert run(library, body) == ["emulate"]
 
 
-def test_compatibility_of_model_compiled_for_emulator(library: Path) -> None:
+def test_only_model_compiled_for_emulator_is_compatible(library: Path) -> None:
     """ORT's query, to which the device without a session answers; its enumerators have the API's numbers."""
     body = """
         from onnxruntime.capi._pybind_state import get_model_compatibility_for_ep_devices

@@ -104,7 +104,7 @@ def test_template_opens_thought_unless_thinking_is_off() -> None:
     assert form.begins("<function=x>", thinks=True) == "text"
 
 
-def test_special_tokens_that_are_marks() -> None:
+def test_marks_of_templates_are_special_tokens() -> None:
     harmony, gemma = (format_of(template) for template in (HARMONY, GEMMA))
     assert harmony is not None
     assert gemma is not None

@@ -32,7 +32,7 @@ def test_name_means_repository_revision_and_file(name, expected):
 @pytest.mark.parametrize(
     "name", ["gemma3:7b", "model", "a/b/c", "../model", "org/..", "/org/model", "org/a--b", "a/b:"]
 )
-def test_other_texts_are_no_names(name):
+def test_malformed_and_unknown_names_parse_to_none(name):
     assert parse(name) is None
 
 

@@ -56,9 +56,9 @@ def test_stages_run_and_are_timed(tmp_path, capfd):
     captured = capfd.readouterr()
     assert code == 0, captured.err
     report = json.loads((tmp_path / "npu" / "report.json").read_text())
-    assert {stage["outcome"] for stage in report["rungs"]} == {"passed"}
+    assert {stage["outcome"] for stage in report["stages"]} == {"passed"}
     assert "NPU Strix, firmware 255.0.5.35, XRT 2.25" in report["runtime"]
-    assert all(len(stage["run"]["seconds"]) == 20 for stage in report["rungs"])
+    assert all(len(stage["run"]["seconds"]) == 20 for stage in report["stages"])
     # A double measures meaningless values; the test only asks whether they exist.
     found = {each["name"]: each for each in report["measurements"]}
     assert set(found) == {each.name for each in MEASURES}

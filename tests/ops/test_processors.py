@@ -53,7 +53,7 @@ def test_threads_are_described_as_one_per_core(tmp_path, siblings, used):
     )
 
 
-def test_second_threads_without_first_ones_are_kept(tmp_path):
+def test_second_thread_of_core_is_kept_where_first_is_excluded(tmp_path):
     machine(tmp_path, ["0,2", "1,3", "0,2", "1,3"])
     assert chosen(tmp_path, [2, 3]) == ([2, 3], 2)
     assert chosen(tmp_path, [0, 2, 3]) == ([0, 3], 2)

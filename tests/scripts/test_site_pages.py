@@ -5,7 +5,9 @@ import pytest
 
 pytest.importorskip("mkdocs", reason="needs the extra dev")
 
+from flownpu.cli import application
 from scripts.site_pages import in_site
+from scripts.write_command_line import reference
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,10 @@ def test_links_are_rewritten_for_site(folder: str, link: str, shown: str) -> Non
 
 def test_missing_source_site_leaves_text() -> None:
     assert in_site("see [`ops/npu`](../ops/npu) too", "docs", None) == "see `ops/npu` too"
+
+
+def test_reference_of_site_has_options_of_every_command() -> None:
+    sections = dict(section.split("\n", 1) for section in reference().split("\n## ")[1:])
+    assert list(sections) == [command.name for command in application().registered_commands]
+    assert "| `--weights` auto\\|q4\\|q8\\|8/4/4\\|4.75 | Bits: " in sections["convert"]
+    assert "`--activations`" in sections["run"]

@@ -243,7 +243,9 @@ def test_markdown_is_shown(page):
 
 
 def test_markup_in_any_text_is_text(page):
-    """In an answer, its thoughts and calls, a message, a conversation's title, a model's name; after a reload, too."""
+    """The texts: an answer, its thoughts and calls, a message, a conversation's title, a model's name; also after a
+    reload.
+    """
     page.get_by_label("Model").select_option(BAD)
     call = {"index": 0, "function": {"name": BAD, "arguments": json.dumps({"x": BAD})}}
     answer_with(page, {"reasoning_content": BAD}, {"content": MARKDOWN}, {"tool_calls": [call]})

@@ -347,9 +347,9 @@ void OpenClContext::collect() {
     cl::Int code = 0;
     for (const auto& [what, into] :
          {std::pair(cl::kEventQueued, 0), {cl::kEventStart, 1}, {cl::kEventEnd, 2}}) {
-      const cl::Int told = opencl().clGetEventProfilingInfo(
+      const cl::Int of_query = opencl().clGetEventProfilingInfo(
           one.event, what, sizeof(cl::Bits), &nanoseconds[static_cast<std::size_t>(into)], nullptr);
-      if (code == 0) code = told;
+      if (code == 0) code = of_query;
     }
     opencl().clReleaseEvent(one.event);
     check(code, "clGetEventProfilingInfo", "kernel " + one.kernel);

@@ -72,8 +72,9 @@ Node head_of(std::int64_t rows, std::int64_t columns, const Tensor& blocks) {
   return node;
 }
 
-// Rows of `columns` elements, as a weight's planes (nodes/planes.h) are to be multiplied by them:
-// each 256 elements twice.
+// Rows of `columns` elements with each block of 256 elements repeated: a weight's planes
+// (nodes/planes.h) take turns in blocks of 256 columns, and both are multiplied by the same
+// elements.
 std::vector<float> for_planes(std::span<const float> rows, std::int64_t columns) {
   const std::int64_t block = q4nx::kWide.block_columns();
   const std::int64_t wide = wide_columns(columns, true);

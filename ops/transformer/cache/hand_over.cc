@@ -155,7 +155,8 @@ std::shared_ptr<KvCache> KvCaches::lend(std::span<const Tensor> pasts, std::int6
   try {
     write_out(*cache, *first, device, pasts, past, known, observed);
   } catch (...) {
-    // The device or the caller ended it in the middle: the tensors go on to stand for the cache.
+    // The copy failed or was cancelled: the tensors keep their tickets, and the device's memory
+    // counts.
     cache->tensors_ = nullptr;
     for (std::size_t part = 0; part < pasts.size(); ++part) write_ticket(*first, part, pasts[part]);
     throw;

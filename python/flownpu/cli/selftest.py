@@ -180,7 +180,7 @@ def _run(runner: "StageRunner", stages: "list[Stage]") -> "list[StageResult]":
     """All results; failures are printed when they come."""
     results = []
     with progress_bar(*_COLUMNS) as bar:
-        task = bar.add_task("rungs", total=len(stages))
+        task = bar.add_task("stages", total=len(stages))
         for result in runner.run(stages, lambda action, stage: bar.update(task, description=f"{action} {stage}")):
             results.append(result)
             bar.advance(task)

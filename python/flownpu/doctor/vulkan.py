@@ -17,9 +17,9 @@ class Vulkan:
     """The loader and devices of Vulkan on this machine.
 
     Attributes:
-        problem: why there is no Vulkan at all, no loader or no driver; "": there is.
+        problem: why Vulkan cannot be used: there is no loader, or no driver; "" where it can be used.
         devices: each device, and what kernels need that it lacks, or "".
-        failure: the message of a call that failed; "": none failed.
+        failure: the message of a call that failed; "" where none did.
     """
 
     problem: str = ""

@@ -63,7 +63,7 @@ class SelftestReport:
             "toolchain": self.toolchain,
             "machine": asdict(describe_machine()),
             "npu": [asdict(check) for check in diagnose_npu(Host(load_plugin=load_plugin))],
-            "rungs": [result.record("rung") | {"seconds": result.seconds} for result in self.results],
+            "stages": [result.record("stage") | {"seconds": result.seconds} for result in self.results],
             "measured": {found.name: found.value for found in measurements if found.value and found.name in TABLE},
             "measurements": [asdict(found) for found in measurements],
         }

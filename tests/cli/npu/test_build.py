@@ -294,7 +294,7 @@ def test_failing_compiler_is_quoted(build, tools, tmp_path):
 
 
 def test_compiler_error_with_exit_code_0_fails(build, tools, tmp_path):
-    """aiecc's passes report some errors and continue (docs/npu.md)."""
+    """aiecc's passes report some errors and continue."""
     build()
     (tmp_path / "out" / PLAIN / "m1536-k1152.insts").unlink()
     tools.fail.write_text("0 design.mlir:1: error: would override allocated address")

@@ -46,7 +46,7 @@ def test_prompts_and_the_tokens_behind_them_equal_transformers(
     assert_near(found, expected, tiny, ids=ids, lasts=range(tokens - 1, tokens + 3))
 
 
-def test_rows_of_different_lengths_and_all_logits(
+def test_padded_rows_yield_logits_of_own_last_tokens(
     tiny: TinyModel, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
     """Rows that are padded on the right yield their own last tokens; the logits of all tokens are those of the last."""

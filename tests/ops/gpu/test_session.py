@@ -74,7 +74,7 @@ def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
 
 
 @pytest.mark.parametrize("tokens", [1, 50])
-def test_tokens_are_one_list_of_commands_each(tokens, models, opened_in_turn, gpu_api):
+def test_token_is_one_list_of_commands(tokens, models, opened_in_turn, gpu_api):
     """A hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved.
 
     Four products and attention are a layer's kernels, and a norm and the LM head follow. Each needs what the one before

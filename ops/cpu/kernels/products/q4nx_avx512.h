@@ -114,7 +114,8 @@ inline __m512i bf16_of_code() {
   return _mm512_broadcast_i64x4(once);
 }
 
-// A group's table, to unsigned: 16 bytes; and as above, in bf16, which has 8 bits.
+// The 16 values of a group's table with 128 added, as bytes; and the same in bf16, which holds 8
+// bits, laid out as bf16_of_code.
 inline __m128i load_table(const Q4NXRows& weight, std::int64_t group) {
   const __m128i stored = _mm_loadu_si128(reinterpret_cast<const __m128i*>(weight.table(group)));
   return _mm_xor_si128(stored, _mm_set1_epi8(static_cast<char>(0x80)));

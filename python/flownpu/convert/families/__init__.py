@@ -6,26 +6,11 @@ A `Family` says how a family differs from Llama. `read_decoder` turns a configur
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from flownpu.convert.errors import ConversionError
-from flownpu.convert.families import (
-    gemma,
-    gemma2,
-    gemma3,
-    gemma4,
-    gpt_oss,
-    granite,
-    lfm2,
-    llama,
-    mistral,
-    olmo2,
-    phi3,
-    qwen2,
-    qwen3,
-    qwen3_5,
-    smollm3,
-)
 from flownpu.convert.families.reader import Tokens, read_family
 from flownpu.convert.settings import Settings
 
@@ -43,24 +28,8 @@ OTHER_WAYS = (
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for module in (
-        gemma,
-        gemma2,
-        gemma3,
-        gemma4,
-        gpt_oss,
-        granite,
-        lfm2,
-        llama,
-        mistral,
-        olmo2,
-        phi3,
-        qwen2,
-        qwen3,
-        qwen3_5,
-        smollm3,
-    )
-    for family in module.FAMILIES
+    for module in iter_modules(__path__)
+    for family in getattr(import_module(f"{__name__}.{module.name}"), "FAMILIES", ())
 }
 """Families by the value of model_type in config.json."""
 

@@ -35,7 +35,7 @@ def flushed(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x).astype(np.float32)
 
 
-def test_double_adds_as_instruction_is_published(rng: np.random.Generator) -> None:
+def test_stand_in_of_tile_instruction_adds_in_published_order(rng: np.random.Generator) -> None:
     """Even and odd products have a sum each, which are added to each other, then to what was there before.
 
     A product of two bf16 is exact in f32, so that numpy's addition rounds as the fused one does.

@@ -29,7 +29,7 @@ def computed(context, body, *, count, element="float", lanes=1, inputs=()):
     return y
 
 
-def test_control_flow(context):
+def test_loops_and_branches_compute_as_in_c(context):
     """Nested loops whose step changes, branches, a choice that must not read what it does not choose."""
     body = """
       int sum = 0;
@@ -108,7 +108,7 @@ def test_shared_memory_as_another_type(context):
     np.testing.assert_array_equal(found, np.repeat(quads[::-1], 4))
 
 
-def test_functions(context):
+def test_exp_tanh_and_erf_equal_float64(context):
     """exp, tanh and erf against float64. Vulkan allows exp 3 + 2 |x| units in the last place; the two others come
     from it at values up to 10, or from polynomials that are right to 7e-8 (spirv/dialect.cc)."""
     erf = np.vectorize(math.erf)
@@ -137,7 +137,7 @@ def test_functions(context):
         ("float a = 1.0f $ 2.0f;", "expected a word, a number or a sign of the kernel language, got '$'"),
     ],
 )
-def test_other_texts_are_refused(body, message):
+def test_text_outside_kernel_language_is_refused(body, message):
     """With the kernel's name, and the words where it stopped."""
     tensors = [Tensor("x", "float", [1]), Tensor("y", "float", [1], written=True)]
     if message is None:

@@ -46,7 +46,8 @@ def test_candidates_of_drafter_equal_transformers(
     propose = DrafterCandidates.propose
 
     def recorded(source: DrafterCandidates, tokens: list[int], count: int) -> list[int]:
-        found = propose(source, tokens, count)
+        # Each fourth step has no candidates, and the model's next run tells the drafter of one token.
+        found = [] if len(asked) % 4 == 3 else propose(source, tokens, count)
         asked.append((list(tokens), found))
         return found
 
@@ -56,7 +57,7 @@ def test_candidates_of_drafter_equal_transformers(
     assert [generate(generator, IDS[:40], 30), generate(generator, IDS[40:], 20)] == expected
     assert generator.tally.candidates > 20
     decided = 0
-    for tokens, found in asked[::5]:
+    for tokens, found in [one for one in asked if one[1]][::4]:
         likeliest, logits = proposed(drafter, target, tokens, len(found))
         for token, best, row in zip(found, likeliest, logits, strict=True):
             assert row.max() - row[token] < 0.1 * row.std(), (len(tokens), found, likeliest)

@@ -299,6 +299,11 @@ class Decoder:
         """Whether all layers have heads of the same number and size, and keys and values of their own."""
         return all((layer.head_size, layer.kv_heads, layer.shared) == (0, 0, None) for layer in self.layers)
 
+    @property
+    def has_one_form(self) -> bool:
+        """Whether its layers are as devices describe them: uniform, and without further parts."""
+        return self.is_uniform and not (self.value_norm or self.per_layer_size or self.layer_scalars)
+
     def head_size_of(self, rotary: Rotary) -> int:
         """The size of a head in the layers with that rotary embedding."""
         return next(layer.head_size for layer in self.layers if layer.rotary == rotary) or self.head_size
@@ -330,7 +335,7 @@ class Decoder:
         Raises:
             ConversionError: layers differ in form, or experts have biases, which only the CPU computes.
         """
-        if not self.is_uniform or self.value_norm or self.per_layer_size or self.layer_scalars:
+        if not self.has_one_form:
             raise ConversionError("expected layers of one form and without more: only the CPU computes others")
         if self.has_states and self.mixture:
             raise ConversionError("expected no experts among layers with states: only the CPU computes both")

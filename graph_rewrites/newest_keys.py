@@ -47,13 +47,13 @@ def add_newest_keys(model: ir.Model) -> list[Miss]:
         axis = builder.op("Constant", [], {"value_ints": [2]})
         for present, part in zip(node.outputs[1:3], PARTS, strict=True):
             rows = builder.op("Slice", [present, starts, ends, axis], name=f"/newest_keys/{kind}.{part}")
-            dtype = present.dtype
-            if dtype == ir.DataType.BFLOAT16:
-                dtype = ir.DataType.FLOAT
-                rows = builder.op("Cast", [rows], {"to": dtype.value})
+            rows.type = present.type
+            if present.dtype == ir.DataType.BFLOAT16:
+                rows = builder.op("Cast", [rows], {"to": ir.DataType.FLOAT.value})
+                rows.dtype = ir.DataType.FLOAT
             rows.name = output_name(kind, part)
             shape = [None] * 4 if present.shape is None else list(present.shape)
-            rows.dtype, rows.shape = dtype, ir.Shape([shape[0], shape[1], None, shape[3]])
+            rows.shape = ir.Shape([shape[0], shape[1], None, shape[3]])
             model.graph.outputs.append(rows)
         model.graph.extend(builder.nodes)
     return []

@@ -32,7 +32,16 @@ _SECTION = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL
 _DEVICE = CHIPS["kraken-350"]
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
 # Models of whose layers the host computes a part, and the positions that a table of them is of.
-_WITH_STATES = ("qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "lfm2-1.2b", "gpt-oss-20b", "gemma4-e2b", "gemma4-e4b")
+_WITH_STATES = (
+    "qwen3.5-0.8b",
+    "qwen3.5-2b",
+    "qwen3.5-4b",
+    "qwen3.5-9b",
+    "lfm2-1.2b",
+    "gpt-oss-20b",
+    "gemma4-e2b",
+    "gemma4-e4b",
+)
 _STATES_CONTEXT = 1024
 _DECODERS = [name for name in MODELS if name not in ENCODERS]
 

@@ -25,7 +25,11 @@ FORMS = [("gemma4_text", CLUSTERS, "bf16"), ("gemma4_unified_text", {}, "fp32")]
 
 @pytest.mark.parametrize(("family", "more", "kv_dtype"), FORMS)
 def test_candidates_of_drafter_equal_transformers(
-    family: str, more: dict[str, Any], kv_dtype: str, tmp_path: Path, generate: Callable[..., list[int]],
+    family: str,
+    more: dict[str, Any],
+    kv_dtype: str,
+    tmp_path: Path,
+    generate: Callable[..., list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a text through two prompts beyond the windows, which is that of the model alone.
@@ -52,7 +56,9 @@ def test_candidates_of_drafter_equal_transformers(
         return found
 
     monkeypatch.setattr(DrafterCandidates, "propose", recorded)
-    model = steady(LanguageModel(tmp_path / "model", options=OPTIONS, speculation=Speculation(draft=tmp_path / "drafter")))
+    model = steady(
+        LanguageModel(tmp_path / "model", options=OPTIONS, speculation=Speculation(draft=tmp_path / "drafter"))
+    )
     generator = model.generator(128, greedy)
     assert [generate(generator, IDS[:40], 30), generate(generator, IDS[40:], 20)] == expected
     assert generator.tally.candidates > 20
@@ -80,5 +86,7 @@ def test_drafter_of_other_model_is_refused(tmp_path: Path) -> None:
         convert(tmp_path / "draft", tmp_path / "paged", paged=True)
     write_tiny("gemma4_text", tmp_path / "wide", hidden_size=128)
     convert(tmp_path / "wide", tmp_path / "wider")
-    with pytest.raises(FlowNPUError, match="drafts for a model with embeddings of 96 .* take the drafter of that model"):
+    with pytest.raises(
+        FlowNPUError, match=r"drafts for a model with embeddings of 96 .* take the drafter of that model"
+    ):
         LanguageModel(tmp_path / "wider", speculation=Speculation(draft=tmp_path / "drafter"))

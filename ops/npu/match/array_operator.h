@@ -59,8 +59,8 @@ Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert);
 // The multiply-adds that pay for a dispatch.
 struct Threshold {
   std::int64_t rows = 0;
-  // Of a product of one row with a Q4NX weight, in a graph without layers for other arrays: all such
-  // products share one array, so that tokens change no array.
+  // For a product of one row with a Q4NX weight, in a graph without layers for other arrays: all
+  // such products share one array, so that tokens change no array.
   std::int64_t one_row = 0;
 };
 // Those if the option `npu_threshold` is not set: what the host computes in the time of a dispatch.

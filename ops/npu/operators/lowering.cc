@@ -111,8 +111,7 @@ class OperatorLowering {
     if (!any) {
       // Too small, whatever was built.
       const std::int64_t least = found.rows == 1 ? threshold_.one_row : threshold_.rows;
-      if (found.rows > 0 && found.rows * found.multiply_adds < least)
-        return keep(node, below_);
+      if (found.rows > 0 && found.rows * found.multiply_adds < least) return keep(node, below_);
       const Node& sizes = found.sizes.front();
       try {
         artifacts_.require(sizes.op_type, sizes);

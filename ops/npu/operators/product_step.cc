@@ -67,8 +67,7 @@ class ProductStep final : public Step {
     const std::int64_t rows = rows_of(inputs[0]);
     const Tensor* residual = find(inputs, epilogue_.residual);
     const bool broadcast = residual != nullptr && !(residual->shape == outputs[0].shape);
-    if (broadcast || !is_worth(rows))
-      return host_->run(inputs, outputs, memory);
+    if (broadcast || !is_worth(rows)) return host_->run(inputs, outputs, memory);
     cpu::Scratch scratch(memory.data());
     auto* product = scratch.take<float>(rows * columns_);
     {

@@ -150,7 +150,7 @@ class Drafting:
     """A decoder drafts for a larger model: its layers read that model's keys and values, and have none of their own."""
 
     hidden_size: int
-    """Of the model that it drafts for."""
+    """D of the model that it drafts for."""
     clusters: int = 0
     """Clusters of as many tokens each, by which the LM head is searched; 0: all tokens are."""
     chosen: int = 0

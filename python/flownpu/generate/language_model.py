@@ -21,9 +21,9 @@ from flownpu.generate.guidance import Guidance, blamed
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
+from flownpu.generate.speculative.drafter import Drafter
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
-from flownpu.generate.speculative.drafter import Drafter
 from flownpu.generate.speculative.prediction_head import PredictionHead
 from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens

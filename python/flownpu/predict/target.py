@@ -52,8 +52,8 @@ class Target:
         """The decoder whose layers the array takes whole; FlowNPUError if it takes single operators."""
         if isinstance(self.decoder, DecoderByOperators):
             raise FlowNPUError(
-                f"{self.name}: expected layers of one form; others have prices on an NPU alone: predict it for --device "
-                "kraken-350"
+                f"{self.name}: expected layers of one form; others have prices on an NPU alone: predict it for "
+                "--device kraken-350"
             )
         return self.decoder
 

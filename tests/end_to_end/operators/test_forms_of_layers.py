@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 4's E form, of whose layers the array takes the products one by one: a token in a session with device=emulate."""
+"""Gemma 4's E form, of whose layers the array takes single products: tokens in a session with device=emulate."""
 
 from pathlib import Path
 from typing import Any

@@ -62,7 +62,7 @@ _UNIFIED = replace(
     defaults={**_DEFAULTS, "max_position_embeddings": 262144, "sliding_window": 1024},
     per_layer_size=None,
 )
-# Small decoders that draft for the others, of which each layer reads the keys and values of its kind's last layer there.
+# Small decoders that draft for the others; a layer reads the keys and values of the last layer of its kind there.
 _DRAFTER = replace(
     _TEXT,
     model_type="gemma4_assistant",

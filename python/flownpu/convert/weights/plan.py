@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flownpu.convert.decoder import Decoder, Layer
     from flownpu.convert.layer_parts import DeltaRule, Drafting, Mixture
 
-# What tensors of a drafter that are outside of its inner model begin with in sources.
+# The beginning of names, in sources, of a drafter's tensors that are outside of its inner model.
 DRAFTER = "drafter."
 # The factor of each of the two parts of an embedding for a layer, which are added.
 PER_LAYER_SCALE = 2**-0.5

@@ -97,11 +97,11 @@ class Drafter:
             rows = outputs.get(output_name(int(kind), part))
             # Rows of one type of floats become those of another; a row of int8 has its scale, and is longer.
             shape = [] if rows is None else [rows.shape[1], rows.shape[3]]
-            if shape != [port.shape[1], port.shape[3]]:
+            if rows is None or shape != [port.shape[1], port.shape[3]]:
                 raise FlowNPUError(
                     f"{folder} reads keys and values of {port.shape[1]} heads of {port.shape[3]} elements in "
-                    f"{port.type}, and {path.parent} has {shape or 'none'}: take the drafter of that model, and convert "
-                    "both with the same --kv-dtype"
+                    f"{port.type}, and {path.parent} has {shape or 'none'}: take the drafter of that model, and "
+                    "convert both with the same --kv-dtype"
                 )
             self.caches[rows.name] = port
 

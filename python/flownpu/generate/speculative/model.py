@@ -70,7 +70,9 @@ class VerifyingGraph:
     """The same graph, of onnx_ir."""
 
     @staticmethod
-    def of(folder: Path, configuration: dict[str, Any], *, hidden_states: bool = False, keys: bool = False) -> "VerifyingGraph":
+    def of(
+        folder: Path, configuration: dict[str, Any], *, hidden_states: bool = False, keys: bool = False
+    ) -> "VerifyingGraph":
         """Reads the graph of a folder and adds the output, in memory.
 
         Args:
@@ -152,8 +154,7 @@ class SpeculativeModel:
         cannot be rewound."""
         self.times = StepTimes()
         self.budgets: dict[str, CandidateBudget] = {}
-        """The budget of each source of candidates, "lookup", "draft" and "head" (also of a drafter); all sequences share
-        it."""
+        """The budget of each source, "lookup", "draft" and "head" (also of a drafter); all sequences share it."""
         if lookup:
             self.budgets["lookup"] = CandidateBudget(self.times, graph.rows - 1, _LOOKUP_COST)
         if draft is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is refused; tests/generate/test_drafter.py compares the outputs, by what a drafter makes of them."""
+"""A graph that is refused; tests/generate/test_drafter.py compares outputs by what a drafter makes of them."""
 
 from flownpu.graph_rewrites import testing
 from flownpu.graph_rewrites.newest_keys import add_newest_keys

@@ -323,3 +323,9 @@ def test_unfit_configuration_is_refused(config: dict[str, Any], message: str) ->
     with pytest.raises(ConversionError, match=r"config\.json: ") as raised:
         read_decoder(config)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", r"attention \(MLA\)"), ("granitemoehybrid", "Mamba-2")])
+def test_family_left_out_is_refused_with_its_layers(name: str, layers: str) -> None:
+    with pytest.raises(ConversionError, match=f'got "{name}", whose .*{layers}'):
+        read_decoder({"model_type": name})

@@ -14,10 +14,10 @@ from flownpu.aie.cost.gemm_parameters import GEMM
 from flownpu.aie.cost.gemm_system import GemmSearch
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.aie.cost.published_gemm import CORES, GEMMS
-from flownpu.aie.programs.call import HOST
 from flownpu.aie.programs.cost import Prices, prompt_runs
 from flownpu.aie.programs.decode import decode_program
 from flownpu.npu.models import ENCODERS, MODELS
+from flownpu.predict.by_operators import DecoderByOperators, PredictionByOperators
 from flownpu.predict.gpu import GPUS, predict_gpu
 from flownpu.predict.pair import ANSWER, handed_over_bytes, handed_over_seconds, joules
 from flownpu.predict.prices import Prediction
@@ -32,7 +32,16 @@ _DEVICE = CHIPS["kraken-350"]
 _SHOWN = tuple(1024 * thousands for thousands in (1, 4, 16, 32, 128))  # `flownpu predict` has the others
 _AIM = 1.15  # the aim, as a factor of the speeds in the papers' tables
 # Models of whose layers the host computes a part, and the positions that a table of them is of.
-_WITH_STATES = ("qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "lfm2-1.2b", "gpt-oss-20b")
+_WITH_STATES = (
+    "qwen3.5-0.8b",
+    "qwen3.5-2b",
+    "qwen3.5-4b",
+    "qwen3.5-9b",
+    "lfm2-1.2b",
+    "gpt-oss-20b",
+    "gemma4-e2b",
+    "gemma4-e4b",
+)
 _STATES_CONTEXT = 1024
 _DECODERS = [name for name in MODELS if name not in ENCODERS]
 
@@ -96,11 +105,14 @@ def states() -> str:
     lines = []
     for name in _WITH_STATES:
         decoder, prices = known(name).decoder, Prices(_DEVICE, VALUES)
-        token = decode_program(decoder, "npu2", _STATES_CONTEXT, prices=prices).program
-        cost = prices.of_runs([(token, _STATES_CONTEXT - 1)], before=token)
+        if isinstance(decoder, DecoderByOperators):
+            cost = PredictionByOperators(decoder, _DEVICE, VALUES).token(_STATES_CONTEXT)
+        else:
+            token = decode_program(decoder, "npu2", _STATES_CONTEXT, prices=prices).program
+            cost = prices.of_runs([(token, _STATES_CONTEXT - 1)], before=token)
         later = next(table.values[name][0] for table in TABLES.values() if name in table.values)
         host = sum(seconds for part, seconds in cost.seconds.items() if part.startswith("host"))
-        calls = sum(steps[0].call.array != HOST for steps in token.dispatches)
+        calls = round(cost.dispatches)
         ends = calls * VALUES["dispatch"]
         lines.append([name, f"{later:.3g}", _bold(1 / cost.total, cost.total <= 1 / later), calls,
                       f"{1e3 * cost.total:.1f}", f"{1e3 * host:.1f}", f"{1e3 * ends:.1f}"])  # fmt: skip

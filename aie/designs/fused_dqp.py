@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FusedDQP on 16 or 32 tiles: y = dequant(W) x for one row x, weights in Q4NX blocks as they lie in the file.
+"""FusedDQP on 16, 28 or 32 tiles: y = dequant(W) x for one row x, weights in Q4NX blocks as they lie in the file.
 
     y_acc += dequant(w) . a        over the blocks w of a row of blocks        (arXiv 2602.06063, equation 15)
 
@@ -9,9 +9,11 @@ stream a tile; x is broadcast to all tiles once; the tiles' outputs are joined i
 
     16 tiles: columns 0..3, two channels of weights each, x from the shim tile of column 4 (npu1, which has no column 4:
               one channel each, x from the second channel of column 0)
+    28 tiles: columns 0..6, two channels of weights each, x from column 7
     32 tiles: columns 0..7, one channel of weights each, x from the second channel of column 0
 
-On npu2 eight shim channels carry weights either way, about what main memory gives (arXiv 2602.06063, section 4).
+On npu2 eight shim channels carry weights, or with 28 tiles fourteen: what main memory gives with the software of 2026
+(`memory_read` in aie/cost/parameters.toml), where eight carry two thirds of that.
 
 A block is 1280 words, more than the shim's innermost wrap (1023), so it travels as two halves: a tile's part of an
 object of the memory tile is half a block, and two parts fill the tile's object. So the pattern
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from flownpu.aie.iron.compat import Kernel, ObjectFifoHandle, Worker
 
 _HALF = BLOCK_BYTES // 2
-_WEIGHT_CHANNELS = 8
 # By epilogue: the storing kernel, and its number of accumulators.
 _EPILOGUES = {"none": ("store_bf16", 1), "geglu": ("store_gelu_mul", 2), "swiglu": ("store_silu_mul", 2)}
 
@@ -72,7 +73,7 @@ class FusedDQP:
     Attributes:
         target: npu1 (16 tiles) or npu2.
         k_max: largest K of a call, a multiple of 256. x is sent to the tiles with this length, whatever K is.
-        tiles: 16 or 32.
+        tiles: 16, 28 or 32.
         epilogue: none, geglu or swiglu.
     """
 
@@ -83,8 +84,8 @@ class FusedDQP:
 
     def __post_init__(self) -> None:
         columns = limits_of(self.target).columns
-        if self.tiles not in {16, 32} or self.tiles > TILES * columns:
-            raise ValueError(f"[fused_dqp] expected 16 tiles or, on npu2, 32, got {self.tiles} on {self.target}")
+        if self.tiles not in {16, 28, 32} or self.tiles > TILES * columns:
+            raise ValueError(f"[fused_dqp] expected 16 tiles or, on npu2, 28 or 32, got {self.tiles} on {self.target}")
         if self.epilogue not in _EPILOGUES or self.k_max % BLOCK_COLUMNS:
             raise ValueError(
                 f"[fused_dqp] expected an epilogue of {', '.join(_EPILOGUES)} and k_max in multiples of "
@@ -99,7 +100,7 @@ class FusedDQP:
     @property
     def channels(self) -> int:
         """Shim channels of weights in a column: as many as leave a channel for x in some column."""
-        return 2 if self.columns * 2 <= _WEIGHT_CHANNELS and self.columns < limits_of(self.target).columns else 1
+        return 2 if self.columns < limits_of(self.target).columns else 1
 
     def row_groups(self, m: int, column: int) -> list[int]:
         """First row of blocks of each of a column's row groups.

@@ -6,7 +6,7 @@ gate, activation, residual) the host computes as it reads them: they come back t
 share one array, since changing it costs more than the work. Likewise the host computes norms and rotations of heads
 before attention.
 
-    q4nx_matmul, fused_dqp   one row: fused_dqp; several: dequant_engine -> gemm
+    q4nx_matmul, fused_dqp   one row: fused_dqp, over one array for all of a graph; several: dequant_engine -> gemm
     dense_matmul             gemm
     flow_qkv_attention, flow_kv_attention
                              one token: flow_kv; several: flow_qkv
@@ -16,7 +16,7 @@ before attention.
     weights    u8   Q4NX, wide blocks of [columns, inner], with rows of blocks of zeros up to at least 256 columns; of
                     8 bits, two planes of each (kernels/common/q4nx.h)
                bf16 (dense_matmul) panels of [inner, columns] (kernels/README.md), both sizes padded with zeros
-    given-I    [rows][inner, padded to 256]
+    given-I    [rows][inner, padded to 256]; of one row, as long as the longest of the graph
     panels-B   B bytes: dequantised weights
     made-N     [rows][columns, padded]
     queries-N, attended-N
@@ -53,7 +53,7 @@ from flownpu.aie.programs.program import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from flownpu.aie.programs.program import Rows
 
@@ -82,7 +82,14 @@ def buckets(kind: str) -> tuple[int, ...]:
     return (1, *_PRODUCTS) if kind == "q4nx_matmul" else (1, *_SEVERAL)
 
 
-def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int, context: int = 0) -> Program:
+def longest_row(sizes: Iterable[Mapping[str, int]]) -> int:
+    """K, padded, of the longest product with a Q4NX weight among these operators: that of the array of single rows."""
+    return max((ceil_div(of["inner"], BLOCK_COLUMNS) * BLOCK_COLUMNS for of in sizes if "eight_bits" in of), default=0)
+
+
+def operator_program(
+    kind: str, sizes: Mapping[str, int], target: str, rows: int, context: int = 0, longest: int = 0
+) -> Program:
     """The program of an operator for `rows` rows (tokens).
 
     Args:
@@ -91,16 +98,20 @@ def operator_program(kind: str, sizes: Mapping[str, int], target: str, rows: int
         target: npu1 or npu2.
         rows: one of its `buckets`.
         context: for attention, positions of the cache, a multiple of its chunk.
+        longest: for a product of one row, K of the longest that shares its array (`longest_row`), which tokens then do
+            not change; 0: its own.
 
     Raises:
         ValueError: a design does not take the sizes, or the kind has no program for so many rows.
     """
     if rows not in buckets(kind):
         raise ValueError(f"[operators] expected {kind} of {buckets(kind)} rows, got {rows}")
-    return _KINDS[kind](kind, dict(sizes), target, rows, context)
+    if kind in _PRODUCTS_OF:
+        return _product(kind, dict(sizes), target, rows, longest)
+    return _attention(kind, dict(sizes), target, rows, context)
 
 
-def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context: int) -> Program:
+def _product(kind: str, sizes: dict[str, int], target: str, rows: int, longest: int) -> Program:
     """Y [rows, columns] = X [rows, inner] W."""
     part = DenseProjection(sizes["inner"], sizes["columns"], has_bias=False)
     k, n, line = part.inner, part.padded_columns, part.padded_rows
@@ -111,8 +122,10 @@ def _product(kind: str, sizes: dict[str, int], target: str, rows: int, _context:
     where = f"{k} x {n}"
     x, y, panels = f"given-{line}", f"made-{n}", "weights"
     if rows == 1 and quantised:
-        dqp = FusedDQP(target, line, 32 if target == "npu2" else 16)
+        line = max(line, longest)
+        dqp = FusedDQP(target, line, 28 if target == "npu2" else 16)
         array, name = f"fused_dqp-{dqp.tiles}-k{line}-none", f"m{n}-k{k}{bits_name(planes - 1)}"
+        x = f"given-{line}"
         make = partial(dqp.program, n, k, planes=planes)
         writer.step(fixed_call("fused_dqp", array, name, make), where, "weights", x, y)
     else:
@@ -198,10 +211,5 @@ def _program(
     )
 
 
-_KINDS: dict[str, Callable[[str, dict[str, int], str, int, int], Program]] = {
-    "q4nx_matmul": _product,
-    "fused_dqp": _product,
-    "dense_matmul": _product,
-    "flow_qkv_attention": _attention,
-    "flow_kv_attention": _attention,
-}
+_PRODUCTS_OF = ("q4nx_matmul", "fused_dqp", "dense_matmul")
+_KINDS = (*_PRODUCTS_OF, "flow_qkv_attention", "flow_kv_attention")

@@ -92,7 +92,8 @@ std::unique_ptr<Step> NpuDevice::prepare_operator(
   std::unique_ptr<Step> on_host = host().prepare(of_graph);
   const cpu::Context context = cpu::make_context(options());
   const auto programs_of = [&](const Node& of) {
-    return std::make_unique<OperatorPrograms>(of, designs, shared_, host_compute_, threshold());
+    return std::make_unique<OperatorPrograms>(of, designs, shared_, host_compute_,
+                                              threshold().rows);
   };
   if (transformer::is(of_graph, kDomain, "Q4NXMoE"))
     return make_mixture_step(node, programs_of, context);
@@ -101,9 +102,9 @@ std::unique_ptr<Step> NpuDevice::prepare_operator(
   return make_product_step(node, programs_of(node), std::move(on_host), context);
 }
 
-std::int64_t NpuDevice::threshold() const {
-  return options().npu_threshold.value_or(
-      default_threshold(options().activations, cpu::make_context(options()).pool->threads()));
+Threshold NpuDevice::threshold() const {
+  if (const auto& given = options().npu_threshold) return {.rows = *given, .one_row = *given};
+  return default_threshold(options().activations, cpu::make_context(options()).pool->threads());
 }
 
 std::string NpuDevice::describe(const std::vector<Node>& nodes,

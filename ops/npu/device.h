@@ -72,7 +72,7 @@ class NpuDevice final : public transformer::DeviceWithHost {
 
   std::unique_ptr<Step> prepare_operator(const Node& node,
                                          const std::shared_ptr<CompiledDesigns>& designs) const;
-  std::int64_t threshold() const;
+  Threshold threshold() const;
 
   bool emulated_;
   HostCompute host_compute_;  // the host's kernels and threads

@@ -153,7 +153,11 @@ OLDER = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# The classes of drafters have no decoder by default.
+WITH_DEFAULTS = [name for name, family in FAMILIES.items() if family.drafts_for is None]
+
+
+@pytest.mark.parametrize("name", WITH_DEFAULTS)
 def test_omitted_configuration_keys_take_class_defaults(name: str) -> None:
     family = FAMILIES[name]
     # The configuration classes of these families drop a window that is not used.
@@ -319,3 +323,9 @@ def test_unfit_configuration_is_refused(config: dict[str, Any], message: str) ->
     with pytest.raises(ConversionError, match=r"config\.json: ") as raised:
         read_decoder(config)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "layers"), [("deepseek_v3", r"attention \(MLA\)"), ("granitemoehybrid", "Mamba-2")])
+def test_family_left_out_is_refused_with_its_layers(name: str, layers: str) -> None:
+    with pytest.raises(ConversionError, match=f'got "{name}", whose .*{layers}'):
+        read_decoder({"model_type": name})

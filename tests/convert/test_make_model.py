@@ -41,10 +41,11 @@ PARAMETERS = {
     "lfm2-1.2b": 1170,
     "gpt-oss-20b": 20915,
     "gemma4-e2b": 4629,  # counted: the 5100 of its card include towers
+    "gemma4-e4b": 7463,  # counted, likewise
 }
 # Shapes whose checkpoints stack experts, or have buffers and tensors that nothing reads: their tensors are compared one
 # by one in small models (test_other_families.py), and only counted here.
-STACKED = ("gpt-oss-20b", "gemma4-e2b")
+STACKED = ("gpt-oss-20b", "gemma4-e2b", "gemma4-e4b")
 # Rows that are no multiple of 32, columns that are no multiple of 256, and both local and global layers.
 TINY = {
     "model_type": "gemma3_text",

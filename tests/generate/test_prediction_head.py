@@ -84,15 +84,19 @@ def test_candidates_of_head_equal_its_equation(tiny: TinyModel) -> None:
         assert found[:clear] == expected[:clear]
         decided.append(clear)
 
+    def compute(first: int, length: int) -> None:
+        rows = states(length)[first:]
+        candidates.computed(length, lambda _name: rows[None])
+
     decided: list[int] = []
-    candidates.computed(0, states(30))
+    compute(0, 30)
     check(31)
-    candidates.computed(30, states(34)[30:])  # the last of these are wrong candidates' in the place of the text's
+    compute(30, 34)  # the last of these are wrong candidates' in the place of the text's
     check(33)
-    candidates.computed(32, states(40)[32:])
+    compute(32, 40)
     check(41)
     candidates.rewound(36)
-    candidates.computed(35, states(44)[35:])
+    compute(35, 44)
     check(45)
     assert sum(decided) >= 6
 

@@ -262,6 +262,7 @@ Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert) {
 Node operator_of_graph(Node node) {
   node.domain = kDomain;
   node.packed.clear();
+  node.attributes.erase(kLeastOfOneRow);
   return node;
 }
 
@@ -269,10 +270,15 @@ Node operator_of_graph(Node node) {
 // for XRT's hardware contexts, warm), which most dispatches of operators by themselves need. A core
 // of the host computes 450 GOP/s of int8, and 232 GFLOP/s of bf16 (Zen 4 with AVX-512, measured); a
 // multiply-add is two operations. The array's own time to compute is not counted.
-std::int64_t default_threshold(Activations activations, int threads) {
+// With one row both are as fast as they read the weight, 5 bits for a multiply-add. The host reads
+// 30 GB/s, the array 66 (aie/cost/parameters.toml): a dispatch of 47 us pays from
+// 47 us / (1 / 30 - 1 / 66 GB/s) = 2.6 MB on.
+Threshold default_threshold(Activations activations, int threads) {
   constexpr double kSeconds = 50e-6 + 2.7e-3;
   const double of_a_core = activations == Activations::kInt8 ? 450e9 / 2 : 232e9 / 2;
-  return static_cast<std::int64_t>(kSeconds * of_a_core * threads);
+  constexpr double kOneRowBytes = 47e-6 / (1 / 30e9 - 1 / 66e9);
+  return {.rows = static_cast<std::int64_t>(kSeconds * of_a_core * threads),
+          .one_row = static_cast<std::int64_t>(kOneRowBytes * 8 / 5)};
 }
 
 }  // namespace flownpu::npu

@@ -56,8 +56,17 @@ enum class ExpertPart : std::uint8_t { kGateUp, kDown };
 // the experts.
 Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert);
 
-// The multiply-adds that pay for a dispatch if the option `npu_threshold` is not set: those that
-// the host computes in the time of a dispatch. `threads`: the host's.
-std::int64_t default_threshold(Activations activations, int threads);
+// The multiply-adds that pay for a dispatch.
+struct Threshold {
+  std::int64_t rows = 0;
+  // For a product of one row with a Q4NX weight, in a graph without layers for other arrays: all
+  // such products share one array, so that tokens change no array.
+  std::int64_t one_row = 0;
+};
+// Those if the option `npu_threshold` is not set: what the host computes in the time of a dispatch.
+// `threads`: the host's.
+Threshold default_threshold(Activations activations, int threads);
+// The attribute of a product on the array with its Threshold::one_row, where that counts.
+inline constexpr const char* kLeastOfOneRow = "least_of_one_row";
 
 }  // namespace flownpu::npu

@@ -28,13 +28,20 @@ std::string listed(const Counts& counts) {
   return text;
 }
 
+// Whether some run of a product is of one row with a Q4NX weight.
+bool takes_one_row(const ArrayOperator& found, const std::vector<const ProgramRecord*>& records) {
+  const ProgramRecord& least = *records.front();
+  return least.tokens == 1 && least.context == 0 && found.rows <= 1;
+}
+
 // Whether a run may be worth its dispatches. The run has the size of the graph's shapes, or else
 // the largest that a program computes at once.
 bool may_be_worth(const ArrayOperator& found,
                   const std::vector<std::vector<const ProgramRecord*>>& programs,
-                  std::int64_t threshold) {
+                  const Threshold& threshold) {
   for (const auto& records : programs) {
     if (records.empty()) continue;
+    if (takes_one_row(found, records) && found.multiply_adds >= threshold.one_row) return true;
     const ProgramRecord& most = *records.back();
     const std::int64_t keys = std::max<std::int64_t>(most.context, 1);
     const std::int64_t rows = found.rows > 0 ? found.rows : most.tokens * keys;
@@ -42,7 +49,7 @@ bool may_be_worth(const ArrayOperator& found,
     std::int64_t runs = 1;
     if (found.rows > 0 && most.context == 0) runs = (found.rows + most.tokens - 1) / most.tokens;
     const auto dispatches = runs * static_cast<std::int64_t>(most.array_dispatches());
-    if (rows * found.multiply_adds / dispatches >= threshold) return true;
+    if (rows * found.multiply_adds / dispatches >= threshold.rows) return true;
   }
   return false;
 }
@@ -61,8 +68,11 @@ void leave(Lowered& lowered, const Node& node, const std::string& reason, bool b
 
 class OperatorLowering {
  public:
-  OperatorLowering(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold)
-      : lowered_(lowered), artifacts_(artifacts), threshold_(threshold) {}
+  OperatorLowering(Lowered& lowered, const Artifacts& artifacts, const Threshold& threshold)
+      : lowered_(lowered), artifacts_(artifacts), threshold_(threshold) {
+    // Layers have an array of their own, to which single rows would change and back.
+    if (std::ranges::any_of(lowered.nodes, is_layers)) threshold_.one_row = threshold.rows;
+  }
 
   void run() {
     for (Node& node : lowered_.nodes) {
@@ -74,7 +84,11 @@ class OperatorLowering {
         leave(lowered_, node, error.what(), true);
       }
     }
-    const std::string least = std::to_string(threshold_) + " multiply-adds a dispatch";
+    const std::string of_one = threshold_.one_row == threshold_.rows
+                                   ? ""
+                                   : " (of one row " + std::to_string(threshold_.one_row) + ")";
+    const std::string least =
+        std::to_string(threshold_.rows) + of_one + " multiply-adds a dispatch";
     if (!on_array_.empty()) {
       summarise("by themselves on the array: " + listed(on_array_) + " (runs below " + least +
                 ": the host is faster)");
@@ -96,8 +110,8 @@ class OperatorLowering {
     }
     if (!any) {
       // Too small, whatever was built.
-      if (found.rows > 0 && found.rows * found.multiply_adds < threshold_)
-        return keep(node, below_);
+      const std::int64_t least = found.rows == 1 ? threshold_.one_row : threshold_.rows;
+      if (found.rows > 0 && found.rows * found.multiply_adds < least) return keep(node, below_);
       const Node& sizes = found.sizes.front();
       try {
         artifacts_.require(sizes.op_type, sizes);
@@ -109,6 +123,7 @@ class OperatorLowering {
     if (!may_be_worth(found, programs, threshold_)) return keep(node, below_);
     keep(node, on_array_);
     node = operator_on_array(std::move(node));
+    node.attributes[kLeastOfOneRow] = threshold_.one_row;
   }
 
   // Counts a node, and drops its reason from the search for a decoder.
@@ -119,14 +134,14 @@ class OperatorLowering {
 
   Lowered& lowered_;
   const Artifacts& artifacts_;
-  std::int64_t threshold_;
+  Threshold threshold_;
   Counts on_array_;
   Counts below_;
 };
 
 }  // namespace
 
-void lower_operators(Lowered& lowered, const Artifacts& artifacts, std::int64_t threshold) {
+void lower_operators(Lowered& lowered, const Artifacts& artifacts, const Threshold& threshold) {
   OperatorLowering(lowered, artifacts, threshold).run();
 }
 

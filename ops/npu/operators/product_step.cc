@@ -39,12 +39,14 @@ Epilogue epilogue_of(const Node& node, const cpu::Kernels& kernels) {
 
 class ProductStep final : public Step {
  public:
-  ProductStep(const Node& node, std::unique_ptr<OperatorPrograms> programs,
-              std::unique_ptr<Step> host, const cpu::Context& context)
+  ProductStep(const Node& node, std::int64_t least_of_one_row,
+              std::unique_ptr<OperatorPrograms> programs, std::unique_ptr<Step> host,
+              const cpu::Context& context)
       : programs_(std::move(programs)),
         host_(std::move(host)),
         context_(context),
         epilogue_(epilogue_of(node, context.kernels)),
+        least_of_one_row_(least_of_one_row),
         columns_(programs_->description().sizes.front().required_integer("columns")) {}
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -65,9 +67,7 @@ class ProductStep final : public Step {
     const std::int64_t rows = rows_of(inputs[0]);
     const Tensor* residual = find(inputs, epilogue_.residual);
     const bool broadcast = residual != nullptr && !(residual->shape == outputs[0].shape);
-    if (broadcast || !programs_->is_worth(rows * programs_->description().multiply_adds,
-                                          dispatches_of(parts_of(programs_->records(), rows))))
-      return host_->run(inputs, outputs, memory);
+    if (broadcast || !is_worth(rows)) return host_->run(inputs, outputs, memory);
     cpu::Scratch scratch(memory.data());
     auto* product = scratch.take<float>(rows * columns_);
     {
@@ -78,6 +78,13 @@ class ProductStep final : public Step {
   }
 
  private:
+  bool is_worth(std::int64_t rows) const {
+    const std::int64_t multiply_adds = programs_->description().multiply_adds;
+    if (rows == 1 && programs_->records().front()->tokens == 1)
+      return multiply_adds >= least_of_one_row_;
+    return programs_->is_worth(rows * multiply_adds,
+                               dispatches_of(parts_of(programs_->records(), rows)));
+  }
   static const Tensor* find(std::span<const Tensor> inputs, std::size_t index) {
     return index < inputs.size() && inputs[index].present() ? &inputs[index] : nullptr;
   }
@@ -112,6 +119,7 @@ class ProductStep final : public Step {
   std::unique_ptr<Step> host_;
   cpu::Context context_;
   Epilogue epilogue_;
+  std::int64_t least_of_one_row_;
   std::int64_t columns_;
 };
 
@@ -120,7 +128,8 @@ class ProductStep final : public Step {
 std::unique_ptr<Step> make_product_step(const Node& node,
                                         std::unique_ptr<OperatorPrograms> programs,
                                         std::unique_ptr<Step> host, const cpu::Context& context) {
-  return std::make_unique<ProductStep>(operator_of_graph(node), std::move(programs),
+  return std::make_unique<ProductStep>(operator_of_graph(node),
+                                       node.required_integer(kLeastOfOneRow), std::move(programs),
                                        std::move(host), context);
 }
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from flownpu.convert.layer_parts import Mixer, Mixture
+    from flownpu.convert.layer_parts import Drafting, Mixer, Mixture
 
     Floats: TypeAlias = NDArray[np.float32]
 
@@ -209,7 +209,8 @@ class Layer:
     kv_heads: int = 0
     feed_forward_size: int = 0
     shared: int | None = None
-    """The layer whose keys and values it reads in the place of its own; None: it has its own."""
+    """The layer whose keys and values it reads in the place of its own; None: it has its own. Of a decoder that drafts,
+    the place among the other model's caches: 0 with a window, 1 without."""
     keys_are_values: bool = False
     """Values are the keys as they are before their norm and rotation."""
 
@@ -277,6 +278,8 @@ class Decoder:
     """All tokens see one another: the decoder embeds texts and does not generate."""
     prediction_head: bool = False
     """There is a head that proposes the tokens behind the next one (`weights.prediction_head`)."""
+    drafting: Drafting | None = None
+    """It drafts for another model (`graph.drafter`); None: it generates by itself."""
     image_token_id: int | None = None
     """The token that stands for a part of a picture; None: the model takes text only. With it, the decoder's graph
     takes `inputs_embeds`, and the tokens of a picture see one another in both directions."""
@@ -295,6 +298,11 @@ class Decoder:
     def is_uniform(self) -> bool:
         """Whether all layers have heads of the same number and size, and keys and values of their own."""
         return all((layer.head_size, layer.kv_heads, layer.shared) == (0, 0, None) for layer in self.layers)
+
+    @property
+    def has_one_form(self) -> bool:
+        """Whether its layers are as devices describe them: uniform, and without further parts."""
+        return self.is_uniform and not (self.value_norm or self.per_layer_size or self.layer_scalars)
 
     def head_size_of(self, rotary: Rotary) -> int:
         """The size of a head in the layers with that rotary embedding."""
@@ -327,7 +335,7 @@ class Decoder:
         Raises:
             ConversionError: layers differ in form, or experts have biases, which only the CPU computes.
         """
-        if not self.is_uniform or self.value_norm or self.per_layer_size or self.layer_scalars:
+        if not self.has_one_form:
             raise ConversionError("expected layers of one form and without more: only the CPU computes others")
         if self.has_states and self.mixture:
             raise ConversionError("expected no experts among layers with states: only the CPU computes both")

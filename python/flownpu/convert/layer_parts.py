@@ -143,3 +143,15 @@ class Mixture:
     """How many of the first layers have a plain feed-forward instead."""
     dense_size: int = 0
     """Rows of the gate of these layers, or of the feed-forward beside experts."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A decoder drafts for a larger model: its layers read that model's keys and values, and have none of their own."""
+
+    hidden_size: int
+    """D of the model that it drafts for."""
+    clusters: int = 0
+    """Clusters of as many tokens each, by which the LM head is searched; 0: all tokens are."""
+    chosen: int = 0
+    """The clusters whose tokens are searched."""

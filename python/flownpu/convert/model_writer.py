@@ -2,7 +2,7 @@
 """Writes a decoder's files into a folder: model.onnx, model.onnx.data, genai_config.json.
 
 A decoder that takes pictures has embedding.onnx too, whose table is in the decoder's data file, and one with a head for
-multi-token prediction mtp.onnx, whose weights are.
+multi-token prediction mtp.onnx, whose weights are. Of a decoder that drafts for another there is drafter.onnx alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.genai_config import EMBEDDING_FILE, genai_config
 from flownpu.convert.graph.data_file import DataFile, aligned
 from flownpu.convert.graph.decoder import Logits, build_model, rotary_cache_names
+from flownpu.convert.graph.drafter import build_drafter
 from flownpu.convert.graph.embedding import build_embedding_model
 from flownpu.convert.graph.file import DATA_FILE, GRAPH_FILE, SMALL_FILES
 from flownpu.convert.graph.paged_decoder import build_paged_model
@@ -34,7 +35,7 @@ from flownpu.convert.weights import (
     head_plan,
     weight_plan,
 )
-from flownpu.model.folder import PREDICTION_HEAD
+from flownpu.model.folder import DRAFTER, PREDICTION_HEAD
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.kv_dtypes import KV_DTYPES
 
@@ -139,6 +140,15 @@ def write_model(
         ConversionError: a weight is missing or wrong.
         OSError: the folder cannot be written to.
     """
+    if decoder.drafting is not None:
+        if options.paged or options.sliding_window_cache or options.logits == "all":
+            raise ConversionError(
+                "a drafter reads the cache of all tokens of another model, which takes its likeliest token: leave "
+                "--paged, --sliding-window-cache and --logits out"
+            )
+        tensors, errors = write_tensors(folder, decoder, weights, stage=stage, progress=progress)
+        ir.save(build_drafter(decoder, tensors, options.kv_dtype), folder / DRAFTER)
+        return errors
     if options.paged and decoder.image_token_id is not None:
         raise ConversionError(
             "a paged model takes text only, and this one takes images: add --vision-weights none, or leave --paged out"

@@ -21,13 +21,14 @@ from flownpu.generate.guidance import Guidance, blamed
 from flownpu.generate.image_prompts import ImageProcessor, expand_images
 from flownpu.generate.penalties import Penalties
 from flownpu.generate.speculative.compatibility import check_draft, check_verifies
+from flownpu.generate.speculative.drafter import Drafter
 from flownpu.generate.speculative.generator import SpeculativeGenerator, Tally
 from flownpu.generate.speculative.model import DraftModel, Speculation, SpeculativeModel, VerifyingGraph
 from flownpu.generate.speculative.prediction_head import PredictionHead
 from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens
 from flownpu.generate.turns import Content, text_of
-from flownpu.model.folder import copies_states, has_states, most_tokens, read_genai_config
+from flownpu.model.folder import copies_states, has_states, most_tokens, onnx_path, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.registration import get_ep_name, register
@@ -200,9 +201,14 @@ class LanguageModel:
         self, configuration: dict[str, Any], options: dict[str, str], speculation: Speculation
     ) -> VerifyingGraph:
         check_verifies(self.folder, configuration, options.get("device", "auto"))
-        if speculation.draft is not None:
+        if speculation.drafter is None and speculation.draft is not None:
             check_draft(self.folder, configuration, speculation.draft)
-        return VerifyingGraph.of(self.folder, configuration, hidden_states=speculation.head)
+        has_drafter = speculation.drafter is not None
+        if has_drafter and speculation.draft_device is not None:
+            raise FlowNPUError(f"{speculation.drafter} drafts where {self.folder} runs: leave --draft-device out")
+        return VerifyingGraph.of(
+            self.folder, configuration, hidden_states=speculation.head or has_drafter, keys=has_drafter
+        )
 
     def _speculative(
         self,
@@ -219,7 +225,7 @@ class LanguageModel:
                 "--device cpu, or leave --lookup and --draft out"
             )
         draft = None
-        if speculation.draft is not None:
+        if speculation.drafter is None and speculation.draft is not None:
             where = {} if speculation.draft_device is None else {"device": speculation.draft_device}
             opened = LanguageModel(speculation.draft, provider=self.provider, options=options | where, threads=threads)
             self.load_seconds += opened.load_seconds
@@ -227,7 +233,12 @@ class LanguageModel:
             draft = DraftModel(
                 lambda length: opened.generator(length, greedy), opened.context_length, opened.vocabulary_size
             )
-        head = PredictionHead(self.folder, self.provider, options, threads) if speculation.head else None
+        head: PredictionHead | Drafter | None = None
+        if speculation.drafter is not None:
+            path = onnx_path(self.folder, configuration)
+            head = Drafter(speculation.drafter, graph.model, path, self.provider, options, threads)
+        elif speculation.head:
+            head = PredictionHead(self.folder, self.provider, options, threads)
         return SpeculativeModel(
             self._genai, self.folder, configuration, graph, lookup=speculation.lookup, draft=draft, head=head
         )

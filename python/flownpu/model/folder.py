@@ -14,6 +14,8 @@ from flownpu.errors import FlowNPUError
 MANIFEST = "flownpu_manifest.json"
 # The graph of a model's head for multi-token prediction, beside the decoder's.
 PREDICTION_HEAD = "mtp.onnx"
+# The graph of a small model that drafts for another, whose keys and values it reads.
+DRAFTER = "drafter.onnx"
 # The file in which sentence-transformers says how hidden states become embeddings.
 MODULES = "modules.json"
 # The file in which diffusers says of which parts a pipeline consists.
@@ -117,6 +119,10 @@ def read_genai_config(folder: Path) -> dict[str, Any]:
         if is_embedding_folder(folder):
             raise FlowNPUError(
                 f"{folder} is a model that embeds texts, and this needs one that generates: `flownpu embed` runs it"
+            )
+        if (folder / DRAFTER).is_file():
+            raise FlowNPUError(
+                f"{folder} drafts for another model, whose keys and values it reads: `--draft {folder}` beside that one"
             )
         if is_pipeline_folder(folder):
             raise FlowNPUError(

@@ -13,7 +13,7 @@ from typing import Any
 from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
-from flownpu.aie.programs.operators import buckets, operator_program
+from flownpu.aie.programs.operators import buckets, longest_row, operator_program
 from flownpu.aie.programs.program import Program
 from flownpu.model.onnx_file import load_model, reading
 
@@ -56,13 +56,14 @@ def programs_of_graph(path: Path, target: str, context: int) -> tuple[list[Progr
         found, reasons = describe_operators(model)
     programs, left_out = list[Program](), [LeftOut("", reason) for reason in reasons]
     different = {(kind, tuple(sorted(sizes.items()))): sizes for kind, sizes in found}
+    longest = longest_row(different.values())
     for (kind, _), sizes in different.items():
         of_size, refused = list[Program](), dict[str, str]()
         for rows in buckets(kind):
             try:
                 room = _rounded(context, sizes, target) if "num_heads" in sizes else 0
                 if not room or rows <= room:
-                    of_size.append(operator_program(kind, sizes, target, rows, room))
+                    of_size.append(operator_program(kind, sizes, target, rows, room, longest))
             except ValueError as error:
                 text = ", ".join(f"{name} {size}" for name, size in sizes.items())
                 refused[f"{kind} of {text}, {rows} rows"] = first_of(error)

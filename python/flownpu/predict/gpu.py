@@ -194,12 +194,12 @@ def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[
     Raises:
         FlowNPUError: layers of a kind whose launches have no prices.
     """
-    if target.decoder.keeps_states or target.decoder.shape.output_gate:
+    if target.whole.keeps_states or target.whole.shape.output_gate:
         raise FlowNPUError(
             f"{target.name}: expected attention without an output's gate in each layer; a GPU computes others, too, "
             "but they have no prices: predict it for --device kraken-350"
         )
-    return [_point(target.decoder, gpu, context) for context in target.lengths(contexts)]
+    return [_point(target.whole, gpu, context) for context in target.lengths(contexts)]
 
 
 def _point(decoder: DecoderShape, gpu: Gpu, context: int) -> GpuPoint:

@@ -84,7 +84,7 @@ def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> P
     """
     first, second = (DEVICES[name] for name in device.split("+"))
     lengths = target.lengths(contexts)
-    tried = [tokens for tokens in _PROMPTS if tokens <= target.decoder.positions]
+    tried = [tokens for tokens in _PROMPTS if tokens <= target.whole.positions]
     prompts, tokens = found = [_points(target, one, [*lengths, *tried]) for one in (first, second)]
     points = []
     for length in lengths:
@@ -131,8 +131,8 @@ def joules(model: str, point: Point | GpuPoint) -> tuple[float | None, float | N
 
 def handed_over_bytes(target: Target, tokens: int, *, to_host: bool = False) -> int:
     """Keys and values in bf16 that a switch after a prompt of this many tokens copies; the CPU takes all positions."""
-    shape = target.decoder.shape
-    rows = sum(min(tokens, window - 1) if window and not to_host else tokens for window in target.decoder.windows)
+    shape = target.whole.shape
+    rows = sum(min(tokens, window - 1) if window and not to_host else tokens for window in target.whole.windows)
     return rows * shape.kv_heads * 2 * shape.row_bytes
 
 

@@ -73,13 +73,13 @@ class Prediction:
         Raises:
             ValueError: the NPU's designs have no place for the decoder.
         """
-        return predicted_programs(self.target.decoder, self.context)[0]
+        return predicted_programs(self.target.whole, self.context)[0]
 
     @cached_property
     def prices(self) -> Prices:
         """The cost of the programs' calls on the device."""
         if self.values == VALUES and self.device == CHIPS.get(self.device.name):
-            return _published_prices(self.device.name, self.target.decoder, self.context)
+            return _published_prices(self.device.name, self.target.whole, self.context)
         return Prices(self.device, self.values)
 
     def token(self, context: int) -> Cost:
@@ -103,7 +103,7 @@ class Prediction:
 
     def roof(self, context: int) -> float:
         """Tokens per second if only reading weights, keys and values, and states, from main memory took time."""
-        decoder, shape = self.target.decoder, self.target.decoder.shape
+        decoder, shape = self.target.whole, self.target.whole.shape
         weights = decoder.weights_before(len(decoder.layers)) + decoder.head.bytes
         weights += shape.experts * sum(shape.expert_bytes(layer.eight_bits) for layer in decoder.layers)  # a token's
         keys = sum(min(window or context, context) for window in decoder.windows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.parameters import VALUES, Values
 from flownpu.errors import FlowNPUError
+from flownpu.predict.by_operators import DecoderByOperators, PredictionByOperators
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import TABLES, watts
 from flownpu.predict.validation import ERRORS
@@ -98,17 +99,21 @@ def predict(target: Target, device: Chip, contexts: Sequence[int] = (), values: 
         FlowNPUError: a length is not in 1 .. the model's context, or the NPU's designs have no place for the model.
     """
     contexts = target.lengths(contexts)
-    prediction = Prediction(target, max(contexts), device, values)
+    prediction: Prediction | PredictionByOperators
+    if isinstance(target.decoder, DecoderByOperators):
+        prediction = PredictionByOperators(target.decoder, device, values)
+    else:
+        prediction = Prediction(target, max(contexts), device, values)
     try:
-        points = tuple(_point(prediction, context) for context in contexts)
+        points = tuple(_point(target.name, prediction, context) for context in contexts)
         image = prediction.image()
     except ValueError as error:
         raise FlowNPUError(f"{target.name}: the NPU's designs have no place for it: {error}") from error
     return PredictionReport(target.name, device.name, points, image.total if image else None, _errors(target.name))
 
 
-def _point(prediction: Prediction, context: int) -> Point:
-    name, costs = prediction.target.name, {"decode": prediction.token(context), "prefill": prediction.prompt(context)}
+def _point(name: str, prediction: Prediction | PredictionByOperators, context: int) -> Point:
+    costs = {"decode": prediction.token(context), "prefill": prediction.prompt(context)}
     token, prompt = costs["decode"], costs["prefill"]
     return Point(
         context=context,

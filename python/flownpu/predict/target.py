@@ -7,8 +7,9 @@ import difflib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flownpu.convert.families import read_decoder
 from flownpu.convert.weight_bits import FOUR_BITS
 from flownpu.errors import FlowNPUError
 from flownpu.model.folder import locate_graph, read_json
@@ -17,6 +18,7 @@ from flownpu.model.shapes import SHAPES
 from flownpu.npu.artifacts import DEFAULT_CONTEXT
 from flownpu.npu.layers import decoder_of_model, placing, read_encoder
 from flownpu.npu.models import ENCODERS, decoder_of_configuration
+from flownpu.predict.by_operators import DecoderByOperators
 from flownpu.predict.published import CONTEXTS
 
 if TYPE_CHECKING:
@@ -37,13 +39,23 @@ class Target:
 
     Attributes:
         name: the model's name; the same as in published tables, if they have it.
-        decoder: its layers and LM head.
+        decoder: its layers and LM head; those of a model of which the array takes single operators are described apart.
         encoder: its image encoder; None: it takes no images.
     """
 
     name: str
-    decoder: DecoderShape
+    decoder: DecoderShape | DecoderByOperators
     encoder: EncoderShape | None = None
+
+    @property
+    def whole(self) -> DecoderShape:
+        """The decoder whose layers the array takes whole; FlowNPUError if it takes single operators."""
+        if isinstance(self.decoder, DecoderByOperators):
+            raise FlowNPUError(
+                f"{self.name}: expected layers of one form; others have prices on an NPU alone: predict it for "
+                "--device kraken-350"
+            )
+        return self.decoder
 
     def lengths(self, asked: Sequence[int] = ()) -> list[int]:
         """Context lengths to predict, in tokens: those of `asked`, or else 1k, 2k, 4k .. up to the model's context.
@@ -91,9 +103,21 @@ def known(name: str, *, int8_cache: bool = False, bits: WeightBits | None = None
     encoder = ENCODERS[_ENCODERS[name]] if name in _ENCODERS else None
     tokens = encoder.tokens if encoder else 0
     with placing(name):
-        decoder = decoder_of_configuration(SHAPES[name], name, tokens, int8_cache=int8_cache, bits=bits or FOUR_BITS)
+        decoder = _described(SHAPES[name], name, tokens, int8_cache=int8_cache, bits=bits or FOUR_BITS)
         # Published tables are of 4 bits.
         return Target(name if bits in (None, FOUR_BITS) else f"{name} {'/'.join(map(str, bits))}", decoder, encoder)
+
+
+def _described(
+    config: Mapping[str, Any], where: str, image_tokens: int, *, int8_cache: bool, bits: WeightBits
+) -> DecoderShape | DecoderByOperators:
+    """The decoder of a configuration, whole or, where its layers differ in form, by operators."""
+    found = read_decoder(config, where=where)
+    if found.has_one_form:
+        return decoder_of_configuration(config, where, image_tokens, int8_cache=int8_cache, bits=bits)
+    if int8_cache:
+        raise ValueError("attention by itself reads keys and values in bf16: leave --kv-dtype int8 out")
+    return DecoderByOperators(found, bits)
 
 
 def nearest(text: str, names: Mapping[str, object]) -> str:
@@ -106,7 +130,7 @@ def _of_file(path: Path, *, int8_cache: bool, bits: WeightBits | None) -> Target
     if path.name == "genai_config.json":
         return _of_graph(path.parent, int8_cache=int8_cache, bits=bits)
     with placing(path):
-        decoder = decoder_of_configuration(read_json(path), str(path), int8_cache=int8_cache, bits=bits or FOUR_BITS)
+        decoder = _described(read_json(path), str(path), 0, int8_cache=int8_cache, bits=bits or FOUR_BITS)
     return Target(path.parent.name or str(path), decoder)
 
 

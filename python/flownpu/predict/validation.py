@@ -44,11 +44,11 @@ def predicted(row: Row, values: Values) -> float:
     table, of = TABLES[row.table], known(row.model)
     device = CHIPS[table.device]
     if table.quantity == "decode":
-        return 1 / token_seconds(of.decoder, row.context, device, values)
+        return 1 / token_seconds(of.whole, row.context, device, values)
     if table.quantity == "vision_ttft":
         assert of.encoder is not None
-        return image_seconds(of.decoder, of.encoder, device, values)
-    seconds = prompt_seconds(of.decoder, row.context, device, values)
+        return image_seconds(of.whole, of.encoder, device, values)
+    seconds = prompt_seconds(of.whole, row.context, device, values)
     return row.context / seconds if table.quantity == "prefill" else seconds
 
 

@@ -38,7 +38,7 @@ KINDS = [("npu1", "bf16"), ("npu2", "bf16"), ("npu2", "bfp16")]
 # --- Projections ----------------------------------------------------------------------------------------------------
 
 
-ARRAYS = [("npu1", 16), ("npu2", 16), ("npu2", 32)]
+ARRAYS = [("npu1", 16), ("npu2", 16), ("npu2", 28), ("npu2", 32)]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_fused_dqp_of_alternating_rows_equals_reference(rng, target, tiles, m, k
     fused_dqp_case(FusedDQP(target, 512, tiles, "swiglu"), m, k, rng, interleaved=True).check()
 
 
-@pytest.mark.parametrize(("target", "tiles"), [("npu1", 16), ("npu2", 16), ("npu2", 32)])
+@pytest.mark.parametrize(("target", "tiles"), ARRAYS)
 @pytest.mark.parametrize(("m", "k", "epilogue"), [(128, 256, "none"), (1056, 300, "swiglu"), (4128, 512, "none")])
 def test_fused_dqp_of_eight_bits_equals_reference(rng, target, tiles, m, k, epilogue):
     design = FusedDQP(target, 512, tiles, epilogue)

@@ -349,3 +349,25 @@ def test_prompts_and_images_take_longer_than_their_parts():
 def test_power_equals_published_one():
     assert watts("gemma3-4b", "prefill") == pytest.approx(4.5)
     assert watts("qwen3-4b", "decode") is None
+
+
+# --- Operators alone --------------------------------------------------------------------------------------------------
+
+
+def test_weights_and_keys_of_gemma4_are_those_of_its_card():
+    """Multiply-adds of a token counted by hand: feed-forwards, attention, each layer's embedding, the LM head."""
+    decoder = known("gemma4-e2b").decoder
+    assert sum(weight.size for weight in decoder.products) == pytest.approx(1557e6 + 278e6 + 41e6 + 403e6, rel=5e-3)
+    # 28 layers of 512 keys of 256 elements, 7 of all keys of 512; in bf16, values as well.
+    assert decoder.cache_bytes(4096) == 4 * (28 * 512 * 256 + 7 * 4096 * 512)
+
+
+def test_token_by_operators_changes_no_array_and_is_below_roof(flownpu):
+    done = flownpu("predict", "gemma4-e2b", "--context", "1k", "--json")
+    assert done.code == 0, done.err
+    (point,) = json.loads(done.out)["points"]
+    assert 0.5 * point["roof"] < point["decode_tokens_per_second"] < point["roof"]
+    assert "changes of array" not in point["decode_parts"]
+    assert point["decode_parts"]["dispatches"] > 70 * VALUES["dispatch"]  # the feed-forward's two products of 35 layers
+    refused = flownpu("predict", "gemma4-e2b", "--device", "radeon-780m")
+    assert "expected layers of one form" in refused.err

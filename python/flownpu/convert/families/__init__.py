@@ -26,6 +26,11 @@ OTHER_WAYS = (
     "a model of another family can be exported by ORT GenAI's builder or by optimum, and the export's folder converted"
 )
 
+# Families that are left out because of their layers.
+_LEFT_OUT = {
+    "multi-head latent attention (MLA)": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "minicpm3"),
+    "Mamba-2 layers": ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"),
+}
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for module in iter_modules(__path__)
@@ -57,8 +62,9 @@ def read_decoder(
     settings, others = Settings(config, where), Settings(generation or {}, "generation_config.json")
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
+        name = str(config.get("model_type"))
+        reason = next((f", whose {what} cannot be converted" for what, names in _LEFT_OUT.items() if name in names), "")
         raise ConversionError(
-            f'{where}: expected model_type to be one of {", ".join(FAMILIES)}, got "{config.get("model_type")}"; '
-            f"{OTHER_WAYS}"
+            f'{where}: expected model_type to be one of {", ".join(FAMILIES)}, got "{name}"{reason}; {OTHER_WAYS}'
         )
     return read_family(family, settings, Tokens([others, settings]), embeds=embeds)

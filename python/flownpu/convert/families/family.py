@@ -120,6 +120,8 @@ class Family:
     """See `Decoder.value_norm`."""
     layer_scalars: bool = False
     """See `Decoder.layer_scalars`."""
+    drafts_for: str | None = None
+    """The setting with the hidden size of the model that it drafts for (`layer_parts.Drafting`); None: it does not."""
     per_layer_size: str | None = None
     """The setting with `Decoder.per_layer_size`."""
     rope_by_kind: bool = False

@@ -62,10 +62,22 @@ _UNIFIED = replace(
     defaults={**_DEFAULTS, "max_position_embeddings": 262144, "sliding_window": 1024},
     per_layer_size=None,
 )
+# Small decoders that draft for the others; a layer reads the keys and values of the last layer of its kind there.
+_DRAFTER = replace(
+    _TEXT,
+    model_type="gemma4_assistant",
+    gguf=None,
+    defaults=_DEFAULTS,
+    inner="text_config",
+    per_layer_size=None,
+    drafts_for="backbone_hidden_size",
+)
 # The others have towers for pictures and sounds besides their decoder, which are left out.
 FAMILIES = (
     _TEXT,
     replace(_TEXT, model_type="gemma4", gguf=None, inner="text_config"),
     _UNIFIED,
     replace(_UNIFIED, model_type="gemma4_unified", inner="text_config"),
+    _DRAFTER,
+    replace(_DRAFTER, model_type="gemma4_unified_assistant"),
 )

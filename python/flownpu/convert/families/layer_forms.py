@@ -32,6 +32,11 @@ def with_forms(family: Family, config: Settings, layers: tuple[Layer, ...], full
     if not family.sizes_by_kind:
         return layers
     shared = config.integer("num_kv_shared_layers", 0, least=0, most=len(layers))
+    if family.drafts_for and shared not in (0, len(layers)):
+        raise ConversionError(
+            f"{config.where}: expected a drafter all of whose {len(layers)} layers share keys and values, got {shared}"
+        )
+    shared = len(layers) if family.drafts_for else shared
     first = len(layers) - shared
     are_equal = config.flag("attention_k_eq_v")
     made: list[Layer] = []
@@ -40,6 +45,9 @@ def with_forms(family: Family, config: Settings, layers: tuple[Layer, ...], full
         sized = _sized(layer, config, index, sees_all=sees_all, has_count=are_equal)
         if index < first:
             made.append(replace(sized, keys_are_values=are_equal and sees_all))
+            continue
+        if family.drafts_for:
+            made.append(replace(sized, shared=int(sees_all)))
             continue
         source = next((i for i in range(first - 1, -1, -1) if layers[i].rotary == layer.rotary), None)
         if source is None:

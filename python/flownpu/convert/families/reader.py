@@ -10,7 +10,7 @@ from flownpu.convert.errors import ConversionError
 from flownpu.convert.families.family import Power
 from flownpu.convert.families.layer_forms import with_forms
 from flownpu.convert.families.rope import read_rotaries
-from flownpu.convert.layer_parts import Convolution, DeltaRule, Mixture, Swiglu
+from flownpu.convert.layer_parts import Convolution, DeltaRule, Drafting, Mixture, Swiglu
 
 if TYPE_CHECKING:
     from flownpu.convert.families.family import Experts, Family
@@ -56,6 +56,7 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
     Raises:
         ConversionError: it asks for something that cannot be converted, or a setting has a value of another type.
     """
+    whole = settings
     if family.inner is not None:
         if family.inner not in settings:
             raise ConversionError(
@@ -118,11 +119,22 @@ def read_family(family: Family, settings: Settings, tokens: Tokens, *, embeds: b
         fused_projections=family.fused,
         tensor_names=family.tensors,
         mixture=_mixture(family, config),
+        drafting=_drafting(family, whole),
         tied_embeddings=config.flag("tie_word_embeddings"),
         bos_token_id=tokens.one("bos_token_id"),
         eos_token_ids=tokens.several("eos_token_id"),
         pad_token_id=tokens.one("pad_token_id"),
     )
+
+
+def _drafting(family: Family, settings: Settings) -> Drafting | None:
+    if family.drafts_for is None:
+        return None
+    size = settings.integer(family.drafts_for)
+    if not settings.flag("use_ordered_embeddings"):
+        return Drafting(size)
+    clusters = settings.integer("num_centroids")
+    return Drafting(size, clusters, settings.integer("centroid_intermediate_top_k", most=clusters))
 
 
 def _check_neutral(family: Family, settings: Settings) -> None:

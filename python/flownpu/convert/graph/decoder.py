@@ -102,7 +102,7 @@ class DecoderWriter(FeedForwardWriter):
         for i in range(count):
             layer = f"layers.{i}"
             mixer = decoder.layers[i].mixer
-            if i == own:
+            if 0 < i == own:
                 residual = self._cut(residual, "residual")
                 hidden = self._norm(residual, f"{layer}.input_layernorm")
                 parts += self._parts_for_layers(self._cut(later[0], "per_layer"), own, count - own) if parts else []

@@ -9,6 +9,7 @@ import numpy as np
 
 from flownpu.convert.errors import ConversionError, refuse_unplaced
 from flownpu.convert.quantise import Stored
+from flownpu.convert.weights import DRAFTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,12 +84,16 @@ class CheckpointWeights:
         return self.checkpoint.rows(self.locate(tensor), first, stop).astype(np.float32)
 
     def vector(self, tensor: str, size: int) -> NDArray[np.float32]:
-        """A whole one-dimensional tensor.
+        """A whole one-dimensional tensor, whose integers, if it has such, float32 holds exactly.
 
         Raises:
             ConversionError: the tensor is missing, has another shape, or a value that is not finite.
         """
-        return self.checkpoint.vector(self.locate(tensor), size)
+        located = self.locate(tensor)
+        dtype = self.checkpoint.dtype(located)
+        if dtype is not None and np.issubdtype(dtype, np.integer):
+            return self.checkpoint.integers(located).astype(np.float32)
+        return self.checkpoint.vector(located, size)
 
     def _whole(self, name: str) -> str:
         """The weight that the checkpoint's tensor `name` belongs to; a packed weight consists of several tensors."""
@@ -98,6 +103,8 @@ class CheckpointWeights:
         """A tensor's name in this checkpoint. LM head and multi-token prediction are not parts of the inner model."""
         if tensor.startswith("mtp."):
             return tensor
+        if tensor.startswith(DRAFTER):
+            return tensor.removeprefix(DRAFTER)
         if not tensor.startswith("lm_head"):
             return self._prefix + tensor
         return self._prefix.removesuffix("model.") + tensor if self._prefix.startswith("language_model") else tensor

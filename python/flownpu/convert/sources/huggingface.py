@@ -112,7 +112,7 @@ def convert_checkpoint(request: Request, vision_weights: str | None = None, enco
     weights.check(plan)
     tensors.check_places(plan, unused_tensors(decoder))
     tokenizer = tokenizer_paths(source)
-    if not (source / "tokenizer.json").is_file():
+    if decoder.drafting is None and not (source / "tokenizer.json").is_file():
         raise ConversionError(
             f"{source}: tokenizer.json is missing, by which texts become tokens; download it, or save it with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"

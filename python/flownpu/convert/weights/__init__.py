@@ -14,6 +14,7 @@ from flownpu.convert.weights.kinds import (
     WeightSource,
 )
 from flownpu.convert.weights.plan import (
+    DRAFTER,
     PER_LAYER_SCALE,
     embedding_table,
     per_layer_table,
@@ -23,6 +24,7 @@ from flownpu.convert.weights.plan import (
 from flownpu.convert.weights.prediction_head import head_plan
 
 __all__ = [
+    "DRAFTER",
     "PER_LAYER_SCALE",
     "BiasWeight",
     "BlockPart",

@@ -117,7 +117,7 @@ class BiasWeight:
     minus_exp: bool = False
     """It is -exp(x) of what the sources have."""
     experts: int = 0
-    """The number of experts that it has a row for; 0: it is one row."""
+    """The number of experts, or clusters, that it has a row for; 0: it is one row."""
 
     @property
     def size(self) -> int:

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flownpu.convert.decoder import Decoder, Layer
-    from flownpu.convert.layer_parts import DeltaRule, Mixture
+    from flownpu.convert.layer_parts import DeltaRule, Drafting, Mixture
 
+# The beginning of names, in sources, of a drafter's tensors that are outside of its inner model.
+DRAFTER = "drafter."
 # The factor of each of the two parts of an embedding for a layer, which are added.
 PER_LAYER_SCALE = 2**-0.5
 
@@ -46,7 +48,27 @@ def weight_plan(decoder: Decoder) -> list[Weight]:
     if not decoder.tied_embeddings:
         head = TensorSource("lm_head.weight", decoder.vocabulary_size)
         plan.append(ProjectionWeight("lm_head", (head,), decoder.hidden_size))
+    if decoder.drafting is not None:
+        plan += _drafter(decoder, decoder.drafting)
     return [_renamed(weight, decoder.tensor_names) for weight in plan]
+
+
+def _drafter(decoder: Decoder, drafting: Drafting) -> list[Weight]:
+    """Weights between a drafter and the model that it drafts for, and those by which its LM head is searched."""
+    hidden = decoder.hidden_size
+    plan: list[Weight] = [
+        ProjectionWeight(name, (TensorSource(f"{DRAFTER}{name}.weight", rows),), columns)
+        for name, rows, columns in (
+            ("pre_projection", hidden, 2 * drafting.hidden_size),
+            ("post_projection", drafting.hidden_size, hidden),
+        )
+    ]
+    if drafting.clusters:
+        centroids = TensorSource(f"{DRAFTER}masked_embedding.centroids.weight", drafting.clusters)
+        order = TensorSource(f"{DRAFTER}masked_embedding.token_ordering", decoder.vocabulary_size)
+        plan.append(ProjectionWeight("centroids", (centroids,), hidden))
+        plan.append(BiasWeight("tokens_of_clusters", (order,), experts=drafting.clusters))
+    return plan
 
 
 def _renamed(weight: Weight, names: Mapping[str, str]) -> Weight:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of sources of candidates for the next tokens."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
+
+HIDDEN_STATES = "hidden_states"
+"""The output with the hidden states of new tokens, float32 [B, N, D], as the LM head takes them: of all, or where only
+the newest pass through the last layers, of these."""
 
 
 class Candidates(Protocol):
@@ -25,7 +28,10 @@ class Candidates(Protocol):
 
 
 class FollowsModel(Candidates, Protocol):
-    """A source that goes on from the model's hidden states."""
+    """A source that goes on from what the model has computed."""
 
-    def computed(self, first: int, states: npt.NDArray[np.float32]) -> None:
-        """Takes the hidden states, float32 [S, D], of the S tokens from `first` on that the model has just computed."""
+    def computed(self, length: int, output: Callable[[str], npt.NDArray[Any]]) -> None:
+        """Takes what it needs of the model's last run, before which the sequence's first `length` tokens are computed.
+
+        `output` gives an output of that run by name, such as HIDDEN_STATES; a row for each new token, or for the last.
+        """

@@ -15,9 +15,6 @@ from flownpu.generate.speculative.candidates import Candidates, FollowsModel
 from flownpu.generate.speculative.choice import Choice
 from flownpu.generate.state_generator import StateGenerator
 
-HIDDEN_STATES = "hidden_states"
-"""The output with the hidden states of all new tokens, float32 [B, S, D], as the LM head takes them."""
-
 Row = NDArray[np.float32]
 """Logits of one token, float32 [V]."""
 
@@ -57,8 +54,8 @@ class SpeculativeGenerator:
         most_rows: most new tokens of a step.
         reader_chooses: whether the reader, with the choice's settings, always chooses what the choice would.
         reach: length of the sequence up to which the reader can be rewound, so that there are candidates.
-        follower: the source among them that needs the model's hidden states, which the reader's model then has as its
-            output HIDDEN_STATES.
+        follower: the source among them that needs what the model computes, which the reader's model then has as
+            outputs; the reader then chooses no token, since it computes it later.
     """
 
     def __init__(
@@ -79,7 +76,7 @@ class SpeculativeGenerator:
         self._states = reader if isinstance(reader, StateGenerator) else None
         self._sources, self._times = sources, times
         self._output, self._most_rows, self._reach = output, most_rows, reach
-        self._reader_chooses, self._follower = reader_chooses, follower
+        self._reader_chooses, self._follower = reader_chooses and follower is None, follower
         self._last: Any = choice.generator
         """The generator that chose the last token, or that will choose the next."""
         self._tokens: list[int] = []
@@ -262,10 +259,9 @@ class SpeculativeGenerator:
         self._tell_follower()
 
     def _tell_follower(self) -> None:
-        """Gives the source that needs them the hidden states of the tokens that the reader has just computed."""
+        """Gives the source that needs it what the reader has just computed."""
         if self._follower is not None:
-            states = self._reader.get_output(HIDDEN_STATES)[0]
-            self._follower.computed(self._reader.token_count() - len(states), states)
+            self._follower.computed(self._reader.token_count(), self._reader.get_output)
 
     def _take_back(self, length: int) -> None:
         """Takes the reader back to the first `length` tokens, or to where its states were kept before."""

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.errors import FlowNPUError, require
 from flownpu.generate.speculative.budget import CandidateBudget, StepTimes
+from flownpu.generate.speculative.candidates import HIDDEN_STATES
 from flownpu.generate.speculative.choice import ChoiceModel
 from flownpu.generate.speculative.draft import Draft
-from flownpu.generate.speculative.generator import HIDDEN_STATES, SpeculativeGenerator
+from flownpu.generate.speculative.drafter import Drafter, DrafterCandidates
+from flownpu.generate.speculative.generator import SpeculativeGenerator
 from flownpu.generate.speculative.lookup import Lookup
 from flownpu.generate.speculative.prediction_head import HeadCandidates, PredictionHead
-from flownpu.model.folder import onnx_path
+from flownpu.model.folder import DRAFTER, onnx_path
 from flownpu.model.onnx_file import load_model
 
 if TYPE_CHECKING:
@@ -36,11 +38,16 @@ class Speculation:
 
     lookup: bool = False
     draft: Path | None = None
-    """Folder of a smaller model with the same tokenizer."""
+    """Folder of a smaller model with the same tokenizer, or of the model's drafter."""
     draft_device: str | None = None
     """Where it runs; None: where the model does."""
     head: bool = False
     """The model's own head for multi-token prediction."""
+
+    @property
+    def drafter(self) -> Path | None:
+        """The folder, if what it holds reads the model's keys and values; it runs where the model does."""
+        return self.draft if self.draft is not None and (self.draft / DRAFTER).is_file() else None
 
     def __bool__(self) -> bool:
         return self.lookup or self.head or self.draft is not None
@@ -59,15 +66,20 @@ class VerifyingGraph:
     """Name of the further output."""
     rows: int
     """Most new tokens of a call."""
+    model: Any
+    """The same graph, of onnx_ir."""
 
     @staticmethod
-    def of(folder: Path, configuration: dict[str, Any], *, hidden_states: bool = False) -> "VerifyingGraph":
+    def of(
+        folder: Path, configuration: dict[str, Any], *, hidden_states: bool = False, keys: bool = False
+    ) -> "VerifyingGraph":
         """Reads the graph of a folder and adds the output, in memory.
 
         Args:
             folder: the model's folder.
             configuration: its genai_config.json.
             hidden_states: whether to add the hidden states, too, as output HIDDEN_STATES.
+            keys: whether to add the new tokens' keys and values, too, as `newest_keys` does.
 
         Raises:
             FlowNPUError: the output cannot be added to this form of graph.
@@ -78,6 +90,8 @@ class VerifyingGraph:
         rewrites = importlib.import_module("flownpu.graph_rewrites.newest_logits")
         model = load_model(path, purpose="Decoding with candidates")
         unseen = rewrites.add_hidden_states(model, HIDDEN_STATES) if hidden_states else []
+        if keys:
+            unseen += importlib.import_module("flownpu.graph_rewrites.newest_keys").add_newest_keys(model)
         output, misses = rewrites.add_newest_logits(model, _ROWS)
         misses += unseen
         if misses:
@@ -87,7 +101,7 @@ class VerifyingGraph:
             )
         data_folder = importlib.import_module("flownpu.model.graph_loading").without_links(model, path)
         content = onnx_ir.to_proto(model).SerializeToString()
-        return VerifyingGraph(path.name, content, data_folder, output, _ROWS)
+        return VerifyingGraph(path.name, content, data_folder, output, _ROWS, model)
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,7 @@ class SpeculativeModel:
         graph: the graph with which the model was opened.
         lookup: whether to look for the text's last tokens earlier in the text.
         draft: the draft model, if there is one.
-        head: the model's own head, if it gives candidates.
+        head: the model's own head, or its drafter, if it gives candidates.
     """
 
     def __init__(
@@ -128,7 +142,7 @@ class SpeculativeModel:
         *,
         lookup: bool,
         draft: "DraftModel | None",
-        head: PredictionHead | None = None,
+        head: PredictionHead | Drafter | None = None,
     ) -> None:
         self._graph = graph
         self._draft, self._head = draft, head
@@ -140,7 +154,7 @@ class SpeculativeModel:
         cannot be rewound."""
         self.times = StepTimes()
         self.budgets: dict[str, CandidateBudget] = {}
-        """The budget of each source of candidates, "lookup", "draft" and "head"; all sequences share it."""
+        """The budget of each source, "lookup", "draft" and "head" (also of a drafter); all sequences share it."""
         if lookup:
             self.budgets["lookup"] = CandidateBudget(self.times, graph.rows - 1, _LOOKUP_COST)
         if draft is not None:
@@ -170,7 +184,11 @@ class SpeculativeModel:
             sources.append((Lookup(), self.budgets["lookup"]))
         if self._draft is not None:
             sources.append((self._draft.candidates(max_length, self._vocabulary), self.budgets["draft"]))
-        follower = None if self._head is None else HeadCandidates(self._head, max_length)
+        follower: HeadCandidates | DrafterCandidates | None = None
+        if isinstance(self._head, Drafter):
+            follower = DrafterCandidates(self._head, max_length, self._vocabulary)
+        elif self._head is not None:
+            follower = HeadCandidates(self._head, max_length)
         if follower is not None:
             sources.append((follower, self.budgets["head"]))
         return SpeculativeGenerator(

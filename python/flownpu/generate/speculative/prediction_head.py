@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates from the model's own head for multi-token prediction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flownpu.errors import FlowNPUError, require
+from flownpu.generate.speculative.candidates import HIDDEN_STATES
 from flownpu.model.folder import PREDICTION_HEAD
 from flownpu.model.session import open_session
 
@@ -102,8 +103,10 @@ class HeadCandidates:
         self._states = np.empty((0, head.hidden_size), np.float32)
         """The model's hidden states of tokens whose places are not computed, and of the one before them."""
 
-    def computed(self, first: int, states: npt.NDArray[np.float32]) -> None:
-        """Takes the hidden states, float32 [S, D], of the S tokens from `first` on that the model has just computed."""
+    def computed(self, length: int, output: Callable[[str], npt.NDArray[Any]]) -> None:
+        """See `FollowsModel.computed`."""
+        states = output(HIDDEN_STATES)[0]
+        first = length - len(states)
         self._states = np.concatenate([self._states[: max(0, first - self._first)], states])
         self._first = min(self._first, first)
 

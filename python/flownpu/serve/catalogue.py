@@ -162,9 +162,9 @@ class Catalogue:
         if not idle:
             return False
         oldest = min(idle, key=lambda key: self._entries[key].used)
-        await self.drop(oldest)
-        log.info("%s: dropped, to make room for %s", oldest, name)
-        return True
+        if closed := await self.drop(oldest):
+            log.info("%s: dropped, to make room for %s", oldest, name)
+        return closed
 
     def memory(self) -> int:
         """Resident bytes of all models' processes together."""

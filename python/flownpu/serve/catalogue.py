@@ -16,7 +16,7 @@ PROCESS_BYTES = 80 * 2**20
 """Resident bytes of a model's process without weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU; x86-64."""
 
 FULL = "close other programs that use the "
-"""In the provider's errors for an NPU or a GPU without room (ops/npu/driver/xrt_plugin.cc, ops/gpu/opencl/status.cc)."""
+"""In the provider's errors for an NPU or a GPU without room (ops/npu/driver/xrt_plugin.cc, ops/gpu/*)."""
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Catalogue:
                 )
 
     async def _drop_oldest(self, name: str) -> bool:
-        """Closes the least recently used model that answers nothing, for model `name`; returns whether there was one."""
+        """Closes the least recently used model that answers nothing, for model `name`; says whether there was one."""
         idle = [key for key, process in self.loaded().items() if not process.requests]
         if not idle:
             return False

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of a model that takes long: clients with a short read timeout hear that the server is alive."""
 
-import json
-import signal
 import threading
 import time
 
@@ -13,12 +11,17 @@ SECONDS = 0.2
 TIMEOUT, SILENCE = 5.0, 7.0
 """Seconds that a client waits for the next byte, and for which the model says nothing."""
 MESSAGES = [{"role": "user", "content": "Tell me about loops."}]
-ASKED = {"model": "topics", "messages": MESSAGES, "stream": True}
+STREAM = {"model": "topics", "stream": True}
+ASKED = STREAM | {"messages": MESSAGES}
 COMMENT, PING = ": alive", 'data: {"type":"ping"}'
 STREAMS = {
     "/v1/chat/completions": (ASKED | {"max_tokens": 3}, COMMENT, "data: [DONE]"),
-    "/v1/completions": ({"model": "topics", "prompt": "loops", "stream": True, "max_tokens": 3}, COMMENT, "[DONE]"),
-    "/v1/responses": ({"model": "topics", "input": "loops", "stream": True, "max_output_tokens": 3}, COMMENT, "event: response.incomplete"),
+    "/v1/completions": (STREAM | {"prompt": "loops", "max_tokens": 3}, COMMENT, "[DONE]"),
+    "/v1/responses": (
+        STREAM | {"input": "loops", "max_output_tokens": 3},
+        COMMENT,
+        "event: response.incomplete",
+    ),
     "/v1/messages": (ASKED | {"max_tokens": 3}, PING, "event: message_stop"),
     "/api/chat": (ASKED | {"options": {"num_predict": 3}}, '"content":""},"done":false', '"done":true'),
 }

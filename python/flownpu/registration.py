@@ -72,8 +72,21 @@ def register(*, emulated_npu: bool = False) -> None:
             onnxruntime.register_execution_provider_library(get_ep_name(), library)
         if emulated_npu and not any(_is_emulated(device) for device in onnxruntime.get_ep_devices()):
             onnxruntime.register_execution_provider_library(f"{get_ep_name()}.virtual", library)
-        genai = sys.modules.get("onnxruntime_genai")
-        if genai is not None and genai not in _registered_with:
+    if (genai := sys.modules.get("onnxruntime_genai")) is not None:
+        register_with_genai(genai)
+
+
+def register_with_genai(genai: ModuleType) -> None:
+    """Registers the provider with onnxruntime_genai alone, whose own requirement is onnxruntime 1.31.
+
+    A program that only generates texts is spared the import of onnxruntime, a quarter of its imports' time.
+
+    Raises:
+        FlowNPUError: the provider's library is missing.
+    """
+    library = get_library_path()
+    with _lock:
+        if genai not in _registered_with:
             genai.register_execution_provider_library(get_ep_name(), library)
             _registered_with.add(genai)
 

@@ -56,6 +56,18 @@ def test_version_names_packages(flownpu):
         assert f"{package} {importlib.metadata.version(package)}" in done.out
 
 
+def test_run_imports_no_slow_module_that_other_commands_need(model):
+    script = """
+import sys
+from flownpu.cli import main
+assert main(["run", sys.argv[1], "-p", "loops", "--max-new-tokens", "1"]) == 0
+slow = {"importlib.metadata", "multiprocessing", "onnxruntime", "rich.progress", "rich.table", "flownpu.ops"}
+print(*sorted(slow & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script, model], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == ""
+
+
 @pytest.mark.parametrize("line", ["walk", "run", "run x --colour red", "run x --device tpu", "bench x --repeats 0"])
 def test_unknown_argument_exits_with_2(flownpu, line):
     done = flownpu(*line.split())

@@ -75,6 +75,14 @@ def started(*arguments):
     return subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
 
 
+def test_warning_of_broken_download_is_printed_once(hub):
+    hub.cuts = [1000]
+    process = started("pull", "someone/topics")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert " ".join(err.split()).count("Trying to resume download") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ended_download_leaves_no_model(hub, number):
     hub.hold = threading.Event()

@@ -120,6 +120,15 @@ def test_offline_mode_reports_model_that_is_not_cached(hub, monkeypatch):
     assert hub.asked == []
 
 
+def test_offline_mode_reports_model_of_which_cache_has_a_part(hub, monkeypatch):
+    hub.damages = True
+    with pytest.raises(FlowNPUError, match="was damaged"):
+        pull()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(FlowNPUError, match=r"someone/topics is not, or not as a whole, in .* HF_HUB_OFFLINE is set"):
+        pull()
+
+
 def test_hub_that_cannot_be_reached_is_reported(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(FlowNPUError, match=r"http://127.0.0.1:9 cannot be reached.*ConnectError"):

@@ -38,9 +38,21 @@ class Process:
         pass
 
 
-def asked(question=QUESTION):
+def asked(question=QUESTION, opened=None):
     process = Process()
-    return process, Answers("m", process, [question], ServerSettings({}), Metrics())
+
+    async def opening():
+        if opened is not None:
+            await opened.wait()
+        return process
+
+    return process, Answers("m", opening(), [question], ServerSettings({}), Metrics())
+
+
+async def submitted(process):
+    """Waits until the model was asked."""
+    while not hasattr(process, "deliver"):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -61,6 +73,34 @@ def test_begin_ends_when_patience_does_and_no_event_is_lost():
         return [event async for _, event in answers], answers.prompt_tokens
 
     assert asyncio.run(scenario()) == (PARTS[1:], 3)
+
+
+def test_begin_ends_before_model_is_loaded_and_no_event_is_lost():
+    async def scenario():
+        opened = asyncio.Event()
+        process, answers = asked(opened=opened)
+        await answers.begin(patience=0.01)
+        assert not hasattr(process, "deliver")
+        opened.set()
+        found = asyncio.create_task(anext(aiter(answers)))
+        await submitted(process)
+        for event in PARTS:
+            process.deliver(event)
+        return await found
+
+    assert asyncio.run(scenario()) == (0, PARTS[1])
+
+
+def test_end_of_answers_before_model_is_loaded_asks_nothing():
+    async def scenario():
+        process, answers = asked(opened=asyncio.Event())
+        await answers.begin(patience=0.01)
+        answers.end()
+        with pytest.raises(asyncio.CancelledError):
+            await anext(aiter(answers))
+        assert not hasattr(process, "deliver")
+
+    asyncio.run(scenario())
 
 
 def test_begin_without_patience_waits_for_first_piece():
@@ -84,7 +124,7 @@ def test_stream_of_lines_has_beats_while_nothing_comes():
         raise ApiError(500, "broken")
 
     async def lines():
-        stream = line_stream(documents(), {}, lambda: {"beat": True}, 0.03)
+        stream = line_stream(documents(), {}, 0.03, lambda: {"beat": True})
         return [json.loads(line) async for line in stream.body_iterator]
 
     found = asyncio.run(lines())
@@ -96,7 +136,7 @@ def test_span_tells_of_answer(spans):
     async def scenario():
         process, answers = asked()
         begun = asyncio.create_task(answers.begin())
-        await asyncio.sleep(0)
+        await submitted(process)
         for event in PARTS:
             process.deliver(event)
         await begun

@@ -16,15 +16,12 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich.logging import RichHandler
 
-from flownpu import __version__
 from flownpu.build_info import build_info
-from flownpu.cli.output import progress_console, status
+from flownpu.cli.output import LogLines, status
 from flownpu.doctor.checks import Status
 from flownpu.doctor.libraries import diagnose_module
 from flownpu.errors import FlowNPUError
-from flownpu.machine import module_versions
 from flownpu.system import ENDING_SIGNALS, prepare_streams
 
 __all__ = ["application", "main"]
@@ -32,6 +29,9 @@ __all__ = ["application", "main"]
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from flownpu import __version__  # noqa: PLC0415 they take 50 ms to import, which other commands save
+        from flownpu.machine import module_versions  # noqa: PLC0415
+
         build = build_info()
         others = {"python": platform.python_version(), **module_versions("onnxruntime", "onnxruntime_genai")}
         around = ", ".join(f"{name} {version}" for name, version in others.items())
@@ -150,9 +150,7 @@ def _run(arguments: list[str]) -> int:
     prepare_streams()
     # ONNX Runtime's Linux wheels send telemetry unless this is set before they are imported.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    # The converter warns about nodes that it leaves, possibly while a progress bar is on the screen.
-    handler = RichHandler(console=progress_console, show_time=False, show_path=False)
-    logging.basicConfig(format="%(message)s", handlers=[handler])
+    logging.basicConfig(format="%(message)s", handlers=[LogLines()])
     debug = "--debug" in arguments
     try:
         with _endings_clean_up():

@@ -17,7 +17,8 @@ from flownpu.bench.measurement import Case, Engine, Measurements, measure, own_e
 from flownpu.bench.report import BenchReport
 from flownpu.bench.roofline import DecodeTraffic, decode_traffic
 from flownpu.cli import options
-from flownpu.cli.output import console, progress_bar, status
+from flownpu.cli.output import console, status
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import MissingDependencyError, require
 from flownpu.machine import describe_machine, usable_cores
 from flownpu.model.folder import read_genai_config

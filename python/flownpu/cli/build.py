@@ -10,7 +10,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from flownpu.cli.options import AsJson, model_folder
-from flownpu.cli.output import print_json, progress_bar, status
+from flownpu.cli.output import print_json, status
+from flownpu.cli.progress import progress_bar
 
 _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from flownpu.aie.artifacts.folder import write_bytes
 from flownpu.cli import options
-from flownpu.cli.output import progress_bar, seconds_text, status
+from flownpu.cli.output import seconds_text, status
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import FlowNPUError
 from flownpu.imagine import ImageModel, PictureRequest, Scheduler
 from flownpu.imagine.request import GUIDANCE, STEPS, read_size

@@ -14,7 +14,6 @@ from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.hub.store import find_model, find_source
 from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, is_reranker_folder, read_genai_config
-from flownpu.ops.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings
@@ -213,6 +212,8 @@ def provider_options(
 
 def _use_gpu_packages(device: str | None) -> None:
     if "gpu" in (device or "").split("+"):
+        from flownpu.ops.opencl_loader import use_installed_packages  # noqa: PLC0415 the operators take 30 ms to import
+
         use_installed_packages()
 
 

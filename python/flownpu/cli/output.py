@@ -4,20 +4,16 @@
 import contextlib
 import io
 import json
-import statistics
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console, OverflowMethod, RenderableType
 from rich.control import Control
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.segment import ControlType
-from rich.table import Table
-from rich.text import Text
 
-from flownpu.convert.progress import Progress as Done
-from flownpu.convert.progress import ProgressCallback
+from flownpu.convert.progress import Progress, ProgressCallback
 
 # Brackets in a text are printed as brackets, because names of models and messages may have them.
 console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -25,34 +21,29 @@ console = Console(highlight=False, soft_wrap=True, markup=False)
 progress_console = Console(stderr=True)
 
 
-def progress_bar(*columns: ProgressColumn) -> Progress:
-    """A progress bar on stderr, gone when it is finished; nothing where stderr is not a terminal."""
-    return Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal)
+class LogLines(logging.Handler):
+    """Prints warnings, such as the converter's about nodes that it leaves, above a progress bar that may be there."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one record."""
+        from rich.logging import RichHandler  # noqa: PLC0415 few commands warn
 
-class RateColumn(ProgressColumn):
-    """Units a second: "31.4 M weights/s", "410.0 MiB/s"."""
-
-    def render(self, task: Task) -> Text:
-        """The rate of one stage."""
-        if task.speed is None:
-            return Text("")
-        if task.fields["unit"] == "B":
-            return Text(f"{bytes_text(task.speed)}/s")
-        return Text(f"{task.speed / 1e6:.1f} M {task.fields['unit']}/s")
+        RichHandler(console=progress_console, show_time=False, show_path=False).emit(record)
 
 
 @contextlib.contextmanager
 def conversion_progress() -> Iterator[ProgressCallback]:
     """Shows each stage of a download or a conversion with its rate and the time that remains."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
-    with progress_bar(*columns, RateColumn(), TimeRemainingColumn()) as bar:
-        tasks: dict[str, TaskID] = {}
+    with contextlib.ExitStack() as stack:
+        shown: list[ProgressCallback] = []
 
-        def report(progress: Done) -> None:
-            if progress.stage not in tasks:
-                tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total, unit=progress.unit)
-            bar.update(tasks[progress.stage], completed=progress.done)
+        def report(progress: Progress) -> None:
+            if not shown:
+                # Most commands take a model that is there: nothing is downloaded.
+                from flownpu.cli.progress import stages  # noqa: PLC0415
+
+                shown.append(stack.enter_context(stages()))
+            shown[0](progress)
 
         yield report
 
@@ -80,6 +71,8 @@ def print_table(
     overflow: OverflowMethod = "ellipsis",
 ) -> None:
     """Prints a table: the headings of columns of text, then those of columns of numbers; `overflow` is for text."""
+    from rich.table import Table  # noqa: PLC0415 `run` has none
+
     table = Table(title=title, title_justify="left")
     for heading in left:
         table.add_column(heading, overflow=overflow)
@@ -122,6 +115,8 @@ def seconds_text(seconds: float) -> str:
 
 def error_text(what: str, errors: Mapping[str, float]) -> str:
     """The errors of weights in one line."""
+    import statistics  # noqa: PLC0415 see print_table
+
     worst = max(errors, key=errors.__getitem__)
     return (
         f"{what} (root mean square, relative to the weights'): median "

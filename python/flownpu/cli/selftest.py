@@ -13,7 +13,8 @@ from rich.text import Text
 from flownpu.aie.artifacts.folder import write_text
 from flownpu.aie.artifacts.toolchain import find_toolchain
 from flownpu.cli.build import Target, say_missing
-from flownpu.cli.output import console, print_json, print_table, progress_bar, status
+from flownpu.cli.output import console, print_json, print_table, status
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import FlowNPUError
 
 if TYPE_CHECKING:

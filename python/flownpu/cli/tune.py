@@ -10,7 +10,8 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from flownpu.bench.measurement import Case
 from flownpu.bench.tuning import tune, write_options
 from flownpu.cli import options
-from flownpu.cli.output import console, print_json, print_table, progress_bar
+from flownpu.cli.output import console, print_json, print_table
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import require
 from flownpu.machine import usable_cores
 from flownpu.model.folder import read_genai_config

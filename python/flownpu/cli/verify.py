@@ -9,7 +9,8 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from flownpu.cli import options
-from flownpu.cli.output import console, print_json, print_table, progress_bar
+from flownpu.cli.output import console, print_json, print_table
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import FlowNPUError, require
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any
 
 from flownpu.errors import require
 
-# Three of the 131,068 characters of Unicode's planes for private use: a number of 51 bits that nobody guesses.
-_PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
+# The characters of Unicode's two planes for private use, of which three are a number of 51 bits that nobody guesses.
+_PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _MARK_LENGTH = 3
 # Forms of names that are control tokens even if tokenizer.json does not call them special; DeepSeek's, which have the
 # fullwidth bar U+FF5C, are not.
@@ -48,7 +48,7 @@ class ControlTokens:
             for name in numbers
             if _CONTROL_NAME.fullmatch(name) or (_BRACKETED.fullmatch(name) and name.replace("/", "") in template)
         }
-        self._mark = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(_MARK_LENGTH))
+        self._mark = "".join(chr(secrets.choice(secrets.choice(_PRIVATE))) for _ in range(_MARK_LENGTH))
         self._special = _pattern(special)
         self._all = _pattern(special | written)
         self._control = {numbers[name]: name for name in special | written}

@@ -31,7 +31,7 @@ from flownpu.generate.turns import Content, text_of
 from flownpu.model.folder import copies_states, has_states, most_tokens, onnx_path, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
-from flownpu.registration import get_ep_name, register
+from flownpu.registration import get_ep_name, register_with_genai
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
@@ -248,7 +248,7 @@ class LanguageModel:
         # Removes the folder's providers and leaves their options, so that these still apply.
         config.clear_providers()
         if self.provider == "flownpu":
-            register()
+            register_with_genai(self._genai)
             config.append_provider(get_ep_name())
             defaults = {"placement": reports} | ({"threads": str(threads)} if threads else {})
             for key, value in (defaults | options).items():

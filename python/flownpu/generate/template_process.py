@@ -20,8 +20,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import psutil
-
 from flownpu.errors import FlowNPUError
 from flownpu.generate.template_environment import render, variables
 from flownpu.system import limit_memory
@@ -136,6 +134,8 @@ class TemplateProcess:
 
 def _watch(process: "subprocess.Popen[bytes]", answered: threading.Event, late: threading.Event) -> None:
     """Kills the process and sets `late` if its time runs out before it has answered."""
+    import psutil  # noqa: PLC0415 here it is imported while the process computes
+
     with contextlib.suppress(psutil.NoSuchProcess):
         computing = psutil.Process(process.pid)
         end, asked = sum(computing.cpu_times()[:2]) + RENDERING_SECONDS, time.monotonic()

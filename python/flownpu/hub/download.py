@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads what a conversion reads by huggingface_hub: into its cache, with its tokens, mirrors and offline mode."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from flownpu.hub.needed_files import is_checkpoint, needed_files
 from flownpu.hub.reference import Reference, Source
 from flownpu.model.folder import MODULES, read_json
 from flownpu.model.integrity import sha256
+
+# It prints its warnings itself, and also passes them on to whoever prints those of all modules.
+logging.getLogger("huggingface_hub").handlers.clear()
 
 _UNREACHABLE = (OfflineModeIsEnabled, TransportError)
 
@@ -54,8 +58,7 @@ def download(reference: Reference, output: Path | None, report: ProgressCallback
 def _download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
     repository, api = reference.repository, HfApi()
     commit = api.resolve_revision(repository, revision=reference.revision or None).resolved
-    files = _files(api, repository, commit)
-    names = needed_files(files, reference)
+    files, names = _files(api, reference, commit)
     cached = [name for name in names if isinstance(try_to_load_from_cache(repository, name, revision=commit), str)]
     new = sum(files[name].size for name in set(names).difference(cached))
     bar = None
@@ -82,20 +85,29 @@ def _check_family(reference: Reference, path: Path, *, embeds: bool) -> None:
         read_decoder(config, where=f"{reference}: config.json", embeds=embeds)
 
 
-def _files(api: HfApi, repository: str, commit: str) -> dict[str, _File]:
-    """The files of a commit by path; where the hub cannot be reached, those that are in the cache."""
+def _files(api: HfApi, reference: Reference, commit: str) -> tuple[dict[str, _File], list[str]]:
+    """The files of a commit by path, and the names of those that are needed.
+
+    Where the hub cannot be reached, they are those in the cache; its error is raised if these are not enough.
+    """
+    repository = reference.repository
     try:
         tree = api.list_repo_tree(repository, revision=commit, recursive=True)
-        return {
+        files = {
             file.path: _File(file.size, file.lfs.sha256 if file.lfs else None)
             for file in tree
             if isinstance(file, RepoFile)
         }
-    except _UNREACHABLE:
+    except _UNREACHABLE as error:
         # Without patterns, the folder would be refused unless it had all files of the repository.
         folder = Path(snapshot_download(repository, revision=commit, local_files_only=True, allow_patterns=[]))
         paths = [path for path in folder.rglob("*") if path.is_file()]
-        return {path.relative_to(folder).as_posix(): _File(path.stat().st_size, None) for path in paths}
+        files = {path.relative_to(folder).as_posix(): _File(path.stat().st_size, None) for path in paths}
+        try:
+            return files, needed_files(files, reference)
+        except FlowNPUError:
+            raise error from None
+    return files, needed_files(files, reference)
 
 
 def _bar(advance: Callable[[int], None]) -> type[tqdm]:

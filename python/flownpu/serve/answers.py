@@ -4,9 +4,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from opentelemetry.trace import Span
 
@@ -30,7 +31,8 @@ class Answers:
 
     name: str
     """The model's name, as clients know it."""
-    process: ModelProcess
+    opening: Coroutine[Any, Any, ModelProcess]
+    """Opens the model's process, if it is not open."""
     questions: Sequence[Question]
     settings: ServerSettings
     metrics: Metrics
@@ -38,6 +40,8 @@ class Answers:
     finished: dict[int, Finished] = field(default_factory=dict)
     prompt_tokens: int = 0
     """Tokens of the first question that was begun."""
+    _process: ModelProcess | None = None
+    _beginning: "asyncio.Task[None] | None" = None
     _events: "asyncio.Queue[tuple[int, Event]]" = field(default_factory=asyncio.Queue)
     _spans: list[Span] = field(default_factory=list)
     _numbers: list[int] = field(default_factory=list)
@@ -48,30 +52,36 @@ class Answers:
         """Sends the questions, and waits for the first piece of an answer, but at most `patience` seconds.
 
         Raises:
-            ApiError: the queue is full, a question cannot be answered, or the time limit is over.
+            ApiError: the model cannot be opened, the queue is full, a question cannot be answered, or the time limit is
+                over. What happens after the patience, iterating raises.
         """
-        self._admit()
+        self._beginning = asyncio.create_task(self._begin())
+        try:
+            if (await asyncio.wait({self._beginning}, timeout=patience))[0]:
+                self._beginning.result()
+        except BaseException:
+            self.end()
+            raise
+
+    async def _begin(self) -> None:
+        self._process = await self.opening
+        self._admit(self._process)
         loop = asyncio.get_running_loop()
         self._deadline = loop.time() + self.settings.limits.request_seconds
         for index, question in enumerate(self.questions):
             self.times.append(Times(time.perf_counter()))
             self._spans.append(begin_span(self.name, question))
-            self._numbers.append(self.process.submit(question, partial(self._deliver, loop, index)))
-        try:
-            async with asyncio.timeout(patience) as waiting:
-                while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
-                    self._ahead.append(await self._next())
-        except BaseException as error:
-            if isinstance(error, TimeoutError) and waiting.expired():
-                return
-            self.end()
-            raise
+            self._numbers.append(self._process.submit(question, partial(self._deliver, loop, index)))
+        while not self._ahead or not isinstance(self._ahead[-1][1], Piece | Finished):
+            self._ahead.append(await self._next())
 
     def end(self) -> None:
         """Cancels the answers that have not ended."""
+        if self._beginning is not None and not self._beginning.cancel() and not self._beginning.cancelled():
+            self._beginning.exception()  # else asyncio would log one that nobody asked for
         for index, number in enumerate(self._numbers):
-            if index not in self.finished:
-                self.process.cancel(number)
+            if index not in self.finished and self._process is not None:
+                self._process.cancel(number)
                 self.finished[index] = Finished("cancelled", 0, 0, 0)
                 self.metrics.ended(self.name, "cancelled")
                 end_span(self._spans[index], self.finished[index], self.times[index])
@@ -80,8 +90,10 @@ class Answers:
         """The pieces and ends of all answers, those that `begin` received first.
 
         Raises:
-            ApiError: the model failed, or the time limit is over.
+            ApiError: the model failed, or the time limit is over; or see `begin`.
         """
+        assert self._beginning is not None
+        await self._beginning
         last = 0
         while last < len(self.questions):
             index, event = self._ahead.pop(0) if self._ahead else await self._next()
@@ -89,15 +101,15 @@ class Answers:
                 last += isinstance(event, Finished)
                 yield index, event
 
-    def _admit(self) -> None:
-        count, facts = len(self.questions), self.process.facts
+    def _admit(self, process: ModelProcess) -> None:
+        count, facts = len(self.questions), process.facts
         capacity = facts.slots + self.settings.limits.queue
         if count > capacity:
             raise invalid(f"the request asks for {count} answers, and the server takes {capacity} at a time")
-        if self.process.requests + count > capacity:
+        if process.requests + count > capacity:
             self.metrics.ended(self.name, "refused")
-            seconds = self.metrics.usual_seconds(self.name) * self.process.requests / facts.slots
-            raise busy(f"{self.process.requests} requests wait or are computed: try again later", seconds)
+            seconds = self.metrics.usual_seconds(self.name) * process.requests / facts.slots
+            raise busy(f"{process.requests} requests wait or are computed: try again later", seconds)
 
     def _deliver(self, loop: asyncio.AbstractEventLoop, index: int, event: Event) -> None:
         """Passes an event from the thread that reads the model's process to the event loop."""

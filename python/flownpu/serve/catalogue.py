@@ -15,6 +15,9 @@ from flownpu.serve.processes.protocol import ModelSettings
 PROCESS_BYTES = 80 * 2**20
 """Resident bytes of a model's process without weights and KV caches: Python, numpy, ORT GenAI 0.18, FlowNPU; x86-64."""
 
+FULL = "close other programs that use the "
+"""In the provider's errors for an NPU or a GPU without room (ops/npu/driver/xrt_plugin.cc, ops/gpu/*)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -115,16 +118,22 @@ class Catalogue:
         async with self._making_room:
             await self._make_room(name)
             log.info("%s: loading", name)
-            started: list[subprocess.Popen[bytes]] = []
-            try:
-                process = await asyncio.to_thread(ModelProcess, settings, started.append)
-            except asyncio.CancelledError:  # the thread waits while its process opens the model
-                for one in started:
-                    one.kill()
-                raise
-            except (FlowNPUError, RuntimeError) as error:
-                log.exception("%s: cannot be loaded", name, exc_info=None if isinstance(error, FlowNPUError) else error)
-                raise not_loaded(name, error) from error
+            while True:
+                started: list[subprocess.Popen[bytes]] = []
+                try:
+                    process = await asyncio.to_thread(ModelProcess, settings, started.append)
+                    break
+                except asyncio.CancelledError:  # the thread waits while its process opens the model
+                    for one in started:
+                        one.kill()
+                    raise
+                except (FlowNPUError, RuntimeError) as error:
+                    # A device takes some models at a time, an NPU as many as it has contexts: one after another.
+                    if FULL in str(error) and await self._drop_oldest(name):
+                        continue
+                    known = isinstance(error, FlowNPUError)
+                    log.exception("%s: cannot be loaded", name, exc_info=None if known else error)
+                    raise not_loaded(name, error) from error
         log.info("%s: loaded in %.1f s. %s", name, process.facts.load_seconds, process.facts.placement)
         return process
 
@@ -138,8 +147,7 @@ class Catalogue:
         files = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
         needed = max(files + PROCESS_BYTES, self._entries[name].resident)
         while self.loaded() and needed + self.memory() > limit:
-            idle = [key for key, process in self.loaded().items() if not process.requests]
-            if not idle:
+            if not await self._drop_oldest(name):
                 raise ApiError(
                     503,
                     f"the model {name} is not loaded, and there is no memory for it beside those that answer requests: "
@@ -147,9 +155,16 @@ class Catalogue:
                     code="no_memory",
                     headers={"Retry-After": "10"},
                 )
-            oldest = min(idle, key=lambda key: self._entries[key].used)
-            await self.drop(oldest)
+
+    async def _drop_oldest(self, name: str) -> bool:
+        """Closes the least recently used model that answers nothing, for model `name`; says whether there was one."""
+        idle = [key for key, process in self.loaded().items() if not process.requests]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda key: self._entries[key].used)
+        if closed := await self.drop(oldest):
             log.info("%s: dropped, to make room for %s", oldest, name)
+        return closed
 
     def memory(self) -> int:
         """Resident bytes of all models' processes together."""

@@ -15,6 +15,7 @@ from flownpu.serve.grammars.form import AnswerForm, offered
 from flownpu.serve.grammars.process import GrammarProcess
 from flownpu.serve.metrics import Metrics
 from flownpu.serve.models import Models
+from flownpu.serve.processes.model_process import ModelProcess
 from flownpu.serve.processes.protocol import Question
 from flownpu.serve.requests.openai import ChatRequest, CompletionRequest, Shared
 from flownpu.serve.settings import ServerSettings
@@ -199,6 +200,19 @@ class Service(Models):
             raise invalid(
                 f"expected n times the number of prompts to be {most} at most, got {choices * len(questions)}", "n"
             )
+        asked = [_choice(question, index) for question in questions for index in range(choices)]
+        if self.settings.logs_texts:
+            log.info("%s: asked %s", name, [question.prompt for question in questions])
+        answers = Answers(name, self._opened(name, questions), asked, self.settings, self.metrics)
+        await answers.begin(self.settings.heartbeat_seconds if request.stream else None)
+        return answers
+
+    async def _opened(self, name: str, questions: list[Question]) -> ModelProcess:
+        """The process of a model that can answer the questions.
+
+        Raises:
+            ApiError: it cannot be loaded, or gives no logprobs, which a question wants.
+        """
         process = await self.catalogue.get(self.resolve(name))
         wants = any(question.alternatives is not None or question.echo for question in questions)
         if wants and not process.facts.gives_likelihoods:
@@ -207,12 +221,7 @@ class Service(Models):
                 "leave logprobs and echo out, or serve the model converted without --paged",
                 "logprobs",
             )
-        asked = [_choice(question, index) for question in questions for index in range(choices)]
-        if self.settings.logs_texts:
-            log.info("%s: asked %s", name, [question.prompt for question in questions])
-        answers = Answers(name, process, asked, self.settings, self.metrics)
-        await answers.begin(self.settings.heartbeat_seconds if request.stream else None)
-        return answers
+        return process
 
     def _output_tokens(self, wanted: int | None) -> int | None:
         most = self.settings.limits.output_tokens

@@ -59,7 +59,7 @@ class ServerSettings:
     pulled: ModelSettings | None = None
     """How models are opened that clients pull, but for the folder; None: clients may not pull or delete models."""
     heartbeat_seconds: float = 10.0
-    """Seconds after which the client of a stream that has nothing to say yet hears that it is alive."""
+    """Seconds after which the client of a stream that has nothing to say hears that it is alive, again and again."""
     logs_texts: bool = False
     """Whether prompts and answers are logged."""
 

@@ -9,15 +9,12 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from sse_starlette import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 
 from flownpu.serve.errors import ApiError, mistake
 
 log = logging.getLogger(__name__)
-
-HEARTBEAT = 15.0
-"""Seconds without a line after which a client hears that the server is alive; server-sent events have the same."""
 
 # When the server receives the signal to end, streams continue to their end; uvicorn limits the time that this may take.
 AppStatus.enable_automatic_graceful_drain = False
@@ -30,45 +27,51 @@ class ClientGoneError(Exception):
 def event_stream(
     documents: AsyncIterator[dict[str, Any]],
     headers: dict[str, str],
+    seconds: float,
     end: str | None = "[DONE]",
     error_document: Callable[[ApiError], dict[str, Any]] = ApiError.document,
+    beat: dict[str, Any] | None = None,
 ) -> EventSourceResponse:
     """Server-sent events: one for each document, then `end`. An error on the way is sent as `error_document` writes it.
 
-    The value of a document's key "type", if it has one, is the event's name, as in /v1/responses.
+    The value of a document's key "type", if it has one, is the event's name, as in /v1/responses. A client hears all
+    `seconds` that the server is alive: by the document `beat`, or by a comment, which clients skip.
     """
 
-    async def events() -> AsyncIterator[dict[str, str]]:
+    def event(document: dict[str, Any]) -> ServerSentEvent:
+        return ServerSentEvent(_json(document), event=document.get("type"), sep="\n")
+
+    def alive() -> ServerSentEvent:
+        return ServerSentEvent(comment="alive", sep="\n") if beat is None else event(beat)
+
+    async def events() -> AsyncIterator[ServerSentEvent | dict[str, str]]:
         async for item in _until_error(documents):
-            document = error_document(item) if isinstance(item, ApiError) else item
-            name = {"event": document["type"]} if "type" in document else {}
-            yield {**name, "data": _json(document)}
+            yield event(error_document(item) if isinstance(item, ApiError) else item)
             if isinstance(item, ApiError):
                 return
         if end is not None:
             yield {"data": end}
 
-    return EventSourceResponse(events(), headers=headers, sep="\n")
+    return EventSourceResponse(events(), headers=headers, sep="\n", ping=seconds, ping_message_factory=alive)
 
 
 def line_stream(
     documents: AsyncIterator[dict[str, Any]],
     headers: dict[str, str],
-    beat: Callable[[], dict[str, Any]] | None = None,
-    seconds: float = HEARTBEAT,
+    seconds: float,
+    beat: Callable[[], dict[str, Any]],
 ) -> StreamingResponse:
     """One JSON document per line, as Ollama's clients read them.
 
     Args:
         documents: the lines.
         headers: further headers of the response.
-        beat: writes a line for whenever `seconds` have passed without another.
-        seconds: see `beat`.
+        seconds: how long there may be no line.
+        beat: writes a line for whenever they have passed.
     """
 
     async def lines() -> AsyncIterator[str]:
-        told = _until_error(documents)
-        async for item in told if beat is None else _with_beats(told, beat, seconds):
+        async for item in _with_beats(_until_error(documents), beat, seconds):
             yield f"{_json({'error': item.message} if isinstance(item, ApiError) else item)}\n"
 
     return StreamingResponse(lines(), headers=headers, media_type="application/x-ndjson")

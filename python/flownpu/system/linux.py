@@ -12,11 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -78,6 +78,8 @@ def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connec
     Returns:
         The process, and the connection to it, over a socket.
     """
+    from multiprocessing.connection import Connection  # noqa: PLC0415 each command would import it, and a server uses it
+
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -88,6 +90,8 @@ def start_connected(command: list[str]) -> tuple[subprocess.Popen[bytes], Connec
 
 def connect_to_parent() -> Connection[Any, Any]:
     """The connection to the parent, in a process that `start_connected` started."""
+    from multiprocessing.connection import Connection  # noqa: PLC0415 see start_connected
+
     return Connection(int(sys.argv[-1]))
 
 

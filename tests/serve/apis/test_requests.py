@@ -42,6 +42,7 @@ BODIES = {
         "stream_options": {"include_usage": True},
         "chat_template_kwargs": {"a": 1},
         "max_tokens": -1,
+        "cache_prompt": True,
     },
     "/v1/completions": SAMPLING | {"model": "other", "prompt": [[2, 3]], "stop": ["x"], "logprobs": 1, "echo": True},
     "/v1/messages": SAMPLING

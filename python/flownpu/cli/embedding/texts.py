@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from flownpu.cli.output import progress_bar, read_all_bytes, status
+from flownpu.cli.output import read_all_bytes, status
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import FlowNPUError
 
 Texts = Annotated[

@@ -9,7 +9,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from flownpu.cli import options
-from flownpu.cli.output import progress_bar, status
+from flownpu.cli.output import status
+from flownpu.cli.progress import progress_bar
 from flownpu.errors import require
 
 if TYPE_CHECKING:

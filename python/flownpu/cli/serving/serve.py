@@ -71,6 +71,9 @@ def serve(
     body_seconds: Annotated[float, typer.Option(min=0.1, help="Time in which a request must have arrived.")] = 30,
     max_images: Annotated[int, typer.Option(min=0, help="Most images in a conversation.")] = 16,
     request_seconds: Annotated[float, typer.Option(min=1, help="Most time for an answer, waiting included.")] = 600,
+    heartbeat_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Most time in which a stream says nothing, however long its prompt takes.")
+    ] = 10,
     stopping_seconds: Annotated[float, typer.Option(min=1, help="Time that answers have left after Ctrl-C.")] = 30,
     memory: Annotated[
         float | None,
@@ -113,6 +116,7 @@ def serve(
             hosts=_hosts(allowed_host or [], is_open=not _is_loopback(host) or api_key is not None),
             aliases=dict(map(_alias, alias or [])),
             pulled=pulled,
+            heartbeat_seconds=heartbeat_seconds,
             logs_texts=log_texts,
         ),
         host,

@@ -14,8 +14,8 @@ from flownpu.generate.penalties import Penalties
 
 HINTS = frozenset(
     # About caches, bills and records,
-    "cache_control client_metadata inference_geo max_tool_calls metadata prompt_cache_key "  # noqa: SIM905
-    "prompt_cache_options "
+    "cache_control cache_prompt client_metadata inference_geo max_tool_calls metadata "  # noqa: SIM905
+    "prediction prompt_cache_key prompt_cache_options "
     "prompt_cache_retention safety_identifier service_tier speed store user verbosity "
     # from an answer that a client sends back with the conversation,
     "annotations caller citations parsed parsed_arguments phase provider_specific_fields refusal "

@@ -286,6 +286,7 @@ class ResponsesRequest(Strict):
             ChatRequest,
             {
                 "model": self.model,
+                "stream": self.stream is True,
                 "messages": self._messages(),
                 "max_completion_tokens": self.max_output_tokens,
                 "temperature": self.temperature,

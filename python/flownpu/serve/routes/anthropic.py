@@ -29,7 +29,8 @@ def anthropic_routes(service: Service) -> APIRouter:
         headers = chat.headers | left_out(request.left_out)
         told = events(chat, request.model, with_thoughts=request.shows_thoughts)
         if request.stream:
-            return event_stream(told, headers, None, ApiError.anthropic_document)
+            seconds = service.settings.heartbeat_seconds
+            return event_stream(told, headers, seconds, None, ApiError.anthropic_document, {"type": "ping"})
         return JSONResponse(await unless_gone(connection, message(told)), headers=headers)
 
     @router.post("/count_tokens")

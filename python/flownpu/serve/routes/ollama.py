@@ -103,7 +103,7 @@ def ollama_routes(service: Service) -> APIRouter:
             def beat() -> dict[str, Any]:
                 return {"model": request.model, "created_at": _now(), **part("", None), "done": False}
 
-            return line_stream(documents, chat.headers, beat)
+            return line_stream(documents, chat.headers, service.settings.heartbeat_seconds, beat)
         return JSONResponse(await unless_gone(connection, _whole(documents)), headers=chat.headers)
 
     return router

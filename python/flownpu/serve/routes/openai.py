@@ -52,14 +52,14 @@ def openai_routes(service: Service) -> APIRouter:
     async def chat_completions(request: ChatRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.chat(request))
         if request.stream:
-            return event_stream(_chat_chunks(chat, request), chat.headers)
+            return event_stream(_chat_chunks(chat, request), chat.headers, service.settings.heartbeat_seconds)
         return JSONResponse(await unless_gone(connection, chat_completion(chat, request)), headers=chat.headers)
 
     @router.post("/completions")
     async def completions(request: CompletionRequest, connection: Request) -> Response:
         chat = await unless_gone(connection, service.complete(request))
         if request.stream:
-            return event_stream(_completion_chunks(chat, request), chat.headers)
+            return event_stream(_completion_chunks(chat, request), chat.headers, service.settings.heartbeat_seconds)
         return JSONResponse(await unless_gone(connection, completion(chat, request)))
 
     return router

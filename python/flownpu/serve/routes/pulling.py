@@ -41,7 +41,8 @@ def pulling_routes(service: Service) -> APIRouter:
     async def pull(request: OllamaPull, connection: Request) -> Response:
         documents = _told(request.plain, pulls.begin(request.plain, _allowed(service)))
         if request.stream is not False:
-            return line_stream(documents, {}, lambda: {"status": f"pulling {request.plain}"})
+            seconds = service.settings.heartbeat_seconds
+            return line_stream(documents, {}, seconds, lambda: {"status": f"pulling {request.plain}"})
         return JSONResponse(await unless_gone(connection, _last(documents)))
 
     @router.delete("/api/delete")

@@ -30,7 +30,7 @@ def responses_routes(service: Service) -> APIRouter:
         chat = await unless_gone(connection, begun(service, request))
         headers = chat.headers | left_out(request.left_out)
         if request.stream:
-            return event_stream(_events(chat, request), headers, end=None)
+            return event_stream(_events(chat, request), headers, service.settings.heartbeat_seconds, end=None)
         return JSONResponse(await unless_gone(connection, response(chat, request)), headers=headers)
 
     return router

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operators that read or write elements where another tensor says: GatherElements,
-// ScatterElements, ScatterND; and Trilu, which keeps a triangle of each matrix. Exports make attention masks of these.
+// ScatterElements, ScatterND; and Trilu, which keeps a triangle of each matrix. Exports make
+// attention masks of these.
 #include <algorithm>
 #include <cstring>
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TopK: the largest or smallest elements of each line along an axis, and their places in it. Routers
-// of experts are made of it.
+// TopK: the largest or smallest elements of each line along an axis, and their places in it.
+// Routers of experts are made of it.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -81,9 +81,8 @@ class TopK final : public Step {
 
 constexpr Port kInputs[] = {{.name = "X", .types = kNumbers, .type_letter = 'T'},
                             {.name = "K", .types = kInt64}};
-constexpr Port kOutputs[] = {
-    optional({.name = "Values", .types = kNumbers, .type_letter = 'T'}),
-    optional({.name = "Indices", .types = kInt64})};
+constexpr Port kOutputs[] = {optional({.name = "Values", .types = kNumbers, .type_letter = 'T'}),
+                             optional({.name = "Indices", .types = kInt64})};
 constexpr AttributeRule kAttributes[] = {axis("axis"), flag("largest"), flag("sorted")};
 
 constexpr Operator kOperators[] = {

@@ -50,6 +50,7 @@ auto operators_by_file() {
                     cpu::group_norm_operators(),
                     cpu::embed_layer_norm_operators(),
                     cpu::cumulative_operators(),
+                    cpu::top_k_operators(),
                     cpu::shape_operators(),
                     cpu::reshape_operators(),
                     cpu::part_operators(),

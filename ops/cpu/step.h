@@ -58,6 +58,7 @@ std::span<const Operator> pool_operators();
 std::span<const Operator> group_norm_operators();
 std::span<const Operator> embed_layer_norm_operators();
 std::span<const Operator> cumulative_operators();
+std::span<const Operator> top_k_operators();
 std::span<const Operator> shape_operators();
 std::span<const Operator> reshape_operators();
 std::span<const Operator> part_operators();

@@ -5,9 +5,8 @@
 //              swiglu_limit)
 //
 // The input that QMoE calls router_probs has logits: ONNX Runtime's CPU kernel takes the softmax of
-// the k largest, whatever `normalize_routing_weights` says. They have two axes, while Q4NXMoE's
-// router_logits have the axes of X: these are the input of the Reshape to [-1, experts] that
-// exporters write.
+// the k largest, whatever `normalize_routing_weights` says. Exporters write a Reshape of them to
+// [-1, experts]; without it they have the axes of X, and can be computed token by token.
 //
 // Rows of gate and up alternate (`swiglu_fusion` 1), or all rows of the gate come first (2), those
 // of the weight and of its bias. Biases of 0, which exporters write for models that have none, are
@@ -210,19 +209,17 @@ std::string weight_obstacle(const Node& node) {
   return reason.empty() ? bias_obstacle(node.input(kDownBias), experts, down.rows) : reason;
 }
 
-// The logits with the axes of X: the input of a Reshape to [-1, experts], or those given if X has
-// two axes; else a value without a name.
+// The logits, those before a Reshape to [-1, experts] if there is one.
 Value logits_of(Graph& graph, const Node& node, std::int64_t experts) {
   const Value& given = node.inputs[kLogits];
   const Node* reshape = graph.producer(given.name, "Reshape", "");
   const std::vector<std::int64_t> flat{-1, experts};
-  if (reshape != nullptr && constant_integers(reshape->input(1)) == flat) return reshape->inputs[0];
-  const auto& rows = node.inputs[kX].shape;
-  return rows && rows->rank() == 2 ? given : Value{};
+  const bool is_flat = reshape != nullptr && constant_integers(reshape->input(1)) == flat;
+  return is_flat ? reshape->inputs[0] : given;
 }
 
 // Makes the node, which fits, a Q4NXMoE.
-void put_mixture(Graph& graph, RepackedWeights& weights, Node& node, const Value& logits) {
+void put_mixture(Graph& graph, RepackedWeights& weights, Node& node) {
   const QuantizedWeight gate_up = gate_up_of(node);
   const QuantizedWeight down = down_of(node);
   const std::int64_t experts = experts_of(gate_up);
@@ -247,7 +244,7 @@ void put_mixture(Graph& graph, RepackedWeights& weights, Node& node, const Value
                  Value{},
                  weights.stack(inner, gate_up.codes.name),
                  weights.stack(outer, down.codes.name),
-                 logits,
+                 logits_of(graph, node, experts),
                  Value{},
                  gate_up_bias,
                  down_bias};
@@ -285,14 +282,7 @@ void q4nx_moe(Graph& graph, RepackedWeights& weights) {
       if (const std::string reason = weight->damage(); !reason.empty())
         return graph.damaged("q4nx_moe", node, reason);
     }
-    const std::int64_t experts = experts_of(gate_up);
-    const Value logits = logits_of(graph, node, experts);
-    if (logits.name.empty()) {
-      return graph.missed("q4nx_moe", node,
-                          "router_probs are not made by a Reshape to [-1, " +
-                              std::to_string(experts) + "] of logits with the axes of its input");
-    }
-    put_mixture(graph, weights, node, logits);
+    put_mixture(graph, weights, node);
     graph.applied("q4nx_moe");
   });
   graph.changed();

@@ -25,7 +25,8 @@ inline constexpr Port kMoePorts[] = {
     optional({.name = "router_logits",
               .types = kFloat,
               .shape = "[..,?]",
-              .meaning = "[.., E], instead of a router: logits that another node computes"}),
+              .meaning = "[.., E] or [rows of X, E], instead of a router: logits that another "
+                         "node computes"}),
     optional({.name = "router_bias",
               .types = {DataType::kFloat32},
               .shape = "[?]",

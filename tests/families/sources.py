@@ -89,19 +89,25 @@ SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {
     "GenAI, converted": genai_converted,
     "optimum": optimum,
 }
+# The option that keeps an embedding and a head apart that are one weight; without it, the builder writes models that
+# ONNX Runtime does not load (zero points or 8 bits by its default algorithm), or fails (QDQ).
+_APART = "shared_embeddings=false"
 # Recipes of GenAI's builder: names on the page, and its options.
 RECIPES: dict[str, tuple[str, ...]] = {
     "int4 (the default)": (),
-    "int4 with zero points": ("algo_config=rtn", "is_symmetric=false"),
-    "8-bit head": ("matmul_mixed_precision=last_matmul:int8",),
+    "int4 with zero points": ("is_symmetric=false", _APART),
+    "rtn": ("algo_config=rtn",),
+    "rtn_last": ("algo_config=rtn_last",),
     "k_quant": ("algo_config=k_quant",),
     "k_quant_mixed": ("algo_config=k_quant_mixed",),
     "k_quant_last": ("algo_config=k_quant_last",),
-    "rtn_last": ("algo_config=rtn_last",),
-    "QDQ": ("use_qdq=true",),
+    "8-bit head": ("matmul_mixed_precision=last_matmul:int8", _APART),
+    "int8": ("precision=int8", _APART),
+    "QDQ": ("use_qdq=true", _APART),
 }
-# Forms that represent the others: one with a head of its own, one whose embedding is the head.
-RECIPE_FORMS = ("llama", "qwen3")
+# Forms that represent the others: windows, scaled embeddings; a head of its own; fused projections, LongRoPE; norms of
+# queries and keys. The embeddings of Gemma 3 and Qwen 3 are their heads.
+RECIPE_FORMS = ("gemma3_text", "llama", "phi3 with longrope", "qwen3")
 # The builder's k_quant fails at rows of an odd number of blocks.
 RECIPE_SIZES = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 640}
 RECIPE_SOURCES: dict[str, Callable[[str, TinyModel, Path], Made]] = {

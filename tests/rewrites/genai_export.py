@@ -69,7 +69,7 @@ class Export:
     Attributes:
         checkpoint: Hugging Face checkpoint folder.
         output: folder to write.
-        options: the builder's `--extra_options`.
+        options: the builder's `--extra_options`; `precision=int8` stands for its `--precision`.
     """
 
     checkpoint: str
@@ -172,16 +172,17 @@ def _run_builder(one: Export) -> None:
     import builder  # type: ignore[import-not-found] # GenAI's, found through the line above
 
     cache = str(Path(one.output) / "cache")
-    options = builder.parse_extra_options(
-        one.checkpoint, one.checkpoint, one.output, "int4", "cpu", cache, list(one.options)
-    )
+    given = dict(option.split("=", 1) for option in one.options)
+    precision = given.pop("precision", "int4")
+    extra = [f"{name}={value}" for name, value in given.items()]
+    options = builder.parse_extra_options(one.checkpoint, one.checkpoint, one.output, precision, "cpu", cache, extra)
     config = options["hf_details"]["hf_config"]
     if config.model_type == "gemma3_text":
         by_layer_type = config.rope_parameters
         config.rope_parameters = dict(by_layer_type["full_attention"])
         config.rope_theta = by_layer_type["full_attention"]["rope_theta"]
         config.rope_local_base_freq = by_layer_type["sliding_attention"]["rope_theta"]
-    builder.create_model(one.checkpoint, one.checkpoint, one.output, "int4", "cpu", cache, **options)
+    builder.create_model(one.checkpoint, one.checkpoint, one.output, precision, "cpu", cache, **options)
 
 
 if __name__ == "__main__":

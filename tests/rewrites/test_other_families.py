@@ -36,15 +36,16 @@ def test_exports_give_logits_of_transformers(
         check_placement(report)
 
 
-def test_gpt_oss_export_equals_onnxruntime(tmp_path: Path, ep_devices: list[Any]) -> None:
-    """QMoE with biases and limited gates, sinks and YaRN. The builder quantises MXFP4 again, to 4 bits."""
+@pytest.mark.parametrize("options", [(), ("moe_quant_type=int8", "qmoe_block_size=0")], ids=["int4", "int8 in rows"])
+def test_gpt_oss_export_equals_onnxruntime(options: tuple[str, ...], tmp_path: Path, ep_devices: list[Any]) -> None:
+    """QMoE with biases and limited gates, sinks and YaRN. The builder quantises MXFP4 again."""
     # The builder wants a context in which some frequencies are kept and some divided. All experts are chosen: rounding
     # to bfloat16 would swap one token's choice among four.
     rope = YARN | {"original_max_position_embeddings": 4096, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
     tiny = write_mxfp4(tmp_path / "checkpoint", rope_parameters=rope, num_local_experts=2, num_experts_per_tok=2)
     _add_experts_in_floats(tiny.folder, tiny.reference.state_dict())
     make_tokenizer(tiny.folder)
-    export(Export(str(tiny.folder), str(tmp_path / "export"), ("accuracy_level=0",)))
+    export(Export(str(tiny.folder), str(tmp_path / "export"), ("accuracy_level=0", *options)))
     convert(tmp_path / "export", tmp_path / "model", kv_dtype="fp32")
     expected = logits_of(tmp_path / "export")
     config = tiny.reference.config

@@ -185,6 +185,30 @@ def gather_elements(b: Builder) -> None:
     b.node("GatherElements", [x, b.integers(indices, shape=shape)], [(x.type, shape)], axis=place)
 
 
+def scatter_elements(b: Builder) -> None:
+    x = b.operand("ScatterElements", least=1)
+    axis = b.choices.below(x.rank)
+    # Places along the axis that differ: of two updates of a place ONNX does not say which remains.
+    places = sorted(range(x.shape[axis]), key=lambda _: b.choices.below(256))[: b.choices.between(0, 3)]
+    shape = (*x.shape[:axis], len(places), *x.shape[axis + 1 :])
+    lines = np.reshape(np.array(places, np.int64), [len(places) if a == axis else 1 for a in range(x.rank)])
+    indices = b.integers(np.broadcast_to(lines, shape).ravel().tolist(), shape=shape)
+    place = wrapped(b.choices, axis, x.rank)
+    b.node("ScatterElements", [x, indices, b.like(x.type, shape)], [(x.type, x.shape)], axis=place)
+
+
+def top_k(b: Builder) -> None:
+    """Integers, in float as well: ONNX does not say where NaN comes."""
+    shape = b.shape(1)
+    x = b.integers([b.choices.between(-9, 9) for _ in range(math.prod(shape))], shape=shape)
+    if b.choices.chance(60):
+        x = b.node("Cast", [x], [(TensorProto.FLOAT, shape)], to=TensorProto.FLOAT)[0]
+    axis = b.choices.below(len(shape))
+    made = (*shape[:axis], b.choices.between(0, shape[axis]), *shape[axis + 1 :])
+    attributes = {"axis": wrapped(b.choices, axis, len(shape)), "largest": b.choices.pick((None, 0, 1))}
+    b.node("TopK", [x, b.integers([made[axis]])], [(x.type, made), (INT64, made)], **attributes)
+
+
 def scatter_nd(b: Builder) -> None:
     x = b.operand("ScatterND", least=1)
     axes = b.choices.between(1, x.rank)
@@ -366,7 +390,9 @@ OPERATORS: Operators = [
     (4, "Resize", 13, resize),
     (5, "Trilu", 14, trilu),
     (5, "GatherElements", 11, gather_elements),
+    (5, "ScatterElements", 11, scatter_elements),
     (5, "ScatterND", 11, scatter_nd),
+    (5, "TopK", 11, top_k),
     (5, "Identity", 7, identity),
     (14, "Reshape", 7, reshape),
     (8, "Shape, Gather, Reshape", 7, reshape_to_a_shape),

@@ -408,8 +408,8 @@ def skip_norm(node: Node) -> list[Samples | None]:
 
 _EXACT = (
     "Less LessOrEqual Greater GreaterOrEqual And Or Xor Not IsNaN Neg Max Min Where Abs Relu Floor Ceil Tile Trilu "
-    "GatherElements ScatterND Reshape Squeeze Flatten Transpose Gather GatherND Expand Concat Split Identity Shape "
-    "ConstantOfShape Constant"
+    "GatherElements ScatterElements ScatterND TopK Reshape Squeeze Flatten Transpose Gather GatherND Expand Concat "
+    "Split Identity Shape ConstantOfShape Constant"
 )
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
 

@@ -227,3 +227,24 @@ def test_cumulative_sum_of_many_columns_equals_float64(axis: int) -> None:
     x = np.random.default_rng(0).standard_normal((3, 40, 300), dtype=np.float32)
     found = one("CumSum", [x, np.array(axis)], domain="")
     np.testing.assert_allclose(found, x.cumsum(axis, dtype=np.float64), rtol=2.0**-23, atol=1e-12)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_top_k_takes_lower_places_of_equal_numbers(largest: int) -> None:
+    x = array(9, 5)
+    expected = np.argsort(-x if largest else x, axis=0, kind="stable")[:6]
+    values, places = run("TopK", [x, integers(6)], outputs=("float", "int64"), axis=0, largest=largest)
+    np.testing.assert_array_equal(places, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 0))
+
+
+def test_top_k_counts_nan_as_largest() -> None:
+    x = np.array([1, NAN, INF, NAN, -1], np.float32)
+    for largest, expected in ((1, [1, 3, 2]), (0, [4, 0, 2])):
+        _, places = run("TopK", [x, integers(3)], outputs=("float", "int64"), largest=largest)
+        np.testing.assert_array_equal(places, expected)
+
+
+def test_top_k_of_more_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a K of 0 to 9, got 10"):
+        run("TopK", [array(9, 5), integers(10)], outputs=("float", "int64"), axis=0)

@@ -195,6 +195,20 @@ def test_gate_above_up_equals_onnxruntime() -> None:
     np.testing.assert_array_equal(*results)
 
 
+def test_logits_that_no_reshape_makes_are_taken_as_they_are() -> None:
+    """A row for each row of the input, as LFM2's router has them, which is written in operators."""
+    case = Case()
+    (flatten,) = (node for node in case.model.graph if node.op_type == "Reshape")
+    flatten.op_type = "Flatten"
+    flatten.resize_inputs(1)
+    flatten.attributes["axis"] = ir.AttrInt64("axis", 2)
+    model, misses = testing.rewritten(case.model, "q4nx_moe")
+    assert testing.operator_names(model) == ["Flatten", "Q4NXMoE"]
+    assert misses == []
+    (expected,), (found,) = (testing.run(m, case.feeds()) for m in (case.model, model))
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
 def test_zero_points_are_folded() -> None:
     case = Case(zero_points=True)
     model, misses = testing.rewritten(case.model, "q4nx_moe")

@@ -89,7 +89,10 @@ def check_operators(model: ir.Model, path: Path) -> None:
             newer.add(f"{node.op_type} (opset {first})")
         lost = _lost_input(node, fewest.get((node.domain, node.op_type), 0))
         if lost:
-            raise ConversionError(f"{path}: {node.op_type} {node.name}: {lost}; ONNX Runtime does not load the model")
+            raise ConversionError(
+                f"{path}: {node.op_type} {node.name}: {lost}; ONNX Runtime does not load the model; if GenAI's "
+                "builder made it of one whose embedding is its head, export that with shared_embeddings=false"
+            )
     if unknown:
         raise ConversionError(
             f"{path}: {', '.join(sorted(unknown))}: operators that ONNX Runtime does not have; export the model "

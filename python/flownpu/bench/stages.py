@@ -23,7 +23,7 @@ class Stages:
     token: float
 
     def __str__(self) -> str:
-        return f"{_row(self.device, self.prompts)} token={self.token:.6g}"
+        return f"{_row(self.device, self.prompts)} token={self.token:.8g}"
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,4 @@ def choose(prices: Prices) -> Choice:
 
 
 def _row(name: str, prices: Mapping[int, float]) -> str:
-    return " ".join([name, *(f"{tokens}={price:.6g}" for tokens, price in prices.items())])
+    return " ".join([name, *(f"{tokens}={price:.8g}" for tokens, price in prices.items())])

@@ -52,8 +52,7 @@ std::string parse_placement(const std::string& value) {
 using Parser = void (*)(Options& options, const std::string& value);
 
 constexpr std::array<std::pair<std::string_view, Parser>, 17> kParsers{{
-    {"device",
-     [](Options& options, const std::string& value) { options.set_device(value); }},
+    {"device", [](Options& options, const std::string& value) { options.set_device(value); }},
     {"prompt_threshold",
      [](Options& options, const std::string& value) {
        options.prompt_threshold =
@@ -64,8 +63,8 @@ constexpr std::array<std::pair<std::string_view, Parser>, 17> kParsers{{
        options.prefer = choose<Prefer, 2>(
            "prefer", value, {{{"speed", Prefer::kSpeed}, {"energy", Prefer::kEnergy}}});
      }},
-    {"prices", [](Options& options,
-                  const std::string& value) { options.prices = parse_prices(value); }},
+    {"prices",
+     [](Options& options, const std::string& value) { options.prices = parse_prices(value); }},
     {"on_unsupported",
      [](Options& options, const std::string& value) {
        options.on_unsupported = choose<OnUnsupported, 3>("on_unsupported", value,
@@ -130,8 +129,8 @@ void Options::set_device(const std::string& name) {
   const auto is_array = [](DeviceChoice choice) {
     return choice == DeviceChoice::kNpu || choice == DeviceChoice::kEmulate;
   };
-  if (device == DeviceChoice::kAuto || second == DeviceChoice::kAuto ||
-      device == second || (is_array(device) && is_array(second))) {
+  if (device == DeviceChoice::kAuto || second == DeviceChoice::kAuto || device == second ||
+      (is_array(device) && is_array(second))) {
     fail("[FlowNPU] option device = '", name,
          "' is not valid; expected two different ones of cpu, gpu and npu (or emulate): npu+gpu ",
          "computes prompts on the NPU and tokens on the GPU");

@@ -19,8 +19,8 @@
 
 namespace flownpu {
 
-// `device`. kAuto: the cheapest by `prices`; without these the NPU if the session was given one that
-// this build drives, else the CPU.
+// `device`. kAuto: the cheapest by `prices`; without these the NPU if the session was given one
+// that this build drives, else the CPU.
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate, kGpu };
 inline constexpr std::array<Choice<DeviceChoice>, 5> kDeviceChoices{
     {{"auto", DeviceChoice::kAuto},

@@ -24,9 +24,10 @@ std::vector<std::string> split(std::string_view text, char separator) {
 }
 
 [[noreturn]] void refuse(std::string_view got) {
-  fail("[FlowNPU] option prices: expected tables such as 'measured seconds prompt=512 answer=127 | "
-       "cpu 512=9 token=0.05' from `flownpu tune MODEL --write`, got '",
-       got, "'");
+  fail(
+      "[FlowNPU] option prices: expected tables such as 'measured seconds prompt=512 answer=127 | "
+      "cpu 512=9 token=0.05' from `flownpu tune MODEL --write`, got '",
+      got, "'");
 }
 
 // A finite number that is not negative, written as in C.

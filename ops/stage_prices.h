@@ -39,7 +39,7 @@ struct StageChoice {
   // From how many new tokens on a run is the first one's: the least length from which on all that
   // have prices are cheaper there, each with a switch to it. Nullopt with one device.
   std::optional<std::int64_t> threshold;
-  // Of the conversation, by device or pair, the cheapest first.
+  // The conversation's, by device or pair, the cheapest first.
   std::vector<std::pair<std::string, double>> costs;
 };
 

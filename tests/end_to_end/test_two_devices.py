@@ -219,7 +219,9 @@ def test_auto_computes_where_prices_are_least(
 ) -> None:  # fmt: skip
     """By what runs, too: the CPU's runs are those with events of attention."""
     report = tmp_path / "placement.json"
-    table = " | ".join(["measured seconds prompt=70 answer=20", *map(" ".join, prices.items()), "switch 4=0 8=0.1 70=1"])
+    table = " | ".join(
+        ["measured seconds prompt=70 answer=20", *map(" ".join, prices.items()), "switch 4=0 8=0.1 70=1"]
+    )
     session = open_session(device, tmp_path / "profile", device="auto", prices=table, placement=str(report))
     for (first, _), (text, logits, bound) in zip(RUNS[:2], on_cpu, strict=False):
         assert np.abs(session(text[first:], first) - logits).max() < bound
@@ -249,12 +251,15 @@ def test_auto_prefers_seconds_or_joules(
     open_session("cpu", device="auto", prefer=prefer, prices=f"{table}; {joules}", placement=str(report))
     found = json.loads(report.read_text())
     assert found["device"].startswith(f"{device} (")
-    assert found["why"] == {
-        "speed": "device=auto by predicted seconds: tokens: emulate 1 tokens/s (cpu 0.5); "
-        "prompts, one of 4: emulate 1 s (cpu 2)",
-        "energy": "device=auto by predicted joules: tokens: cpu 0.5 J (emulate 1); "
-        "prompts, one of 4: cpu 2 J (emulate 8)",
-    }[prefer]
+    assert (
+        found["why"]
+        == {
+            "speed": "device=auto by predicted seconds: tokens: emulate 1 tokens/s (cpu 0.5); "
+            "prompts, one of 4: emulate 1 s (cpu 2)",
+            "energy": "device=auto by predicted joules: tokens: cpu 0.5 J (emulate 1); "
+            "prompts, one of 4: cpu 2 J (emulate 8)",
+        }[prefer]
+    )
 
 
 @pytest.mark.opencl

@@ -23,7 +23,11 @@ PRICES = "measured seconds prompt=4 answer=1 | cpu 4=1 token=1"
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("colour", "red", "option colour = 'red' is not known; the options are: device, prompt_threshold, prefer, prices, on_uns"),
+        (
+            "colour",
+            "red",
+            "option colour = 'red' is not known; the options are: device, prompt_threshold, prefer, p",
+        ),
         ("device", "tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         ("device", "npu+tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         (
@@ -43,10 +47,19 @@ PRICES = "measured seconds prompt=4 answer=1 | cpu 4=1 token=1"
         *(
             ("prices", text, "option prices: expected tables such as 'measured seconds prompt=512 .*, got '")
             for text in (
-                "", "measured", "measured minutes prompt=4 answer=1 | cpu 4=1 token=1", f"{PRICES} | gpu 4=1",
-                f"{PRICES} | gpu 8=1 token=1", f"{PRICES} | gpu 4=-1 token=1", f"{PRICES} | gpu 4=nan token=1",
-                f"{PRICES} | gpu 4=1x token=1", f"{PRICES} | 4=1 token=1", f"{PRICES} | gpu npu 4=1 token=1",
-                f"{PRICES};", "measured seconds prompt=4 answer=1", "measured seconds prompt=4.5 answer=1 | cpu token=1",
+                "",
+                "measured",
+                "measured minutes prompt=4 answer=1 | cpu 4=1 token=1",
+                f"{PRICES} | gpu 4=1",
+                f"{PRICES} | gpu 8=1 token=1",
+                f"{PRICES} | gpu 4=-1 token=1",
+                f"{PRICES} | gpu 4=nan token=1",
+                f"{PRICES} | gpu 4=1x token=1",
+                f"{PRICES} | 4=1 token=1",
+                f"{PRICES} | gpu npu 4=1 token=1",
+                f"{PRICES};",
+                "measured seconds prompt=4 answer=1",
+                PRICES.replace("=4 ", "=4.5 "),
                 PRICES.replace("answer=1 ", ""),
             )
         ),

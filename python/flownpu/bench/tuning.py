@@ -108,10 +108,10 @@ def tune(
     switches = {}
     for of, table in prices.items():
         (pair,) = _stages({first.device: both.engines[first.device]}, [long], of, needed=True)
-        stages = {each.device: each for each in table.devices}
-        parts = stages[prompts].prompts[prompt] + answer * stages[tokens].token
+        each = {of_one.device: of_one for of_one in table.devices}
+        parts = each[prompts].prompts[prompt] + answer * each[tokens].token
         switches[of] = max(pair.prompts[prompt] + answer * pair.token - parts, 0)
-        # Of another pair none is measured: it copies the same keys and values.
+        # Other pairs copy the same keys and values; their switch is not measured.
         prices[of] = replace(table, switch={count: switches[of] * count / prompt for count in lengths})
     return tuned(choose(prices[prefer]), switches[prefer], found.failures)
 

@@ -88,9 +88,9 @@ def predict(
     if "+" in device:
         if kv_dtype == "int8" or measured is not None:
             raise typer.BadParameter("expected no --kv-dtype int8 and no --measured with two devices")
-        report = _predict_pair(model, device, parse_contexts(context) if context else [], weights, as_json=as_json)
+        pair = _predict_pair(model, device, parse_contexts(context) if context else [], weights, as_json=as_json)
         if write:
-            _write_prices(Path(model), report)
+            _write_prices(Path(model), pair)
         return
     if device == "gpu" or device.startswith("radeon"):
         if kv_dtype == "int8":
@@ -180,9 +180,7 @@ def _write_prices(folder: Path, report: "PairReport") -> None:
     write_prices(folder, read_genai_config(folder), named, "speed")
 
 
-def _predict_pair(
-    model: str, device: str, contexts: list[int], weights: str | None, *, as_json: bool
-) -> "PairReport":
+def _predict_pair(model: str, device: str, contexts: list[int], weights: str | None, *, as_json: bool) -> "PairReport":
     from flownpu.predict.pair import DEVICES, predict_pair  # noqa: PLC0415 other commands need none of it
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
 

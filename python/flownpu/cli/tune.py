@@ -30,7 +30,8 @@ def tune_model(
     threads: options.Threads = None,
     option: options.Option = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Keep the prices in the model's genai_config.json, by which sessions choose.")
+        bool,
+        typer.Option("--write", help="Keep the prices in genai_config.json, by which sessions choose."),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:

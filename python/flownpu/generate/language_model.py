@@ -28,9 +28,9 @@ from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens
 from flownpu.generate.turns import Content, text_of
 from flownpu.model.folder import copies_states, has_states, most_tokens, provider_options, read_genai_config
-from flownpu.ops.opencl_loader import use_packages_of
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
+from flownpu.ops.opencl_loader import use_packages_of
 from flownpu.registration import get_ep_name, register
 
 if TYPE_CHECKING:

@@ -142,7 +142,9 @@ def test_sessions_choose_by_written_prices(flownpu: Any, model_copy: Path) -> No
     ((entry,),) = (entries.values() for entries in config["model"]["decoder"]["session_options"]["provider_options"])
     assert (entry["device"], entry["prefer"]) == ("auto", "speed")
     assert entry["prices"].startswith("measured seconds prompt=8 answer=2 | cpu 4=")
-    assert "because device=auto by measured seconds: tokens: cpu " in flownpu("explain", model_copy).out.replace("\n", " ")
+    assert "because device=auto by measured seconds: tokens: cpu " in flownpu("explain", model_copy).out.replace(
+        "\n", " "
+    )
     # The provider gets what is written there: it refuses a device that it does not know.
     prices = Prices("measured", "seconds", 4, 1, (Stages("reader", {4: 1}, 1),), {})
     tuning.write_prices(model_copy, config, [prices], "speed")

@@ -137,7 +137,10 @@ def test_sessions_find_predicted_prices(flownpu, model_copy):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--device", "kraken-350+radeon-890m", "--write"), "expected a folder with genai_config.json, and two devices"),
+        (
+            ("--device", "kraken-350+radeon-890m", "--write"),
+            "expected a folder with genai_config.json, and two",
+        ),
         (("--device", "radeon-790m"), "no such GPU: radeon-790m; did you mean radeon-"),
         (("--device", "gpu", "--measured", "x"), "expected no --measured with a GPU"),
         (("--device", "gpu", "--kv-dtype", "int8"), "expected no --kv-dtype int8 with a GPU"),

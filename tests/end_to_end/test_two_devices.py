@@ -222,10 +222,13 @@ def test_auto_computes_where_prices_are_least(
     table = " | ".join(
         ["measured seconds prompt=70 answer=20", *map(" ".join, prices.items()), "switch 4=0 8=0.1 70=1"]
     )
-    session = open_session(device, tmp_path / "profile", device="auto", prices=table, placement=str(report))
+    more = {"device": "auto", "prices": table, "prompt_threshold": "200", "placement": str(report)}
+    session = open_session(device, tmp_path / "profile", **more)
     for (first, _), (text, logits, bound) in zip(RUNS[:2], on_cpu, strict=False):
         assert np.abs(session(text[first:], first) - logits).max() < bound
-    why = json.loads(report.read_text())["why"]
+    placement = json.loads(report.read_text())
+    why = placement["why"]
+    assert (" for 8 and more new tokens, and " in placement["device"]) == ("+" in device)
     prompts, _, tokens = device.rpartition("+")
     prompts = prompts or tokens
     length = " of 8 and more new tokens" if "+" in device else ""

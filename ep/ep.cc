@@ -13,71 +13,20 @@
 #include "ep/compile/capability.h"
 #include "ep/compile/compiler.h"
 #include "ep/compile/count.h"
+#include "ep/compile/device_choice.h"
 #include "ep/compile/worth.h"
 #include "ep/model/graph.h"
 #include "ep/run/compute.h"
 #include "ep/run/profiling.h"
 #include "ops/formats/utf8.h"
-#include "ops/npu/device.h"
 #include "ops/system/new_file.h"
 #include "ops/system/paths.h"
-#include "ops/transformer/staged_device.h"
 
 namespace flownpu {
 namespace {
 
 // How many nodes an error or a warning lists one by one.
 constexpr std::size_t kListed = 20;
-
-struct ChosenDevice {
-  std::shared_ptr<const Device> device;
-  std::string why;
-};
-
-// Null for kAuto.
-std::unique_ptr<Device> make_device(DeviceChoice choice, const DeviceOptions& options) {
-  switch (choice) {
-    case DeviceChoice::kCpu:
-      return make_cpu_device(options);
-    case DeviceChoice::kNpu:
-      return make_npu_device(options);
-    case DeviceChoice::kEmulate:
-      return make_emulate_device(options);
-    case DeviceChoice::kGpu:
-      return make_gpu_device(options);
-    case DeviceChoice::kAuto:
-      break;
-  }
-  return nullptr;
-}
-
-std::shared_ptr<const Device> make_staged_device(const Options& options, DeviceChoice second) {
-  std::unique_ptr<Device> prompts = make_device(options.device, options.device_options);
-  std::unique_ptr<Device> tokens = make_device(second, options.device_options);
-  // The device that keeps KV caches in its own memory hands over.
-  const bool own_prompts = options.device != DeviceChoice::kCpu;
-  if (!own_prompts) std::swap(prompts, tokens);
-  return std::make_shared<transformer::StagedDevice>(std::move(prompts), std::move(tokens),
-                                                     own_prompts, options.prompt_threshold);
-}
-
-ChosenDevice choose_device(const Options& options, bool has_npu) {
-  const DeviceOptions& device_options = options.device_options;
-  if (options.token_device) {
-    std::shared_ptr<const Device> device = make_staged_device(options, *options.token_device);
-    return {device, "device=" + std::string(device->name())};
-  }
-  if (options.device != DeviceChoice::kAuto) {
-    std::unique_ptr<Device> device = make_device(options.device, device_options);
-    const std::string why = "device=" + std::string(device->name());
-    return {std::move(device), why};
-  }
-  if (has_npu)
-    return {make_npu_device(device_options), "device=auto and the session was given an NPU"};
-  return {make_cpu_device(device_options), npu_built_in()
-                                               ? "device=auto and the session was given no NPU"
-                                               : "device=auto and this build drives no NPU"};
-}
 
 // Whether ORT or this provider knows the domain's operators. A node of any other domain may call
 // one of the model's functions: unless it is claimed, ORT replaces it by the function's body and

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "ops/choices.h"
+#include "ops/error.h"
 
 namespace flownpu {
 namespace {
@@ -42,30 +42,6 @@ std::int64_t parse_threshold(std::string_view key, std::string_view what, std::i
   return threshold;
 }
 
-void parse_device(Options& options, const std::string& value) {
-  constexpr std::array<std::pair<std::string_view, DeviceChoice>, 5> kDevices{
-      {{"auto", DeviceChoice::kAuto},
-       {"cpu", DeviceChoice::kCpu},
-       {"npu", DeviceChoice::kNpu},
-       {"emulate", DeviceChoice::kEmulate},
-       {"gpu", DeviceChoice::kGpu}}};
-  const std::size_t plus = value.find('+');
-  options.device = choose("device", value.substr(0, plus), kDevices);
-  options.token_device.reset();
-  if (plus == std::string::npos) return;
-  const DeviceChoice second = choose("device", value.substr(plus + 1), kDevices);
-  const auto is_array = [](DeviceChoice device) {
-    return device == DeviceChoice::kNpu || device == DeviceChoice::kEmulate;
-  };
-  if (options.device == DeviceChoice::kAuto || second == DeviceChoice::kAuto ||
-      options.device == second || (is_array(options.device) && is_array(second))) {
-    fail("[FlowNPU] option device = '", value,
-         "' is not valid; expected two different ones of cpu, gpu and npu (or emulate): npu+gpu ",
-         "computes prompts on the NPU and tokens on the GPU");
-  }
-  options.token_device = second;
-}
-
 std::string parse_placement(const std::string& value) {
   if (value.empty() || value == "log") return "";
   if (value == "stderr" || value.find('/') != std::string::npos) return value;
@@ -75,13 +51,20 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 15> kParsers{{
-    {"device", parse_device},
+constexpr std::array<std::pair<std::string_view, Parser>, 17> kParsers{{
+    {"device", [](Options& options, const std::string& value) { options.set_device(value); }},
     {"prompt_threshold",
      [](Options& options, const std::string& value) {
        options.prompt_threshold =
            parse_threshold("prompt_threshold", "a number of new tokens", 2, value);
      }},
+    {"prefer",
+     [](Options& options, const std::string& value) {
+       options.prefer = choose<Prefer, 2>(
+           "prefer", value, {{{"speed", Prefer::kSpeed}, {"energy", Prefer::kEnergy}}});
+     }},
+    {"prices",
+     [](Options& options, const std::string& value) { options.prices = parse_prices(value); }},
     {"on_unsupported",
      [](Options& options, const std::string& value) {
        options.on_unsupported = choose<OnUnsupported, 3>("on_unsupported", value,
@@ -136,6 +119,24 @@ constexpr std::array<std::pair<std::string_view, Parser>, 15> kParsers{{
 }};
 
 }  // namespace
+
+void Options::set_device(const std::string& name) {
+  const std::size_t plus = name.find('+');
+  device = choose("device", name.substr(0, plus), kDeviceChoices);
+  token_device.reset();
+  if (plus == std::string::npos) return;
+  const DeviceChoice second = choose("device", name.substr(plus + 1), kDeviceChoices);
+  const auto is_array = [](DeviceChoice choice) {
+    return choice == DeviceChoice::kNpu || choice == DeviceChoice::kEmulate;
+  };
+  if (device == DeviceChoice::kAuto || second == DeviceChoice::kAuto || device == second ||
+      (is_array(device) && is_array(second))) {
+    fail("[FlowNPU] option device = '", name,
+         "' is not valid; expected two different ones of cpu, gpu and npu (or emulate): npu+gpu ",
+         "computes prompts on the NPU and tokens on the GPU");
+  }
+  token_device = second;
+}
 
 Options parse_options(const std::map<std::string, std::string>& entries) {
   Options options;

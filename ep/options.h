@@ -4,19 +4,33 @@
 // or in genai_config.json.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ep/api.h"
+#include "ops/choices.h"
 #include "ops/device.h"
+#include "ops/stage_prices.h"
 
 namespace flownpu {
 
-// `device`. kAuto: the NPU if the session was given one that this build drives, else the CPU.
+// `device`. kAuto: the cheapest by `prices`; without these the NPU if the session was given one
+// that this build drives, else the CPU.
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kNpu, kEmulate, kGpu };
+inline constexpr std::array<Choice<DeviceChoice>, 5> kDeviceChoices{
+    {{"auto", DeviceChoice::kAuto},
+     {"cpu", DeviceChoice::kCpu},
+     {"npu", DeviceChoice::kNpu},
+     {"emulate", DeviceChoice::kEmulate},
+     {"gpu", DeviceChoice::kGpu}}};
+
+// `prefer`: which of `prices` choose the device.
+enum class Prefer : std::uint8_t { kSpeed, kEnergy };
 
 // `on_unsupported`: the treatment of nodes that the device does not take. kError, the default,
 // fails the session with the list of nodes and reasons, so that a model never runs elsewhere
@@ -36,6 +50,8 @@ struct Options {
   // `prompt_threshold`: with two devices, from how many new tokens in a sequence on a run is the
   // first one's.
   std::int64_t prompt_threshold = 16;
+  Prefer prefer = Prefer::kSpeed;
+  std::vector<PriceTable> prices;
   OnUnsupported on_unsupported = OnUnsupported::kError;
   Claim claim = Claim::kWorthwhile;
   // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,
@@ -46,6 +62,9 @@ struct Options {
   // folder each session writes a file named after its model (vision.json for vision.onnx;
   // model.json for a model from memory).
   std::string placement;
+
+  // `name`: "gpu" or "npu+gpu". Throws Error for any other.
+  void set_device(const std::string& name);
 };
 
 // `entries`: keys without the prefix, and values. Throws Error for an unknown key or an invalid

@@ -154,6 +154,9 @@ class Device {
   // none.
   virtual std::string warning() const { return ""; }
 
+  // Why the machine lacks this device; empty if it has it, or if only a model's preparation shows.
+  virtual std::string absent() const { return ""; }
+
   // Why this device does not take the node; empty if it does, in which case lower() and prepare()
   // accept it. `producer` finds the node that makes an input's value (it may be empty): some nodes
   // are taken only if another node makes their weight from a constant.

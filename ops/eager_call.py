@@ -17,7 +17,7 @@ import numpy as np
 
 from flownpu import _native
 from flownpu.ops.contracts import contract_of
-from flownpu.ops.opencl_loader import use_installed_packages
+from flownpu.system.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -49,6 +49,15 @@ std::string SessionDevice::warning() const {
   return context == nullptr ? host().warning() : context->facts().warning();
 }
 
+std::string SessionDevice::absent() const {
+  try {
+    open();
+    return "";
+  } catch (const GpuError& error) {
+    return error.what();
+  }
+}
+
 std::string SessionDevice::unsupported(const Node& node, const Producer& producer) const {
   return is_own(node) ? "" : host().unsupported(node, producer);
 }

@@ -24,6 +24,7 @@ class SessionDevice final : public transformer::DeviceWithHost {
   std::string_view name() const override { return "gpu"; }
   std::string description() const override;
   std::string warning() const override;
+  std::string absent() const override;
   std::string unsupported(const Node& node, const Producer& producer) const override;
   std::unique_ptr<Step> prepare(const Node& node) const override;
   // The host's memory, with a twin on the device if that is open.

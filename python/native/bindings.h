@@ -24,6 +24,8 @@ void bind_gpu(nanobind::module_& module);
 void bind_emulator(nanobind::module_& module);
 // ProgramRunner: runs programs in a folder of artifacts (aie/programs/).
 void bind_programs(nanobind::module_& module);
+// choose_stages(): the cheapest devices of a conversation.
+void bind_stage_prices(nanobind::module_& module);
 // processors(), usable_processors(), processor_quota(), memory_limit(), instruction_sets() and
 // others: the part of this machine that the process may use.
 void bind_limits(nanobind::module_& module);

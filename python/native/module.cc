@@ -26,4 +26,5 @@ NB_MODULE(_native, module) {
   flownpu::native::bind_emulator(module);
   flownpu::native::bind_programs(module);
   flownpu::native::bind_limits(module);
+  flownpu::native::bind_stage_prices(module);
 }

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from flownpu.convert.make_model import make_model
+from flownpu.npu.artifacts import build_artifacts
 
 PROMPT_TOKENS = 2048
 CAPACITY = 2560
@@ -75,3 +77,43 @@ def test_second_session_shares_weights(library: Path, folder: Path) -> None:
     more = second - first
     print(f"file {file / 1e6:.0f} MB, the first session {first / 1e6:.0f} MB, the second {more / 1e6:.0f} MB more")
     assert more <= CACHE + 50e6 < file / 3
+
+
+# Prints what a session adds to the memory that belongs to no file.
+OPEN = r"""
+import re, sys
+import onnxruntime
+library, model, device, artifacts, report = sys.argv[1:]
+onnxruntime.register_execution_provider_library("FlowNPUExecutionProvider", library)
+devices = [found for found in onnxruntime.get_ep_devices() if found.ep_name == "FlowNPUExecutionProvider"]
+def anonymous():
+    return int(re.search(r"\nAnonymous:\s+(\d+) kB", open("/proc/self/smaps_rollup").read())[1]) * 1024
+options, before = onnxruntime.SessionOptions(), anonymous()
+choice = {"device": device, "artifacts": artifacts, "placement": report}
+options.add_provider_for_devices(devices[:1], choice)
+session = onnxruntime.InferenceSession(model, options)
+print(anonymous() - before)
+"""
+EMULATED_SIDES = 2  # an emulated buffer has a host's and a device's memory, so that a forgotten transfer shows
+
+
+def test_second_device_copies_weights_as_often_as_report_says(library: Path, tmp_path: Path) -> None:
+    """The array has a copy, and the CPU beside it none."""
+    folder, artifacts, report = (tmp_path / name for name in ("model", "artifacts", "placement.json"))
+    make_model("gemma3-1b", folder, context_length=64, layers=1)
+    build_artifacts(folder, context=64, output=artifacts)
+
+    def added(device: str) -> int:
+        command = [sys.executable, "-c", OPEN, library, folder / "model.onnx", device, artifacts, report]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+    cpu, pair = added("cpu"), added("emulate+cpu")
+    summary = json.loads(report.read_text())["summary"]
+    found = re.search(r"weights of (\d+) bytes in the file's pages and once more in a device's memory", summary)
+    assert found
+    weights = int(found[1])
+    print(f"weights {weights / 1e6:.0f} MB, cpu {cpu / 1e6:.0f} MB more, emulate+cpu {pair / 1e6:.0f} MB more")
+    assert 0.95 * (folder / "model.onnx.data").stat().st_size < weights
+    # The caches and buffers of one layer, the kernels' library and allocators take less than a third copy.
+    assert cpu < weights / 10
+    assert EMULATED_SIDES * weights <= pair < (EMULATED_SIDES + 0.4) * weights

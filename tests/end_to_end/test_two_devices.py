@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ BETWEEN = "a device's memory to another's"
 class SharedSession(DecoderSession):
     """A decoder whose past and present are the same tensors, as GenAI's are."""
 
-    def __call__(self, ids: np.ndarray, past: int) -> np.ndarray:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self, ids: np.ndarray, past: int, options: onnxruntime.RunOptions | None = None
+    ) -> np.ndarray:
         """Logits of the last of the tokens [S], of which the first is at position `past`."""
         if not self.cache:
             for value in self.cache_inputs:
@@ -59,7 +62,7 @@ class SharedSession(DecoderSession):
         for value, present, cache in zip(self.cache_inputs, presents, self.cache, strict=True):
             binding.bind_ortvalue_input(value.name, cache)
             binding.bind_ortvalue_output(present.name, cache)
-        self.session.run_with_iobinding(binding)
+        self.session.run_with_iobinding(binding, options)
         return binding.get_outputs()[0].numpy()[0, -1]
 
 
@@ -90,8 +93,8 @@ def options(request: pytest.FixtureRequest, artifacts: Path) -> Callable[[str], 
 def open_session(
     converted: Callable[..., Path], ep_devices: Any, options: Callable[[str], dict[str, str]]
 ) -> Callable[..., SharedSession]:
-    def make(device: str, profile: Path | None = None, **more: str) -> SharedSession:
-        return SharedSession(converted(), ep_devices[:1], options(device) | more, profile)
+    def make(of: str, profile: Path | None = None, **more: str) -> SharedSession:
+        return SharedSession(converted(), ep_devices[:1], options(of) | more, profile)
 
     return make
 
@@ -193,6 +196,91 @@ def test_report_has_price_of_second_copy(
     assert size / 2 < int(found[1]) <= size
 
 
+# Seconds of a device that is fast at prompts, of one that is fast at tokens, and of a bad one.
+READER, WRITER, BAD = "4=2 8=2 70=3 token=0.5", "4=1 8=4 70=9 token=0.1", "4=9 8=9 70=99 token=9"
+
+
+@pytest.mark.parametrize(
+    ("prices", "device"),
+    [
+        ({"emulate": READER, "cpu": WRITER}, "emulate+cpu"),
+        ({"emulate": BAD, "cpu": WRITER}, "cpu"),
+        ({"emulate": READER, "cpu": BAD}, "emulate"),
+        ({"npu": READER, "cpu": WRITER}, "cpu"),
+        pytest.param({"gpu": READER, "cpu": WRITER}, "gpu+cpu", marks=pytest.mark.opencl),
+        pytest.param({"cpu": READER, "gpu": WRITER, "npu": READER}, "cpu+gpu", marks=pytest.mark.opencl),
+        pytest.param({"emulate": READER, "gpu": WRITER, "cpu": BAD}, "emulate+gpu", marks=pytest.mark.opencl),
+        pytest.param({"gpu": WRITER, "cpu": BAD}, "gpu", marks=pytest.mark.opencl),
+    ],
+)
+def test_auto_computes_where_prices_are_least(
+    prices: dict[str, str], device: str, open_session: Callable[..., SharedSession],
+    on_cpu: list[tuple[Tokens, np.ndarray, float]], tmp_path: Path,
+) -> None:  # fmt: skip
+    """By what runs, too: the CPU's runs are those with events of attention."""
+    report = tmp_path / "placement.json"
+    table = " | ".join(
+        ["measured seconds prompt=70 answer=20", *map(" ".join, prices.items()), "switch 4=0 8=0.1 70=1"]
+    )
+    more = {"device": "auto", "prices": table, "prompt_threshold": "200", "placement": str(report)}
+    session = open_session(device, tmp_path / "profile", **more)
+    for (first, _), (text, logits, bound) in zip(RUNS[:2], on_cpu, strict=False):
+        assert np.abs(session(text[first:], first) - logits).max() < bound
+    placement = json.loads(report.read_text())
+    why = placement["why"]
+    assert (" for 8 and more new tokens, and " in placement["device"]) == ("+" in device)
+    prompts, _, tokens = device.rpartition("+")
+    prompts = prompts or tokens
+    length = " of 8 and more new tokens" if "+" in device else ""
+    rate = {READER: "2", WRITER: "10", BAD: "0.111"}[prices[tokens]]
+    assert why.startswith(f"device=auto by measured seconds: tokens: {tokens} {rate} tokens/s")
+    assert f"; prompts{length}, one of 70: {prompts} {prices[prompts].split('70=')[1].split()[0]} s" in why
+    assert ("; without npu: the session was given none" in why or "; without npu: this build drives none" in why) == (
+        "npu" in prices
+    )
+    names = [event["args"]["op_name"] for event in events_of(session)]
+    runs_of_cpu = (prompts == "cpu") + (tokens == "cpu")
+    assert names.count("FlowQKVAttention") == runs_of_cpu * len(session.cache_inputs) // 2
+    assert names.count("DecoderLayers") == 2 - runs_of_cpu
+
+
+@pytest.mark.parametrize(("prefer", "device"), [("speed", "emulate"), ("energy", "cpu")])
+def test_auto_prefers_seconds_or_joules(
+    prefer: str, device: str, open_session: Callable[..., SharedSession], tmp_path: Path
+) -> None:
+    report = tmp_path / "placement.json"
+    table = "predicted seconds prompt=4 answer=9 | emulate 4=1 token=1 | cpu 4=2 token=2"
+    joules = "predicted joules prompt=4 answer=9 | emulate 4=8 token=1 | cpu 4=2 token=0.5"
+    open_session("cpu", device="auto", prefer=prefer, prices=f"{table}; {joules}", placement=str(report))
+    found = json.loads(report.read_text())
+    assert found["device"].startswith(f"{device} (")
+    assert (
+        found["why"]
+        == {
+            "speed": "device=auto by predicted seconds: tokens: emulate 1 tokens/s (cpu 0.5); "
+            "prompts, one of 4: emulate 1 s (cpu 2)",
+            "energy": "device=auto by predicted joules: tokens: cpu 0.5 J (emulate 1); "
+            "prompts, one of 4: cpu 2 J (emulate 8)",
+        }[prefer]
+    )
+
+
+@pytest.mark.opencl
+def test_auto_without_gpu_says_so(open_session: Callable[..., SharedSession], tmp_path: Path) -> None:
+    """Another GPU than the one that is there, which is that of the list."""
+    report = tmp_path / "placement.json"
+    for prices, why in (
+        (f"gpu {WRITER} | cpu {READER}", "device=auto by measured seconds: tokens: cpu 2 tokens/s; prompts, "),
+        (f"gpu {WRITER}", "device=auto and "),
+    ):
+        table = f"measured seconds prompt=70 answer=20 | {prices}"
+        open_session("gpu", device="auto", prices=table, opencl_device="no such", placement=str(report))
+        found = json.loads(report.read_text())
+        assert found["device"].startswith("cpu (")
+        assert found["why"].startswith(why)
+        assert re.search("; without gpu: .*no such", found["why"])
+
+
 def test_compilation_for_two_devices_is_refused(
     converted: Callable[..., Path], ep_devices: Any, options: Callable[[str], dict[str, str]], tmp_path: Path
 ) -> None:
@@ -236,13 +324,14 @@ def test_turns_and_rewind_equal_one_device(
 
 
 @pytest.mark.opencl
+@pytest.mark.parametrize("pair", ["gpu+cpu", "cpu+gpu"])
 def test_batch_equals_cpu(
-    open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens
+    pair: str, open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens
 ) -> None:
     sequences = [held_out[start : start + length] for start, length in ((0, 30), (50, 21), (150, 25))]
     ours, theirs = (
         replies.batch(open_model(provider_options=options(device), kv_dtype="fp32"), sequences, 6)
-        for device in ("gpu+cpu", "cpu")
+        for device in (pair, "cpu")
     )
     assert ours == theirs
 
@@ -253,17 +342,21 @@ LAUNCH = "clEnqueueNDRangeKernel"
 
 
 @pytest.mark.opencl
-@pytest.mark.parametrize("way", [Way.ONCE, Way.LOST])
+@pytest.mark.parametrize(
+    ("pair", "failing", "way"),
+    [("gpu+cpu", 3, Way.ONCE), ("gpu+cpu", 3, Way.LOST), ("cpu+gpu", 1, Way.ONCE), ("cpu+gpu", 1, Way.LOST)],
+)
 def test_cpu_goes_on_after_device_failed(
-    way: Way, open_session: Callable[..., SharedSession], double: Double,
+    pair: str, failing: int, way: Way, open_session: Callable[..., SharedSession], double: Double,
     on_cpu: list[tuple[Tokens, np.ndarray, float]],
 ) -> None:  # fmt: skip
-    """The second prompt's run fails. The CPU wrote the tokens before it, so it has all keys and values."""
-    session = open_session("gpu+cpu")
-    for number, ((first, _), (text, logits, bound)) in enumerate(zip(RUNS, on_cpu, strict=True)):
-        if number == 3:
+    """A run of the GPU fails after one of the CPU, which has all keys and values of the tokens before it."""
+    session = open_session(pair)
+    for number, ((first, count), (text, logits, bound)) in enumerate(zip(RUNS, on_cpu, strict=True)):
+        if number == failing:
             double.inject(LAUNCH, 20, way, -36)
-            with pytest.raises(Exception, match=r"positions 72-91\)\. The session's next runs are on its CPU"):
+            positions = f"positions {first}-{first + count - 1}" if count > 1 else f"position {first}"
+            with pytest.raises(Exception, match=rf"{positions}\)\. The session's next runs are on its CPU"):
                 session(text[first:], first)
         assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
 
@@ -283,6 +376,33 @@ def test_array_goes_on_after_gpu_failed(
             with pytest.raises(Exception, match=r"\(position 70\)\. The session's next runs are on device emulate"):
                 session(text[first:], first)
         assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
+
+
+# In gpu+cpu the long runs are the GPU's, which asks every 64 kernels, more than this model has.
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "gpu+cpu" not in str(pair)])
+def test_conversation_goes_on_after_ended_runs(
+    pair: str, open_session: Callable[..., SharedSession], on_cpu: list[tuple[Tokens, np.ndarray, float]],
+    held_out: Tokens,
+) -> None:  # fmt: skip
+    """A long prompt is ended in ever later moments, before it is repeated; then the other device takes over."""
+    session = open_session(pair, prompt_threshold="2")
+    session(held_out[:2], 0)
+    ended = 0
+    for number in range(4):
+        text, logits, bound = on_cpu[number]
+        first = RUNS[number][0]
+        options = onnxruntime.RunOptions()
+        timer = threading.Timer(0.02 * 2**number, lambda options=options: setattr(options, "terminate", True))
+        timer.start()
+        try:
+            # Far more tokens than belong there: they are forgotten like those of a rewind.
+            session([*text[first:], *held_out[400 : 400 + CAPACITY - len(text) - 10]], first, options)
+        except Exception as error:  # noqa: BLE001  # ORT's exceptions have no common base class
+            assert "terminate flag" in str(error)  # noqa: PT017  # a run may be faster
+            ended += 1
+        timer.join()
+        assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
+    assert ended > 0
 
 
 @pytest.mark.opencl

@@ -14,6 +14,8 @@ from tests.ep.conftest import MakeSession, Placed, parse
 
 MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
 
+PRICES = "measured seconds prompt=4 answer=1 | cpu 4=1 token=1"
+
 
 # providers=[...] and add_provider_for_devices() lead to different code in onnxruntime, and both must fail: its Python
 # session takes some errors as a hint to start again on the CPU provider.
@@ -21,7 +23,11 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("colour", "red", "option colour = 'red' is not known; the options are: device, prompt_threshold, on_uns"),
+        (
+            "colour",
+            "red",
+            "option colour = 'red' is not known; the options are: device, prompt_threshold, prefer, p",
+        ),
         ("device", "tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         ("device", "npu+tpu", "option device = 'tpu' is not known; expected one of: auto, cpu, npu, emulate, gpu"),
         (
@@ -36,6 +42,29 @@ MODEL = "g (float[3] x) => (float[3] z) { z = Add(x, x) }"
             "1",
             "option prompt_threshold = '1' is not valid; expected a number of new tokens, 2",
         ),
+        ("prefer", "price", "option prefer = 'price' is not known; expected one of: speed, energy"),
+        ("prefer", "energy", "expected prices in joules, and the option prices has none at all; `flownpu tune MODEL"),
+        *(
+            ("prices", text, "option prices: expected tables such as 'measured seconds prompt=512 .*, got '")
+            for text in (
+                "",
+                "measured",
+                "measured minutes prompt=4 answer=1 | cpu 4=1 token=1",
+                f"{PRICES} | gpu 4=1",
+                f"{PRICES} | gpu 8=1 token=1",
+                f"{PRICES} | gpu 4=-1 token=1",
+                f"{PRICES} | gpu 4=nan token=1",
+                f"{PRICES} | gpu 4=1x token=1",
+                f"{PRICES} | 4=1 token=1",
+                f"{PRICES} | gpu npu 4=1 token=1",
+                f"{PRICES};",
+                "measured seconds prompt=4 answer=1",
+                PRICES.replace("=4 ", "=4.5 "),
+                PRICES.replace("answer=1 ", ""),
+            )
+        ),
+        ("prices", f"{PRICES} | tpu 4=1 token=1", "option prices = 'tpu' is not known; expected one of: auto, cpu"),
+        ("prices", f"{PRICES} | auto 4=1 token=1", "option prices: expected a device, got auto"),
         ("on_unsupported", "", "option on_unsupported = '' is not known; expected one of: error, warn, cpu"),
         ("activations", "f32", "option activations = 'f32' is not known; expected one of: bf16, int8"),
         ("threads", "-1", r"option threads = '-1' is not valid; expected an integer from 0 \(one for each core\)"),

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the cheapest devices of a conversation: one for all of it, or one for prompts and another for tokens."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from typing import Literal
+
+from flownpu import _native
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The cost of prompts and tokens on a device, in seconds or in joules.
+    """The price of prompts and tokens on a device, in seconds or in joules.
 
     Attributes:
         device: the device's name.
@@ -19,6 +21,34 @@ class Stages:
     device: str
     prompts: Mapping[int, float]
     token: float
+
+    def __str__(self) -> str:
+        return f"{_row(self.device, self.prompts)} token={self.token:.8g}"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The prices of a model; as text, a table of the provider's option `prices` (ops/stage_prices.h).
+
+    Attributes:
+        source: where they are from.
+        unit: the unit of all prices.
+        prompt: tokens of the compared prompt, for which each device has a price.
+        answer: tokens that are decoded after the first.
+        devices: the devices.
+        switch: what handing over the keys and values of that many tokens takes; empty: pairs are no choice.
+    """
+
+    source: Literal["measured", "predicted"]
+    unit: Literal["seconds", "joules"]
+    prompt: int
+    answer: int
+    devices: tuple[Stages, ...]
+    switch: Mapping[int, float]
+
+    def __str__(self) -> str:
+        rows = [f"{self.source} {self.unit} prompt={self.prompt} answer={self.answer}", *map(str, self.devices)]
+        return " | ".join([*rows, _row("switch", self.switch)] if self.switch else rows)
 
 
 @dataclass(frozen=True)
@@ -37,34 +67,11 @@ class Choice:
     costs: Mapping[str, float]
 
 
-def choose(devices: Iterable[Stages], switch: Callable[[int], float], prompt: int, answer: int) -> Choice:
-    """Compares all devices and pairs of them for a prompt of `prompt` new tokens and `answer` further ones.
-
-    Args:
-        devices: what each takes; `prompt` is among the lengths of all.
-        switch: what handing over the keys and values of that many tokens takes.
-        prompt: tokens of the prompt.
-        answer: tokens that are decoded after the first.
-    """
-    found: dict[str, tuple[float, int | None]] = {}
-    for first, second in product(list(devices), repeat=2):
-        cost = first.prompts[prompt] + answer * second.token
-        if first is second:
-            found[first.device] = cost, None
-            continue
-        threshold = _threshold(first, second, switch)
-        if threshold is not None and threshold <= prompt:
-            found[f"{first.device}+{second.device}"] = cost + switch(prompt), threshold
-    costs = {device: cost for device, (cost, _) in sorted(found.items(), key=lambda entry: entry[1][0])}
-    device = next(iter(costs))
-    return Choice(device, found[device][1], costs)
+def choose(prices: Prices) -> Choice:
+    """Compares all devices and pairs of them, as a session with `device=auto` does."""
+    device, threshold, costs = _native.choose_stages(str(prices))
+    return Choice(device, threshold, dict(costs))
 
 
-def _threshold(first: Stages, second: Stages, switch: Callable[[int], float]) -> int | None:
-    """See `Choice.threshold`; None: not even the longest prompt is cheaper on the first."""
-    found = None
-    for tokens in sorted(first.prompts.keys() & second.prompts.keys(), reverse=True):
-        if tokens < 2 or first.prompts[tokens] + switch(tokens) >= second.prompts[tokens]:
-            break
-        found = tokens
-    return found
+def _row(name: str, prices: Mapping[int, float]) -> str:
+    return " ".join([name, *(f"{tokens}={price:.8g}" for tokens, price in prices.items())])

@@ -14,6 +14,7 @@ from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.hub.store import find_model, find_source
 from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, is_reranker_folder, read_genai_config
+from flownpu.system.opencl_loader import use_packages_of
 
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings
@@ -67,8 +68,8 @@ DeviceOption = Annotated[
     Device | None,
     typer.Option(
         "--device",
-        help="Where FlowNPU runs the model; auto takes the NPU if there is one. Of two, the first reads prompts and "
-        "the second writes tokens.",
+        help="Where FlowNPU runs the model; auto: where prices that `flownpu tune` wrote are least, else on the NPU if "
+        "there is one. Of two, the first reads prompts and the second writes tokens.",
     ),
 ]
 ActivationsOption = Annotated[
@@ -150,7 +151,7 @@ class DecodingOptions:
         has_head = self.draft == OWN_HEAD
         if self.draft_device is not None and (has_head or self.draft is None):
             raise typer.BadParameter("expected --draft with the folder of a model", param_hint="--draft-device")
-        _use_gpu_packages(self.draft_device)
+        use_packages_of({"device": self.draft_device or ""})
         return Speculation(self.lookup, None if has_head else self.draft, self.draft_device, head=has_head)
 
 
@@ -204,17 +205,10 @@ def provider_options(
         options[key] = value
     if device is not None:
         options["device"] = device
-    _use_gpu_packages(options.get("device"))
+    use_packages_of(options)
     if activations is not None:
         options["activations"] = activations
     return options
-
-
-def _use_gpu_packages(device: str | None) -> None:
-    if "gpu" in (device or "").split("+"):
-        from flownpu.ops.opencl_loader import use_installed_packages  # noqa: PLC0415 the operators take 30 ms to import
-
-        use_installed_packages()
 
 
 def served_models(

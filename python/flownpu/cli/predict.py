@@ -2,7 +2,7 @@
 """`flownpu predict`: a model's predicted speed on an NPU, beside others' published numbers, or on a GPU."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,9 +12,11 @@ from rich.table import Table
 
 from flownpu.cli import options
 from flownpu.cli.output import console, print_json, waiting
+from flownpu.model.folder import read_genai_config
 
 if TYPE_CHECKING:
     from flownpu.convert.weight_bits import WeightBits
+    from flownpu.predict.pair import PairReport
     from flownpu.predict.report import PredictionReport
 
 _LENGTH = re.compile(r"(\d+)(k?)", re.IGNORECASE)
@@ -67,6 +69,13 @@ def predict(
             help="Bits of the weights, as `convert` has them, of a model that is not converted yet. (default: q4)",
         ),
     ] = None,
+    write: Annotated[
+        bool,
+        typer.Option(
+            "--write",
+            help="Keep the prices of two devices in the folder's genai_config.json, by which sessions choose.",
+        ),
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Predict a model's speed, memory traffic and energy on an NPU, beside what was published; or its speed on a GPU.
@@ -74,10 +83,14 @@ def predict(
     Nothing is run: the programs that `flownpu build` would write are priced by the cost model, whose errors
     docs/model.md lists row by row. For a GPU it is the bound of its memory and its arithmetic.
     """
+    if write and ("+" not in device or not (Path(model) / "genai_config.json").is_file()):
+        raise typer.BadParameter("expected a folder with genai_config.json, and two devices", param_hint="--write")
     if "+" in device:
         if kv_dtype == "int8" or measured is not None:
             raise typer.BadParameter("expected no --kv-dtype int8 and no --measured with two devices")
-        _predict_pair(model, device, parse_contexts(context) if context else [], weights, as_json=as_json)
+        pair = _predict_pair(model, device, parse_contexts(context) if context else [], weights, as_json=as_json)
+        if write:
+            _write_prices(Path(model), pair)
         return
     if device == "gpu" or device.startswith("radeon"):
         if kv_dtype == "int8":
@@ -152,7 +165,22 @@ def _predict_gpus(
         console.print(table)
 
 
-def _predict_pair(model: str, device: str, contexts: list[int], weights: str | None, *, as_json: bool) -> None:
+def _write_prices(folder: Path, report: "PairReport") -> None:
+    """Under the names by which sessions know the devices."""
+    from flownpu.bench.tuning import write_prices  # noqa: PLC0415 other commands need none of it
+    from flownpu.predict.gpu import GPUS  # noqa: PLC0415
+
+    named = [
+        replace(
+            table,
+            devices=tuple(replace(each, device="gpu" if each.device in GPUS else "npu") for each in table.devices),
+        )
+        for table in report.prices
+    ]
+    write_prices(folder, read_genai_config(folder), named, "speed")
+
+
+def _predict_pair(model: str, device: str, contexts: list[int], weights: str | None, *, as_json: bool) -> "PairReport":
     from flownpu.predict.pair import DEVICES, predict_pair  # noqa: PLC0415 other commands need none of it
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
 
@@ -166,7 +194,7 @@ def _predict_pair(model: str, device: str, contexts: list[int], weights: str | N
         report = predict_pair(target(model, bits=_bits(weights)), device, contexts)
     if as_json:
         print_json({"predicted": True, **asdict(report)})
-        return
+        return report
     console.print(f"{report.model}: prompts on {names[0]}, tokens on {names[1]}", markup=False)
     console.print("Predicted, not measured; a GPU's numbers are bounds (docs/model.md).", markup=False)
     table = _table("", "context", "first token, s", "decode, tok/s", "handed over, MB", "in, ms", "J/prompt", "J/token")
@@ -189,6 +217,7 @@ def _predict_pair(model: str, device: str, contexts: list[int], weights: str | N
         others = "; ".join(f"{name} {cost:.3g} {unit}" for name, cost in choice.costs.items())
         threshold = "" if choice.threshold is None else f", prompt_threshold={choice.threshold}"
         console.print(f"  {what}: {choice.device}{threshold} ({others})", markup=False)
+    return report
 
 
 def _print(report: "PredictionReport", chip: str, source: str) -> None:

@@ -8,7 +8,7 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from flownpu.bench.measurement import Case
-from flownpu.bench.tuning import tune, write_options
+from flownpu.bench.tuning import tune, write_prices
 from flownpu.cli import options
 from flownpu.cli.output import console, print_json, print_table
 from flownpu.cli.progress import progress_bar
@@ -31,7 +31,8 @@ def tune_model(
     threads: options.Threads = None,
     option: options.Option = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Keep the choice in the model's genai_config.json, for all sessions.")
+        bool,
+        typer.Option("--write", help="Keep the prices in genai_config.json, by which sessions choose."),
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -54,9 +55,9 @@ def tune_model(
             progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
         )  # fmt: skip
     if write:
-        write_options(model, settings, found.options())
+        write_prices(model, settings, found.prices, prefer)
     if as_json:
-        print_json({"prefer": prefer, **asdict(found), "options": found.options()})
+        print_json({**asdict(found), "options": found.options()})
         return
     unit = "s" if prefer == "speed" else "J"
     rows = [(device, f"{cost:.3g}") for device, cost in found.choice.costs.items()]

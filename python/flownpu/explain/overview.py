@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from flownpu.errors import FlowNPUError, require
 from flownpu.explain.placement import Placement, layer_of, place_nodes
 from flownpu.explain.speed import Speed, speed_of
-from flownpu.model.folder import locate_graph
+from flownpu.model.folder import locate_graph, provider_options
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.model.summary import summarize
 from flownpu.ops.contracts import input_position
+from flownpu.system.opencl_loader import use_packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +109,7 @@ def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = No
 
     Args:
         path: the model.
-        options: options of FlowNPU's provider, such as {"device": "cpu"}.
+        options: options of FlowNPU's provider, such as {"device": "cpu"}, beside those of the folder.
         bandwidth: bytes per second at which the CPU reads memory; None: measured.
 
     Raises:
@@ -119,6 +120,8 @@ def explain(path: Path, options: Mapping[str, str], bandwidth: float | None = No
     file, settings = locate_graph(path)
     model = load_model(file, purpose="flownpu explain")
     source = _source(model.graph)
+    options = provider_options(settings) | dict(options)
+    use_packages_of(options)
     placement = place_nodes(file, model.graph, options)
     summary = summarize(path if settings else file)
     with reading(file):

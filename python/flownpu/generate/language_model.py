@@ -28,10 +28,11 @@ from flownpu.generate.speculative.prediction_head import PredictionHead
 from flownpu.generate.state_generator import StateGenerator
 from flownpu.generate.tokenizer import Tokenizer, Tokens
 from flownpu.generate.turns import Content, text_of
-from flownpu.model.folder import copies_states, has_states, most_tokens, onnx_path, read_genai_config
+from flownpu.model.folder import copies_states, has_states, most_tokens, onnx_path, provider_options, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
 from flownpu.registration import get_ep_name, register_with_genai
+from flownpu.system.opencl_loader import use_packages_of
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage
@@ -219,7 +220,7 @@ class LanguageModel:
         threads: int | None,
     ) -> SpeculativeModel:
         device = str(self.placement.get("device", "cpu"))
-        if not device.startswith("cpu"):
+        if not device.startswith("cpu") or " new tokens, and " in device:  # of two devices, one is no CPU
             raise FlowNPUError(
                 f"{self.folder} runs on {device}, which computes one token a step, and candidates take several: take "
                 "--device cpu, or leave --lookup and --draft out"
@@ -251,6 +252,7 @@ class LanguageModel:
             register_with_genai(self._genai)
             config.append_provider(get_ep_name())
             defaults = {"placement": reports} | ({"threads": str(threads)} if threads else {})
+            use_packages_of(provider_options(read_genai_config(self.folder)["model"]) | options)
             for key, value in (defaults | options).items():
                 config.set_provider_option(get_ep_name(), key, value)
             return config

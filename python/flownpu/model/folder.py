@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flownpu.errors import FlowNPUError
+from flownpu.registration import get_ep_name
 
 # The file in which `flownpu convert` records the model's sources.
 MANIFEST = "flownpu_manifest.json"
@@ -256,6 +257,12 @@ def locate_graph(path: Path) -> tuple[Path, dict[str, Any]]:
     if not path.is_file():
         raise FlowNPUError(f"no such file: {path}")
     return path, {}
+
+
+def provider_options(settings: dict[str, Any]) -> dict[str, str]:
+    """The options of FlowNPU's provider in "model" of a genai_config.json, such as those that `flownpu tune` wrote."""
+    entries = settings.get("decoder", {}).get("session_options", {}).get("provider_options", [])
+    return next((dict(entry[get_ep_name()]) for entry in entries if get_ep_name() in entry), {})
 
 
 def template_files(folder: Path) -> list[Path]:

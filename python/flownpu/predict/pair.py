@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flownpu.aie.cost.chips import CHIPS, Chip
 from flownpu.aie.cost.parameters import VALUES
-from flownpu.bench.stages import Choice, Stages, choose
+from flownpu.bench.stages import Choice, Prices, Stages, choose
 from flownpu.predict.gpu import GPUS, Gpu, GpuPoint, predict_gpu
 from flownpu.predict.published import watts
 from flownpu.predict.report import Point, predict
@@ -66,6 +66,7 @@ class PairReport:
         speed: the fastest of the two devices and the pairs of them, for a prompt of the first length of `points`, or of
             4096 if that is longer, and an answer of 128 tokens; costs are seconds.
         energy: likewise, with least joules; None: no watts were published.
+        prices: what both compare.
     """
 
     model: str
@@ -73,6 +74,7 @@ class PairReport:
     points: tuple[PairPoint, ...]
     speed: Choice
     energy: Choice | None
+    prices: tuple[Prices, ...]
 
 
 def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> PairReport:
@@ -110,12 +112,15 @@ def predict_pair(target: Target, device: str, contexts: Sequence[int] = ()) -> P
         token_joules = joules(target.name, of[asked])[1]
         if token_joules is not None and None not in prompt_joules.values():
             energy.append(Stages(name, {n: value or 0 for n, value in prompt_joules.items()}, token_joules))
-    return PairReport(
-        target.name, device, tuple(points),
-        choose(speed, lambda tokens: handed_over_seconds(target, tokens), asked, ANSWER),
+    switch = {length: handed_over_seconds(target, length) for length in {*tried, asked}}
+    prices = [Prices("predicted", "seconds", asked, ANSWER, tuple(speed), switch)]
+    if len(energy) == len(speed):
         # A switch's copy takes some ms of one thread of the processor, a hundredth of any prompt's joules.
-        choose(energy, lambda _tokens: 0, asked, ANSWER) if len(energy) == len(speed) else None,
-    )  # fmt: skip
+        prices.append(Prices("predicted", "joules", asked, ANSWER, tuple(energy), dict.fromkeys(switch, 0.0)))
+    choices = [choose(table) for table in prices]
+    return PairReport(
+        target.name, device, tuple(points), choices[0], choices[1] if choices[1:] else None, tuple(prices)
+    )
 
 
 def joules(model: str, point: Point | GpuPoint) -> tuple[float | None, float | None]:

@@ -9,7 +9,7 @@ import pytest
 
 from flownpu.bench import tuning, worker
 from flownpu.bench.measurement import Case, Measurement, Measurements
-from flownpu.bench.stages import Stages, choose
+from flownpu.bench.stages import Choice, Prices, Stages, choose
 from flownpu.errors import FlowNPUError
 from flownpu.registration import get_ep_name
 
@@ -19,10 +19,17 @@ WRITER = Stages("writer", {4: 1, 16: 4, 64: 30, 100: 50}, 1)
 PROMPT, ANSWER = 100, 10
 
 
+def chosen(*devices: Stages, switch: float | None) -> Choice:
+    """The choice with a switch of so many seconds a token; None: no pairs."""
+    lengths = devices[0].prompts
+    each = {} if switch is None else {length: switch * length for length in lengths}
+    return choose(Prices("measured", "seconds", PROMPT, ANSWER, devices, each))
+
+
 def test_pair_is_chosen_from_least_length_that_pays_with_its_switch():
-    for seconds_of_switch, threshold in ((0, 16), (0.08, 64), (0.4, 64), (0.5, None)):
-        choice = choose([READER, WRITER], lambda count, each=seconds_of_switch: each * count, PROMPT, ANSWER)
-        pair = {} if threshold is None else {"reader+writer": 5 + 10 * 1 + 100 * seconds_of_switch}
+    for switch, threshold in ((0, 16), (0.08, 64), (0.4, 64), (0.5, None), (None, None)):
+        choice = chosen(READER, WRITER, switch=switch)
+        pair = {} if threshold is None or switch is None else {"reader+writer": 5 + 10 * 1 + 100 * switch}
         costs = pair | {"reader": 5 + 10 * 2, "writer": 50 + 10 * 1}
         assert choice.costs == pytest.approx(costs)
         assert list(choice.costs) == sorted(costs, key=lambda device: costs[device])
@@ -31,7 +38,8 @@ def test_pair_is_chosen_from_least_length_that_pays_with_its_switch():
 
 
 def test_device_that_is_best_at_both_is_chosen_alone():
-    choice = choose([READER, Stages("best", {4: 1, 16: 1, 64: 1, 100: 1}, 0.5)], lambda _count: 0, PROMPT, ANSWER)
+    best = Stages("best", {4: 1, 16: 1, 64: 1, 100: 1}, 0.5)
+    choice = chosen(READER, best, switch=0)
     assert (choice.device, choice.threshold, list(choice.costs)) == ("best", None, ["best", "best+reader", "reader"])
 
 
@@ -88,11 +96,17 @@ def test_best_pair_is_measured_beside_best_device(machine: Any, prefer: str) -> 
     assert tuned.switch == pytest.approx(2.5)
     assert tuned.choice.costs == pytest.approx({"reader+writer": 17.5, "reader": 25, "writer": 60})
     assert tuned.failures == {"absent": "there is no absent"}
+    # A session chooses the same.
+    of_unit = {prices.unit: prices for prices in tuned.prices}
+    assert choose(of_unit["seconds" if prefer == "speed" else "joules"]) == tuned.choice
+    assert list(of_unit) == ["seconds", "joules"]
 
 
 def test_pair_with_slow_switch_is_not_chosen(machine: Any) -> None:
     machine(READER, WRITER, switch=11)
-    assert run().options() == {"device": "reader"}
+    tuned = run()
+    assert tuned.options() == {"device": "reader"}
+    assert choose(tuned.prices[0]).device == "reader"
 
 
 def test_energy_without_counters_is_refused(machine: Any) -> None:
@@ -118,22 +132,32 @@ def test_counters_of_packages_are_added(tmp_path: Path, monkeypatch: pytest.Monk
     assert worker.energy() is None
 
 
-def test_written_choice_is_that_of_every_session(flownpu: Any, model_copy: Path) -> None:
+def test_sessions_choose_by_written_prices(flownpu: Any, model_copy: Path) -> None:
     found = flownpu(
         "tune", model_copy, "--devices", "cpu", "--prompt", 8, "--answer", 3, "--repeats", 1, "--write", "--json",
         "--option", "threads=1",
     )  # fmt: skip
     assert json.loads(found.out)["options"] == {"device": "cpu"}
     config = json.loads((model_copy / "genai_config.json").read_text())
-    assert config["model"]["decoder"]["session_options"]["provider_options"] == [{get_ep_name(): {"device": "cpu"}}]
+    ((entry,),) = (entries.values() for entries in config["model"]["decoder"]["session_options"]["provider_options"])
+    assert (entry["device"], entry["prefer"]) == ("auto", "speed")
+    assert entry["prices"].startswith("measured seconds prompt=8 answer=2 | cpu 4=")
+    assert "because device=auto by measured seconds: tokens: cpu " in flownpu("explain", model_copy).out.replace(
+        "\n", " "
+    )
     # The provider gets what is written there: it refuses a device that it does not know.
-    tuning.write_options(model_copy, config, {"device": "reader"})
-    assert "device = 'reader'" in flownpu("run", model_copy, "-p", "Strings").err
+    prices = Prices("measured", "seconds", 4, 1, (Stages("reader", {4: 1}, 1),), {})
+    tuning.write_prices(model_copy, config, [prices], "speed")
+    assert "prices = 'reader'" in flownpu("run", model_copy, "-p", "Strings").err
 
 
 def test_threshold_of_earlier_choice_goes(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"model": {"decoder": {}}}
-    tuning.write_options(tmp_path, settings, {"device": "npu+gpu", "prompt_threshold": "64"})
-    tuning.write_options(tmp_path, settings, {"device": "gpu"})
+    entry = {"device": "npu+gpu", "prompt_threshold": "64", "threads": "2"}
+    settings = {"model": {"decoder": {"session_options": {"provider_options": [{get_ep_name(): entry}]}}}}
+    tuning.write_prices(tmp_path, settings, [Prices("predicted", "joules", 4, 1, (WRITER, READER), {4: 0.5})], "energy")
     written = json.loads((tmp_path / "genai_config.json").read_text())
-    assert written["model"]["decoder"]["session_options"]["provider_options"] == [{get_ep_name(): {"device": "gpu"}}]
+    assert written["model"]["decoder"]["session_options"]["provider_options"][0][get_ep_name()] == {
+        "device": "auto", "threads": "2", "prefer": "energy",
+        "prices": "predicted joules prompt=4 answer=1 | writer 4=1 16=4 64=30 100=50 token=1 | "
+        "reader 4=3 16=3 64=4 100=5 token=2 | switch 4=0.5",
+    }  # fmt: skip

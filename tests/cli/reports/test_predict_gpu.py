@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flownpu import _native
 from flownpu.predict.gpu import CHUNK, GPUS, kernels, predict_gpu
 from flownpu.predict.target import known
 
@@ -117,9 +118,29 @@ def test_pair_is_priced_from_its_devices(flownpu):
     assert energy["device"] == "kraken-350"
 
 
+def test_sessions_find_predicted_prices(flownpu, model_copy):
+    """Under the names that sessions give the devices; without watts there are no joules."""
+    given = ("--device", "kraken-350+radeon-890m", "--context", "64", "--write", "--json")
+    speed = json.loads(flownpu("predict", model_copy, *given).out)["speed"]
+    config = json.loads((model_copy / "genai_config.json").read_text())
+    ((options,),) = (entry.values() for entry in config["model"]["decoder"]["session_options"]["provider_options"])
+    assert (options["device"], options["prefer"]) == ("auto", "speed")
+    heading, npu, gpu, switch = options["prices"].split(" | ")
+    assert heading == "predicted seconds prompt=64 answer=128"
+    assert (npu.split()[0], gpu.split()[0], switch.split()[0]) == ("npu", "gpu", "switch")
+    device, threshold, costs = _native.choose_stages(options["prices"])
+    names = {"npu": "kraken-350", "gpu": "radeon-890m"}
+    assert {"+".join(names[part] for part in name.split("+")): cost for name, cost in costs} == speed["costs"]
+    assert ("+".join(names[part] for part in device.split("+")), threshold) == (speed["device"], speed["threshold"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ("--device", "kraken-350+radeon-890m", "--write"),
+            "expected a folder with genai_config.json, and two",
+        ),
         (("--device", "radeon-790m"), "no such GPU: radeon-790m; did you mean radeon-"),
         (("--device", "gpu", "--measured", "x"), "expected no --measured with a GPU"),
         (("--device", "gpu", "--kv-dtype", "int8"), "expected no --kv-dtype int8 with a GPU"),

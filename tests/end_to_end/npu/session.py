@@ -36,6 +36,8 @@ MIDDLE = 3
 PLACES = {"first": (0, 0), "middle": (MIDDLE, 0), "in a list": (0, 3)}
 # Each fault, and one of them at every place.
 FAILURES = [(fault, place) for fault in FAULTS for place in PLACES if place == "middle" or fault == "error"]
+# The array computes the prompt only, where place "first" fails.
+PAIR = {"device": "npu+cpu", "prompt_threshold": "2"}
 # Errors of the allocation of a conversation's cache, when the conversation begins.
 CACHES = {"no memory": ENOMEM}
 # Faults when a session is made: the injected fault, its errno, and the number of successful calls before it.
@@ -145,6 +147,8 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
             for name, error in CACHES.items()
         },
         **{f"{name}, beside": partial(beside, name) for name in BESIDE},
+        "pair": lambda: generate(tokens, open_session(**PAIR)),
+        **{f"{fault}, pair": partial(failing, fault, "first", **PAIR) for fault in ("error", "lost")},
         "no memory, warn": partial(refused, "no memory", on_unsupported="warn"),
         "well again": lambda: generate(tokens, open_session()),
     }

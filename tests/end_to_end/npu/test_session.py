@@ -178,6 +178,21 @@ def test_failure_names_call_and_cpu_goes_on(sessions: dict[str, Any], fault: str
     assert found["top"][failed_at:] != sessions["well"]["top"][failed_at:]
 
 
+@pytest.mark.parametrize("fault", [None, "error", "lost"])
+def test_cpu_goes_on_after_prompt_failed_on_array_of_pair(sessions: dict[str, Any], fault: str | None) -> None:
+    """The prompt is the array's; after a failure it is repeated on the CPU, which computes the tokens anyway."""
+    found = sessions[f"{fault}, pair" if fault else "pair"]
+    assert [("next runs are on its CPU" in error, REASONS[str(fault)][0] in error) for error in found["errors"]] == (
+        [(True, True)] if fault else []
+    )
+    top, expected = np.array(found["top"]), np.array(sessions["cpu"]["top"])
+    if fault:
+        np.testing.assert_array_equal(top, expected)
+    else:
+        assert found["top"][0] == sessions["well"]["top"][0]
+        assert np.sqrt(np.square(top - expected).mean()) < expected.std() / 20
+
+
 def test_failure_without_fallback_is_repeated_by_later_runs(sessions: dict[str, Any]) -> None:
     found = sessions["error"]
     assert len(found["top"]) == MIDDLE

@@ -12,7 +12,7 @@ import numpy as np
 
 from flownpu import __version__, _native
 from flownpu.machine import describe_machine
-from flownpu.ops.opencl_loader import use_installed_packages
+from flownpu.system.opencl_loader import use_installed_packages
 from flownpu.selftest.gpu.attention import attention
 from flownpu.selftest.gpu.case import Case, PreparedCase
 from flownpu.selftest.gpu.dense import dense_products

@@ -8,6 +8,8 @@ loads the system's loader, or the file that the environment variable FLOWNPU_OPE
 import ctypes
 import importlib.util
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from flownpu.system import OPENCL_LOADER
@@ -45,6 +47,12 @@ def use_installed_packages() -> None:
         found["OCL_ICD_VENDORS"] = str(_VENDORS)
     for name, value in found.items():
         os.environ.setdefault(name, value)
+
+
+def use_packages_of(options: Mapping[str, str]) -> None:
+    """As `use_installed_packages`, if options of the provider name the GPU or have a price of it."""
+    if "gpu" in re.split(r"\W", f"{options.get('device', '')} {options.get('prices', '')}"):
+        use_installed_packages()
 
 
 def _has_loader() -> bool:

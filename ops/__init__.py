@@ -5,7 +5,6 @@ An operator has one stem in every folder: `definitions/fused_dqp.py` says what i
 it, and the function `fused_dqp` of this module calls that code.
 
     eager                 the operators as functions on arrays, which this module exports
-    opencl_loader         finds an OpenCL loader in installed Python packages, where the system has none
     contracts             what operators accept, read from the C++
     q4nx                  the format of the weights: pack, unpack, dequantise, gather
     q4nx_quantize         computes codes, scales and minima of given weights

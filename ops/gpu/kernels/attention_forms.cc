@@ -60,6 +60,11 @@ void set_mask(const AttentionShape& shape, KernelDescription& kernel) {
   kernel.body =
       replaced(kernel.body, "UNMASKED", shape.has_mask ? "&& slot_scores[i] > -INFINITY" : "");
   kernel.body = replaced(kernel.body, "MASK", text);
+  if (!shape.has_mask) return;
+  const std::vector<std::string> of_mask{"mask_batches", "mask_heads", "mask_rows", "mask_keys"};
+  kernel.tensors.push_back(
+      {.name = "mask", .element = shape.mask, .sizes = {of_mask.begin(), of_mask.end()}});
+  kernel.parameters.insert(kernel.parameters.end(), of_mask.begin(), of_mask.end());
 }
 
 void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel) {
@@ -75,11 +80,6 @@ void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel
                     tensor("value_rows", sizes("capacity", shape.kv_heads)),
                     tensor("y", sizes("tokens", shape.heads))};
   kernel.tensors.back().access = Access::kWrite;
-  if (!shape.has_mask) return;
-  const std::vector<std::string> of_mask{"mask_batches", "mask_heads", "mask_rows", "mask_keys"};
-  kernel.tensors.push_back(
-      {.name = "mask", .element = shape.mask, .sizes = {of_mask.begin(), of_mask.end()}});
-  kernel.parameters.insert(kernel.parameters.end(), of_mask.begin(), of_mask.end());
 }
 
 }  // namespace flownpu::gpu

@@ -245,7 +245,7 @@ constexpr const char* kBody = R"(
   unrolled for (int i = 0; i < args.slots; ++i) {
     const int slot = lane() + i * args.lanes;
     if (slot < args.rows * args.chunk) {
-      ((shared float*)scores)[slot] = denominators[i];
+      ((shared float*)scores)[slot] = denominators[i]SINK;
       MAXIMUM
     }
   }
@@ -325,6 +325,13 @@ constexpr const char* kDenominator = R"(
     args.states.Write(denominator, part, first_head + lane(), 1);
 )";
 
+// Added to one of a row's shares. A sink far above all scores makes it infinite and the output 0, as
+// its weight does then. A row without keys stays 0.
+constexpr const char* kSink = R"(
+          + (slot % args.chunk == 0 && maxima[i] > -INFINITY
+                 ? exp(args.sinks.Read(first_head + slot / args.chunk % args.heads) - maxima[i])
+                 : 0.0f))";
+
 // ADD: for each row, its weight, which is a component of a float4, times the value.
 std::string add_of(const Plan& plan) {
   std::string text;
@@ -347,6 +354,7 @@ constexpr const char* kMergeBody = R"(
   float denominator = 0.0f;
   for (int part = 0; part < args.parts; ++part)
     denominator += exp(args.states.Read(part, head, 0) - maximum) * args.states.Read(part, head, 1);
+  SINK
   for (int i = lane(); i < args.head_size; i += args.lanes) {
     float sum = 0.0f;
     for (int part = 0; part < args.parts; ++part)
@@ -360,6 +368,10 @@ TensorDescription states_of(const AttentionShape& shape, Access access) {
   return {.name = "states",
           .access = access,
           .sizes = {std::string("parts"), shape.heads, std::int64_t{2}}};
+}
+
+TensorDescription sinks_of(const AttentionShape& shape) {
+  return {.name = "sinks", .sizes = {shape.heads}};
 }
 
 }  // namespace
@@ -392,6 +404,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
               {"RESULT", shape.has_parts ? kSum : kMean},
               {"MAXIMUM", shape.has_parts ? kMaximum : ""},
               {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+              {"SINK", shape.has_sinks && !shape.has_parts ? kSink : ""},
               {"PLACE_OF_ROW", shape.by_head
                                    ? "batch, head, token, element"
                                    : "batch, first_row + token, head * args.head_size + element"},
@@ -449,15 +462,19 @@ KernelDescription flow_attention(const AttentionShape& shape) {
                            .parameters = std::move(parameters),
                            .lanes = shape.lanes};
   if (shape.appends) set_tensors_of_append(shape, plan.rows, kernel);
-  set_mask(shape, kernel);
   if (shape.is_whole) set_tensors_of_whole(shape, kernel);
+  set_mask(shape, kernel);
+  if (shape.has_sinks && !shape.has_parts) kernel.tensors.push_back(sinks_of(shape));
   return kernel;
 }
 
 KernelDescription merge_attention(const AttentionShape& shape) {
   const std::int64_t width = shape.heads * shape.head_size;
-  return {.name = "merge_attention",
-          .body = kMergeBody,
+  KernelDescription kernel{
+          .name = "merge_attention",
+          .body = replaced(kMergeBody, "SINK",
+                           shape.has_sinks ? "denominator += exp(args.sinks.Read(head) - maximum);"
+                                           : ""),
           .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
                       states_of(shape, Access::kRead),
                       {.name = "y",
@@ -467,6 +484,8 @@ KernelDescription merge_attention(const AttentionShape& shape) {
           .constants = {{"head_size", shape.head_size}},
           .parameters = {"first", "parts"},
           .lanes = kMergeLanes};
+  if (shape.has_sinks) kernel.tensors.push_back(sinks_of(shape));
+  return kernel;
 }
 
 Grid merge_attention_grid(const AttentionShape& shape) {

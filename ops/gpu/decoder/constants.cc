@@ -70,13 +70,13 @@ class Reader {
     return buffer;
   }
 
-  // Cosines and sines of a table; without RoPE these are 1 and 0. The graph makes others run by run.
+  // Cosines and sines of a table; without RoPE these are 1 and 0. The graph makes others run by
+  // run.
   PlacedConstants::Rotary table(const transformer::Decoder& decoder) {
     const std::int64_t half =
         (decoder.partly_rotated() ? decoder.rotated_size : decoder.attention().head_size) / 2;
     const Shape of_tokens{ForwardPass::most_tokens(decoder), half};
-    if (decoder.given_tables)
-      return {repeated(1, of_tokens), repeated(0, of_tokens), false};
+    if (decoder.given_tables) return {repeated(1, of_tokens), repeated(0, of_tokens), false};
     const bool by_position = next_ < node_.inputs.size() && !node_.inputs[next_].name.empty();
     const Shape size = by_position ? Shape{decoder.positions, half} : of_tokens;
     Buffer cosines = vector_or(1, size);

@@ -174,8 +174,8 @@ void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   const Buffer* keys = &segment.cache->part(part);
   const Buffer* values = &segment.cache->part(part + 1);
   const std::int64_t capacity = segment.cache->capacity();
-  std::vector<const Buffer*> appended{
-      of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values};
+  std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
+                                      keys,        values};
   if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
   launch(*append_, append_heads_grid(heads_shape_, segment.count), appended,
          std::array{segment.first, segment.past, turn_of(rotary, segment), capacity});

@@ -83,8 +83,8 @@ class ForwardPass {
   void run_layers(std::int64_t tokens, std::span<const Segment> segments);
   // Keeps row `token` of the last layer's output, from which the sequence's logits are computed.
   void keep_last(std::int64_t sequence, std::int64_t token);
-  // Computes the logits of `count` sequences or tokens: from the rows of keep_last() if `kept`, else
-  // from the first rows of the last run.
+  // Computes the logits of `count` sequences or tokens: from the rows of keep_last() if `kept`,
+  // else from the first rows of the last run.
   void run_head(std::int64_t sequences, bool kept);
   // Waits for the kernels, and copies logits [count, vocabulary], from row `first` on.
   void read_logits(std::span<float> logits, std::int64_t first = 0);
@@ -94,7 +94,7 @@ class ForwardPass {
     ProductShape shape;  // of one token
     const Buffer* weight = nullptr;
     const Buffer* bias = nullptr;  // if the shape has one
-    Buffer image;  // of the weight, if kernels read it so
+    Buffer image;                  // of the weight, if kernels read it so
 
     const Buffer* held_in(Storage storage) const {
       return storage == Storage::kImage ? &image : weight;

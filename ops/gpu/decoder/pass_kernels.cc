@@ -63,16 +63,15 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
   const bool adds = decoder_.post_norms();
   const bool is_shared = gate > 0 || !own.has_attention();  // the normalised stream
   const auto before = std::span(decoder_.layers).first(layer);
-  return {
-      .mixer = compile_mixer(own),
-      .attention = static_cast<std::size_t>(
-          std::ranges::count_if(before, &transformer::Layer::has_attention)),
-      .qkv = compile_product(qkv, is_shared ? qkv : normalising(qkv, adds && layer > 0), given.qkv,
-                             &given.qkv_bias),
-      .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
-      .output = compile_product(output, adding(output), given.output, &given.output_bias),
-      .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
-      .down = compile_product(down, adding(down), given.down)};
+  return {.mixer = compile_mixer(own),
+          .attention = static_cast<std::size_t>(
+              std::ranges::count_if(before, &transformer::Layer::has_attention)),
+          .qkv = compile_product(qkv, is_shared ? qkv : normalising(qkv, adds && layer > 0),
+                                 given.qkv, &given.qkv_bias),
+          .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
+          .output = compile_product(output, adding(output), given.output, &given.output_bias),
+          .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
+          .down = compile_product(down, adding(down), given.down)};
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {

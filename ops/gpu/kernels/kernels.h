@@ -261,10 +261,10 @@ struct AttentionShape {
 // (`batch`). With appends the first argument is packed [t, (heads + 2 kv_heads) head_size], not
 // scaled, and behind the others are cos and sin [p, half()], the key and value cache once
 // more, to write to, and with qk_norm the weights [head_size] for queries and for keys; behind
-// the other parameters is turn, the token's row of cos and sin. With is_whole the arguments are query, key,
-// value and y, [b, heads, t, head_size] or [b, t, heads head_size], and the parameters tokens,
-// capacity, which is the number of keys, and window. A mask [b, heads, t, keys], whose four sizes,
-// each of which may be 1, are the last parameters, and sinks [heads] come last.
+// the other parameters is turn, the token's row of cos and sin. With is_whole the arguments are
+// query, key, value and y, [b, heads, t, head_size] or [b, t, heads head_size], and the parameters
+// tokens, capacity, which is the number of keys, and window. A mask [b, heads, t, keys], whose four
+// sizes, each of which may be 1, are the last parameters, and sinks [heads] come last.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Merges the parts. Arguments: sums and states, as above, y [t, heads head_size], then sinks;

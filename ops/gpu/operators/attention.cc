@@ -77,8 +77,8 @@ class Attention final : public cpu::FlowQKVAttention {
     std::vector<std::int64_t> parameters{call.tokens, capacity, attributes().window};
     const auto add = [&](AttentionInput input) {
       const Tensor& tensor = call.input(input);
-      buffers.push_back(run.input(std::span(tensor.as<const float>(),
-                                            static_cast<std::size_t>(tensor.shape.elements()))));
+      buffers.push_back(run.input(
+          std::span(tensor.as<const float>(), static_cast<std::size_t>(tensor.shape.elements()))));
     };
     if (has_mask_) {
       add(kAttentionBias);

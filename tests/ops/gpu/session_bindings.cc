@@ -169,26 +169,25 @@ void bind_gpu_session(nb::module_& module) {
       nb::arg("has_blocks"), nb::arg("in_tiles") = false, nb::arg("lanes") = AttentionShape{}.lanes,
       nb::arg("tokens") = 1, nb::arg("cache") = "float", nb::arg("has_sinks") = false);
   // attention of a token that appends its key and value, as append_heads would
-  module.def("appending_attention",
-             [](const HeadsShape& heads, float softcap, std::int64_t parts, std::int64_t lanes,
-                bool has_sinks) {
-               const AttentionShape shape{.heads = heads.heads,
-                                          .kv_heads = heads.kv_heads,
-                                          .head_size = heads.head_size,
-                                          .cache = heads.cache,
-                                          .softcap = softcap,
-                                          .one_sequence = true,
-                                          .has_parts = parts > 1,
-                                          .appends = true,
-                                          .qk_norm = heads.qk_norm,
-                                          .epsilon = heads.epsilon,
-                                          .rotated = heads.rotated,
-                                          .scale = heads.scale,
-                                          .has_sinks = has_sinks,
-                                          .lanes = lanes};
-               return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
-                                 merge_attention(shape));
-             });
+  module.def("appending_attention", [](const HeadsShape& heads, float softcap, std::int64_t parts,
+                                       std::int64_t lanes, bool has_sinks) {
+    const AttentionShape shape{.heads = heads.heads,
+                               .kv_heads = heads.kv_heads,
+                               .head_size = heads.head_size,
+                               .cache = heads.cache,
+                               .softcap = softcap,
+                               .one_sequence = true,
+                               .has_parts = parts > 1,
+                               .appends = true,
+                               .qk_norm = heads.qk_norm,
+                               .epsilon = heads.epsilon,
+                               .rotated = heads.rotated,
+                               .scale = heads.scale,
+                               .has_sinks = has_sinks,
+                               .lanes = lanes};
+    return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
+                      merge_attention(shape));
+  });
   // a product with the normalised sum of x and an update, or of x alone
   module.def("normalising_product", [](std::int64_t rows, std::int64_t columns, bool has_skip,
                                        bool norms_skip, float epsilon) {

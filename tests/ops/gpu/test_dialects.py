@@ -17,7 +17,7 @@ from tests.pocl import NOT_OPTIMISED
 pytestmark = pytest.mark.opencl
 
 VARIANTS = {variant.name: variant for variant in variants(large=False, images=False)}
-# Variants that compute exp, tanh, a root and the like.
+# Variants that compute exp, tanh and the like.
 WITH_FUNCTIONS = re.compile(
     "geglu|swiglu|gelu$|tanh|attention|and silu|softmax|gated_|short_convolution, (one|as)"
     "|elementwise, (Cos|Erf|Exp|Gelu|Log|QuickGelu|Sigmoid|Sin|Swish|Tanh)$"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of flow_attention: where keys begin and end; the kernel that merges parts; its tensors if
-// all keys are given with the queries, by head [b, heads, t, head_size] or by token [b, t, heads
+// The forms of flow_attention: where keys begin and end; the kernel that merges parts; its tensors
+// if all keys are given with the queries, by head [b, heads, t, head_size] or by token [b, t, heads
 // head_size]; its sinks; and its mask, of which each size may be 1.
 #include <utility>
 

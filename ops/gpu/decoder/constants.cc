@@ -2,6 +2,7 @@
 #include "ops/gpu/decoder/constants.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "ops/error.h"
+#include "ops/gpu/decoder/forward_pass.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/transformer/decoder_call.h"
 
@@ -18,6 +20,9 @@ namespace {
 
 // Alignment in bytes of what kernels read with a CPU's widest vectors.
 constexpr std::uintptr_t kAlignment = 64;
+
+// The attribute of write_factors(): two numbers for each layer.
+constexpr const char* kFactors = "update_factors";
 
 // Sizes of a projection's weight; with gating it has two parts of these, one below the other.
 struct WeightSizes {
@@ -49,6 +54,33 @@ class Reader {
         !(*value.shape == shape))
       refuse(value, "float " + to_string(shape));
     return upload(value, value.shape->elements() * static_cast<std::int64_t>(sizeof(float)));
+  }
+
+  // The same, or as many times `fill` in the place of an absent input.
+  Buffer vector_or(float fill, const Shape& shape) {
+    if (next_ >= node_.inputs.size() || !node_.inputs[next_].name.empty()) return vector(shape);
+    ++next_;
+    return repeated(fill, shape);
+  }
+
+  Buffer repeated(float value, const Shape& shape) {
+    const std::vector<float> values(static_cast<std::size_t>(shape.elements()), value);
+    Buffer buffer = context_.allocate(values.size() * sizeof(float));
+    context_.write(buffer, std::as_bytes(std::span(values)));
+    return buffer;
+  }
+
+  // Cosines and sines of a table; without RoPE these are 1 and 0. The graph makes others run by
+  // run.
+  PlacedConstants::Rotary table(const transformer::Decoder& decoder) {
+    const std::int64_t half =
+        (decoder.partly_rotated() ? decoder.rotated_size : decoder.attention().head_size) / 2;
+    const Shape of_tokens{ForwardPass::most_tokens(decoder), half};
+    if (decoder.given_tables) return {repeated(1, of_tokens), repeated(0, of_tokens), false};
+    const bool by_position = next_ < node_.inputs.size() && !node_.inputs[next_].name.empty();
+    const Shape size = by_position ? Shape{decoder.positions, half} : of_tokens;
+    Buffer cosines = vector_or(1, size);
+    return {std::move(cosines), vector_or(0, size), by_position};
   }
 
   // The constants of a mixer that keeps a state; its states are not read.
@@ -111,8 +143,18 @@ class Reader {
   PlacedConstants& into_;
 };
 
-bool has_qk_norm(const transformer::Layer& layer) {
-  return layer.has_attention() && layer.attention().has_qk_norm();
+// Layers without attention have none of what it may have.
+transformer::Attention attention_of(const transformer::Layer& layer) {
+  return layer.has_attention() ? layer.attention() : transformer::Attention();
+}
+
+std::array<float, 2> factors_of(const Node& node, std::size_t layer) {
+  const auto found = node.attributes.find(kFactors);
+  if (found == node.attributes.end()) return {1, 1};
+  const auto* all = std::get_if<std::vector<float>>(&found->second);
+  if (all == nullptr || all->size() < 2 * layer + 2)
+    fail("[", to_string(node), "] expected ", kFactors, " of each layer: compile again");
+  return {(*all)[2 * layer], (*all)[2 * layer + 1]};
 }
 
 }  // namespace
@@ -136,10 +178,25 @@ Buffer in_place(Context& context, const Value& blocks) {
 std::size_t count_of_constants(const transformer::Decoder& decoder) {
   const auto norms = static_cast<std::size_t>(decoder.entry_norms());
   const std::size_t left_out = decoder.post_norms() ? 1 : 0;
-  std::size_t count = norms + 1 + 2 * static_cast<std::size_t>(decoder.tables()) - left_out;
-  for (const transformer::Layer& layer : decoder.layers)
-    count += 4 + 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0) + (has_qk_norm(layer) ? 2 : 0);
+  const std::size_t tables =
+      decoder.given_tables ? 0 : 2 * static_cast<std::size_t>(decoder.tables());
+  std::size_t count = norms + 1 + tables - left_out;
+  for (const transformer::Layer& layer : decoder.layers) {
+    const transformer::Attention attention = attention_of(layer);
+    count += 4 + 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0);
+    count += attention.has_qk_norm() ? 2 : 0;
+    for (const bool has : {attention.qkv_bias, attention.output_bias, attention.sinks})
+      count += has ? 1 : 0;
+  }
   return count;
+}
+
+void write_factors(Node& node, const transformer::DecoderConstants& constants) {
+  std::vector<float> factors;
+  for (const transformer::LayerConstants& layer : constants.layers)
+    factors.insert(factors.end(), {layer.output.factor, layer.down.factor});
+  if (std::ranges::any_of(factors, [](float factor) { return factor != 1; }))
+    node.attributes[kFactors] = factors;
 }
 
 std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
@@ -155,6 +212,9 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
   const auto add = [&](const void* constant) {
     if (constant != nullptr) all.push_back(*values.at(constant));
   };
+  const auto add_or_absent = [&](const void* constant) {
+    all.push_back(constant == nullptr ? Value{} : *values.at(constant));
+  };
   for (std::size_t i = 0; i < constants.layers.size(); ++i) {
     const transformer::LayerConstants& layer = constants.layers[i];
     add(layer.qkv.blocks);
@@ -162,14 +222,19 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
     for (const transformer::Q4NXWeight* weight : {&layer.output, &layer.gate_up, &layer.down})
       add(weight->blocks);
     for (const float* norm : layer.norms) add(norm);
-    if (!has_qk_norm(decoder.layers[i])) continue;
-    for (const float* norm : layer.qk_norm) add(norm);
+    const transformer::Attention attention = attention_of(decoder.layers[i]);
+    if (attention.has_qk_norm())
+      for (const float* norm : layer.qk_norm) add(norm);
+    if (attention.qkv_bias) add_or_absent(layer.qkv_bias);
+    if (attention.output_bias) add_or_absent(layer.output_bias);
+    if (attention.sinks) add(layer.sinks);
   }
   for (const float* norm : constants.final_norms) add(norm);
   add(constants.head.blocks);
+  if (decoder.given_tables) return all;
   for (const transformer::RotaryTable& table : constants.rotary) {
-    add(table.cosine);
-    add(table.sine);
+    add_or_absent(table.cosine);
+    add_or_absent(table.sine);
   }
   return all;
 }
@@ -194,19 +259,22 @@ PlacedConstants place_constants(Context& context, const transformer::Decoder& de
     layer.down = read.weight({decoder.hidden, decoder.feed_forward().size});
     layer.first = read.norms(decoder, i > 0);
     layer.middle = read.norms(decoder, true);
-    if (!has_qk_norm(own)) continue;
-    layer.q_norm = read.vector(Shape{decoder.attention().head_size});
-    layer.k_norm = read.vector(Shape{decoder.attention().head_size});
+    const auto [of_output, of_down] = factors_of(node, i);
+    layer.output.factor = of_output;
+    layer.down.factor = of_down;
+    const transformer::Attention attention = attention_of(own);
+    if (attention.has_qk_norm()) {
+      layer.q_norm = read.vector(Shape{attention.head_size});
+      layer.k_norm = read.vector(Shape{attention.head_size});
+    }
+    if (attention.qkv_bias) layer.qkv_bias = read.vector_or(0, Shape{decoder.packed_heads()});
+    if (attention.output_bias) layer.output_bias = read.vector_or(0, Shape{decoder.hidden});
+    if (attention.sinks) layer.sinks = read.vector(Shape{attention.heads});
   }
   found.last = read.norms(decoder, true);
   found.head = read.weight({decoder.vocabulary, decoder.hidden});
-  const std::int64_t rotated =
-      decoder.partly_rotated() ? decoder.rotated_size : decoder.attention().head_size;
-  const Shape angles{decoder.positions, rotated / 2};
-  for (std::int64_t table = 0; table < decoder.tables(); ++table) {
-    Buffer cosines = read.vector(angles);
-    found.rotary.push_back({std::move(cosines), read.vector(angles)});
-  }
+  for (std::int64_t table = 0; table < decoder.tables(); ++table)
+    found.rotary.push_back(read.table(decoder));
   return found;
 }
 

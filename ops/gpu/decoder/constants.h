@@ -4,8 +4,10 @@
 //
 //   for each layer  weights of the first projection (QKV), of gates if there are any, output, gate
 //                   and up, down; norm weights of both entries of the residual stream; of attention
-//                   with QK-norm the weights for queries and for keys
-//   at last         norm weights of the last entry; the LM head; cosines and sines of each table
+//                   with QK-norm the weights for queries and for keys; biases of QKV and of the
+//                   output projection, each absent where a layer has none and others have; sinks
+//   at last         norm weights of the last entry; the LM head; cosines and sines of each table,
+//                   absent for layers without RoPE; none if the graph makes tables
 //
 // An entry is where an update is added to the residual stream and the sum is normalised. With
 // post-norms it has two weights, for the update and for the sum, else the latter alone; so has the
@@ -29,6 +31,7 @@ namespace flownpu::gpu {
 struct Weight {
   Buffer blocks;
   q4nx::Layout layout;
+  float factor = 1;  // of all weights
 };
 
 // Norm weights of an entry of the residual stream: for what is added, and for the sum.
@@ -59,6 +62,10 @@ struct LayerConstants {
   EntryNorms middle;
   Buffer q_norm;
   Buffer k_norm;
+  // Without a handle where the decoder has none.
+  Buffer qkv_bias;
+  Buffer output_bias;
+  Buffer sinks;
   std::vector<Buffer> state;  // by StateConstant
 };
 
@@ -66,6 +73,8 @@ struct PlacedConstants {
   struct Rotary {
     Buffer cosines;
     Buffer sines;
+    // Rows are those of positions, else those of the tokens that are computed at once.
+    bool by_position = true;
   };
   std::vector<LayerConstants> layers;
   EntryNorms last;
@@ -78,6 +87,10 @@ struct PlacedConstants {
 
 // Rows of the projection of gates: of attention's output, or of a delta rule's; 0: there is none.
 std::int64_t gate_rows(const transformer::Decoder& decoder, const transformer::Layer& layer);
+
+// Attributes of the node for what its constants do not hold: the factors of output and down
+// projections, if one is not 1.
+void write_factors(Node& node, const transformer::DecoderConstants& constants);
 
 // How many constants the node has.
 std::size_t count_of_constants(const transformer::Decoder& decoder);

@@ -140,56 +140,52 @@ void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
 void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, const Buffer* x,
                            const Buffer* y) {
   if (tokens == 1 || !rounds_) {
+    std::vector<const Buffer*> buffers{x, product.held(), y};
+    if (product.bias != nullptr) buffers.push_back(product.bias);
     launch(tokens == 1 ? *product.fused : *product.many, fused_dqp_grid(product.shape, tokens),
-           {x, product.held(), y});
+           buffers, {});
     return;
   }
   launch(*product.quantize, quantize_rows_grid(product.shape.columns, tokens),
          {x, of(kCodes), of(kScales), of(kSums)});
+  std::vector<const Buffer*> buffers{of(kCodes), of(kScales), of(kSums), product.held(), y};
+  if (product.bias != nullptr) buffers.push_back(product.bias);
   launch(*product.rounded,
          product.in_matrices ? q4nx_matmul_of_matrices_grid(product.shape, tokens)
                              : q4nx_matmul_grid(product.shape, tokens),
-         {of(kCodes), of(kScales), of(kSums), product.held(), y}, {tokens});
+         buffers, std::array{tokens});
 }
 
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
+  for (const Segment& segment : segments) {
+    if (segment.count == 1) {
+      attend_token(layer, segment);
+    } else {
+      attend_prompt(layer, segment);
+    }
+  }
+}
+
+void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   const LayerConstants& constants = constants_.layers[layer];
   const transformer::Attention& kind = decoder_.layers[layer].attention();
   const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
   const std::size_t part = 2 * layers_[layer].attention;
-  for (const Segment& segment : segments) {
-    if (segment.count == 1) {
-      attend_token(layer, segment);
-      continue;
-    }
-    const Buffer* keys = &segment.cache->part(part);
-    const Buffer* values = &segment.cache->part(part + 1);
-    const std::int64_t capacity = segment.cache->capacity();
-    const Grid grid = append_heads_grid(heads_shape_, segment.count);
-    const auto append = [&](std::initializer_list<const Buffer*> buffers) {
-      launch(*append_, grid, buffers, {segment.first, segment.past, capacity});
-    };
-    if (decoder_.attention().has_qk_norm()) {
-      append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values,
-              &constants.q_norm, &constants.k_norm});
-    } else {
-      append({of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery), keys, values});
-    }
-    attend(kind, segment, keys, values);
-  }
-}
-
-void ForwardPass::attend(const transformer::Attention& kind, const Segment& segment,
-                         const Buffer* keys, const Buffer* values) {
+  const Buffer* keys = &segment.cache->part(part);
+  const Buffer* values = &segment.cache->part(part + 1);
   const std::int64_t capacity = segment.cache->capacity();
-  const Grid tiles = flow_attention_grid(tiles_shape_, 1, segment.count);
-  const auto parameters = {segment.first, segment.past, segment.count, capacity, kind.window};
-  if (segment.has_blocks) {
-    launch(*attention_of_blocks_, tiles, {of(kQuery), keys, values, of(kEnds), of(kAttended)},
-           parameters);
-  } else {
-    launch(*attention_in_tiles_, tiles, {of(kQuery), keys, values, of(kAttended)}, parameters);
-  }
+  std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
+                                      keys,        values};
+  if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
+  launch(*append_, append_heads_grid(heads_shape_, segment.count), appended,
+         std::array{segment.first, segment.past, turn_of(rotary, segment), capacity});
+  std::vector<const Buffer*> buffers{of(kQuery), keys, values};
+  if (segment.has_blocks) buffers.push_back(of(kEnds));
+  buffers.push_back(of(kAttended));
+  if (kind.sinks) buffers.push_back(&constants.sinks);
+  launch(segment.has_blocks ? *attention_of_blocks_ : *attention_in_tiles_,
+         flow_attention_grid(tiles_shape_, 1, segment.count), buffers,
+         std::array{segment.first, segment.past, segment.count, capacity, kind.window});
 }
 
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
@@ -210,12 +206,16 @@ void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
     buffers.push_back(of(kAttended));
   }
   buffers.insert(buffers.end(), {&rotary.cosines, &rotary.sines, keys, values});
+  parameters.push_back(turn_of(rotary, segment));
   if (heads_shape_.qk_norm) buffers.insert(buffers.end(), {&constants.q_norm, &constants.k_norm});
+  if (kind.sinks && parts == 1) buffers.push_back(&constants.sinks);
   launch(parts > 1 ? *attention_in_parts_ : *attention_,
          flow_attention_grid(attention_shape_, parts, 1), buffers, parameters);
-  if (parts > 1)
-    launch(*merge_, merge_attention_grid(attention_shape_),
-           {of(kPartSums), of(kPartStates), of(kAttended)}, {segment.first, parts});
+  if (parts == 1) return;
+  buffers = {of(kPartSums), of(kPartStates), of(kAttended)};
+  if (kind.sinks) buffers.push_back(&constants.sinks);
+  launch(*merge_, merge_attention_grid(attention_shape_), buffers,
+         std::array{segment.first, parts});
 }
 
 std::int64_t ForwardPass::parts_of(const transformer::Attention& kind,
@@ -252,6 +252,15 @@ void ForwardPass::write_ends(std::int64_t first, std::span<const std::int32_t> e
                   static_cast<std::size_t>(first) * sizeof(std::int32_t));
 }
 
+void ForwardPass::write_table(std::size_t table, std::int64_t first, std::span<const float> cosines,
+                              std::span<const float> sines) {
+  const PlacedConstants::Rotary& rotary = constants_.rotary[table];
+  const std::int64_t columns = heads_shape_.half();
+  const std::size_t from = static_cast<std::size_t>(first * columns) * sizeof(float);
+  context_->write(rotary.cosines, std::as_bytes(cosines), from);
+  context_->write(rotary.sines, std::as_bytes(sines), from);
+}
+
 void ForwardPass::multiply_residual(const CompiledProduct& product, const EntryNorms& norms,
                                     const Buffer* y) {
   std::vector<const Buffer*> buffers{of(residual_), product.held(), y, &norms.sum};
@@ -259,16 +268,20 @@ void ForwardPass::multiply_residual(const CompiledProduct& product, const EntryN
     residual_ = other_residual();
     buffers.insert(buffers.end(), {of(kUpdate), &norms.added, of(residual_)});
   }
+  if (product.bias != nullptr) buffers.push_back(product.bias);
   launch(*product.fused, fused_dqp_grid(product.shape, 1), buffers, {});
 }
 
 void ForwardPass::multiply_into_residual(const CompiledProduct& product, const Buffer* x) {
   const Grid grid = fused_dqp_grid(product.shape, 1);
-  if (!product.shape.has_residual)
-    return launch(*product.fused, grid, {x, product.held(), of(kUpdate)});
-  const Buffer* before = of(residual_);
-  residual_ = other_residual();
-  launch(*product.fused, grid, {x, product.held(), of(residual_), before});
+  std::vector<const Buffer*> buffers{x, product.held(), of(kUpdate)};
+  if (product.bias != nullptr) buffers.push_back(product.bias);
+  if (product.shape.has_residual) {
+    buffers.push_back(of(residual_));
+    residual_ = other_residual();
+    buffers[2] = of(residual_);
+  }
+  launch(*product.fused, grid, buffers, {});
 }
 
 // The entry of a layer with several readers of the normalised stream, each of which would normalise
@@ -335,8 +348,9 @@ void ForwardPass::run_head(std::int64_t sequences, bool kept) {
   multiply(head_, sequences, kept ? of(kLast) : of(kNormalised), &logits_);
 }
 
-void ForwardPass::read_logits(std::span<float> logits) {
-  context_->read(logits_, std::as_writable_bytes(logits));
+void ForwardPass::read_logits(std::span<float> logits, std::int64_t first) {
+  context_->read(logits_, std::as_writable_bytes(logits),
+                 static_cast<std::size_t>(first * decoder_.vocabulary) * sizeof(float));
 }
 
 std::int64_t ForwardPass::dispatches_of(const transformer::Decoder& decoder) {

@@ -35,6 +35,8 @@ struct Segment {
   // Whether some tokens are in a block, whose tokens see one another (write_ends).
   bool has_blocks = false;
   SequenceStates* states = nullptr;  // null: all layers have attention
+  // The first token's row of rotary tables, less `past` (SequenceTokens::shift).
+  std::int64_t shift = 0;
 };
 
 // The kernels' types, storages and measurements beside the decoder.
@@ -73,21 +75,26 @@ class ForwardPass {
   // Writes for each row from `first` on the number of tokens of its segment that it sees. For
   // segments with blocks.
   void write_ends(std::int64_t first, std::span<const std::int32_t> ends);
+  // Writes rows of a rotary table that the graph makes, [count, columns] each, for the rows from
+  // `first` on.
+  void write_table(std::size_t table, std::int64_t first, std::span<const float> cosines,
+                   std::span<const float> sines);
   // Runs all layers on the first `tokens` rows, which the segments divide among sequences.
   void run_layers(std::int64_t tokens, std::span<const Segment> segments);
   // Keeps row `token` of the last layer's output, from which the sequence's logits are computed.
   void keep_last(std::int64_t sequence, std::int64_t token);
-  // Computes the logits of `count` sequences: from the rows of keep_last() if `kept`, else from the
-  // first rows of the last run.
+  // Computes the logits of `count` sequences or tokens: from the rows of keep_last() if `kept`,
+  // else from the first rows of the last run.
   void run_head(std::int64_t sequences, bool kept);
-  // Waits for the kernels, and copies logits [sequences, vocabulary].
-  void read_logits(std::span<float> logits);
+  // Waits for the kernels, and copies logits [count, vocabulary], from row `first` on.
+  void read_logits(std::span<float> logits, std::int64_t first = 0);
 
  private:
   struct CompiledProduct {
     ProductShape shape;  // of one token
     const Buffer* weight = nullptr;
-    Buffer image;  // of the weight, if kernels read it so
+    const Buffer* bias = nullptr;  // if the shape has one
+    Buffer image;                  // of the weight, if kernels read it so
 
     const Buffer* held_in(Storage storage) const {
       return storage == Storage::kImage ? &image : weight;
@@ -153,7 +160,7 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
   // `shape`: of several tokens; `of_token`: of one.
   CompiledProduct compile_product(const ProductShape& shape, const ProductShape& of_token,
-                                  const Weight& weight);
+                                  const Weight& weight, const Buffer* bias = nullptr);
   LayerProducts compile_layer(std::size_t layer);
   LayerMixer compile_mixer(const transformer::Layer& layer);
   // Kernels of a layer for one token of one sequence.
@@ -192,8 +199,11 @@ class ForwardPass {
   void convolve(std::size_t layer, const Segment& segment, Activation into);
   void apply_delta(std::size_t layer, const transformer::GatedDelta& delta, const Segment& segment);
   void attend(std::size_t layer, std::span<const Segment> segments);
-  void attend(const transformer::Attention& kind, const Segment& segment, const Buffer* keys,
-              const Buffer* values);
+  void attend_prompt(std::size_t layer, const Segment& segment);
+  // The row of a layer's rotary table that a segment's first token uses.
+  static std::int64_t turn_of(const PlacedConstants::Rotary& rotary, const Segment& segment) {
+    return rotary.by_position ? segment.past + segment.shift : segment.first;
+  }
   // A single token's, which appends its key and value.
   void attend_token(std::size_t layer, const Segment& segment);
   // In how many parts a segment's keys are attended to; 1: all at once.

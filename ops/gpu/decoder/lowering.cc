@@ -37,14 +37,23 @@ std::vector<Node> with_decoder(const std::vector<Node>& nodes,
   static const transformer::DecoderLimits limits{.who = "the GPU",
                                                  .means = "the GPU's kernels",
                                                  .softcap = true,
+                                                 .sinks = true,
                                                  .batches = true,
                                                  .int8_caches = true,
+                                                 .without_rope = true,
+                                                 .biases = true,
                                                  .states = true,
-                                                 .partial_rotation = true};
+                                                 .all_logits = true,
+                                                 .position_ids = true,
+                                                 .attention_bias = true,
+                                                 .scaled_updates = true,
+                                                 .partial_rotation = true,
+                                                 .given_tables = true};
   const transformer::GraphWalk graph(nodes, outputs);
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, limits);
   Node node = found.node(kGpuDomain);
   check(node, found.decoder);
+  write_factors(node, found.constants);
   for (Value& value : found.state_inputs()) node.inputs.push_back(std::move(value));
   for (Value& value : values_of_constants(found.decoder, found.constants, nodes))
     node.inputs.push_back(std::move(value));

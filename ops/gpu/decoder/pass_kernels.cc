@@ -42,10 +42,14 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
     shape.has_residual = !decoder_.post_norms();
     return shape;
   };
-  const ProductShape qkv{.rows = decoder_.input_rows(own) - gate, .columns = decoder_.hidden};
+  const ProductShape qkv{.rows = decoder_.input_rows(own) - gate,
+                         .columns = decoder_.hidden,
+                         .has_bias = given.qkv_bias.handle() != nullptr};
   const ProductShape gates{.rows = gate, .columns = decoder_.hidden};
   const ProductShape output{.rows = decoder_.hidden,
                             .columns = decoder_.output_columns(own),
+                            .factor = given.output.factor,
+                            .has_bias = given.output_bias.handle() != nullptr,
                             .result = Element::kFloat32};
   const ProductShape gate_up{.rows = decoder_.feed_forward().size,
                              .columns = decoder_.hidden,
@@ -53,20 +57,21 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
                              .result = Element::kFloat32};
   const ProductShape down{.rows = decoder_.hidden,
                           .columns = decoder_.feed_forward().size,
+                          .factor = given.down.factor,
                           .given = Element::kFloat32,
                           .result = Element::kFloat32};
   const bool adds = decoder_.post_norms();
   const bool is_shared = gate > 0 || !own.has_attention();  // the normalised stream
   const auto before = std::span(decoder_.layers).first(layer);
-  return {
-      .mixer = compile_mixer(own),
-      .attention = static_cast<std::size_t>(
-          std::ranges::count_if(before, &transformer::Layer::has_attention)),
-      .qkv = compile_product(qkv, is_shared ? qkv : normalising(qkv, adds && layer > 0), given.qkv),
-      .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
-      .output = compile_product(output, adding(output), given.output),
-      .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
-      .down = compile_product(down, adding(down), given.down)};
+  return {.mixer = compile_mixer(own),
+          .attention = static_cast<std::size_t>(
+              std::ranges::count_if(before, &transformer::Layer::has_attention)),
+          .qkv = compile_product(qkv, is_shared ? qkv : normalising(qkv, adds && layer > 0),
+                                 given.qkv, &given.qkv_bias),
+          .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
+          .output = compile_product(output, adding(output), given.output, &given.output_bias),
+          .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
+          .down = compile_product(down, adding(down), given.down)};
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {
@@ -75,9 +80,11 @@ std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescripti
 
 ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& shape,
                                                           const ProductShape& of_token,
-                                                          const Weight& weight) {
+                                                          const Weight& weight,
+                                                          const Buffer* bias) {
   CompiledProduct product{.shape = of_token,
                           .weight = &weight.blocks,
+                          .bias = shape.has_bias ? bias : nullptr,
                           .image = {},
                           .fused = nullptr,
                           .many = nullptr,
@@ -113,11 +120,13 @@ void ForwardPass::compile_rounded(CompiledProduct& product, const ProductShape& 
   if (tuner_.measures() && ways.size() > 1)
     written =
         context_->allocate(static_cast<std::size_t>(most_tokens() * shape.rows) * sizeof(float));
+  std::vector<const Buffer*> buffers{of(kCodes), of(kScales), of(kSums), product.held(), &written};
+  if (product.bias != nullptr) buffers.push_back(product.bias);
   const auto launch_way = [&](std::size_t one) {
     launch(*kernel_of(one),
            ways[one] ? q4nx_matmul_of_matrices_grid(shape, most_tokens())
                      : q4nx_matmul_grid(shape, most_tokens()),
-           {of(kCodes), of(kScales), of(kSums), product.held(), &written}, {most_tokens()});
+           buffers, std::array{most_tokens()});
   };
   const std::size_t way = tuner_.fastest(generate(described, context_->dialect(), stored_.element),
                                          ways.size(), launch_way);
@@ -192,6 +201,7 @@ AttentionShape ForwardPass::attention_shape() const {
                              .epsilon = heads_shape_.epsilon,
                              .rotated = heads_shape_.rotated,
                              .scale = heads_shape_.scale,
+                             .has_sinks = decoder_.attention().sinks,
                              .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)
     fail("expected heads that take at most ", context_->facts().local_memory,

@@ -160,20 +160,27 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
 
 // The tokens of all sequences follow one another and are cut into chunks. If a sequence ends before
 // the last chunk, its last token is kept until all chunks have run.
-void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequences) const {
+void DecoderStep::compute(std::span<const Tensor> inputs, std::span<const Sequence> sequences,
+                          const Tensor& logits) const {
+  const Tensor& hidden = inputs[transformer::kHidden];
   const std::int64_t given = hidden.shape[1];
   const auto count = static_cast<std::int64_t>(sequences.size());
   const bool one_each = std::ranges::all_of(
       sequences, [](const Sequence& sequence) { return sequence.tokens.count == 1; });
   std::vector<Segment> segments;
+  std::vector<std::int64_t> places;  // the number of each segment's first token among all given
   std::vector<std::pair<std::int64_t, std::int64_t>> ends;  // sequence, token of the chunk
   std::int64_t tokens = 0;
   const auto run_chunk = [&] {
     pass_.run_layers(tokens, segments);
     for (const auto& [sequence, token] : ends) {
-      if (!one_each) pass_.keep_last(sequence, token);
+      if (!one_each && !decoder_.all_logits) pass_.keep_last(sequence, token);
     }
+    if (decoder_.all_logits) pass_.run_head(tokens, false);
+    for (std::size_t i = 0; i < segments.size() && decoder_.all_logits; ++i)
+      read_all_logits(segments[i], places[i], logits);
     segments.clear();
+    places.clear();
     ends.clear();
     tokens = 0;
   };
@@ -190,8 +197,11 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
       pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * decoder_.hidden)});
       const std::vector<std::int32_t> seen = ends_of(sequence.blocks, token, some);
       if (!seen.empty()) pass_.write_ends(tokens, seen);
+      places.push_back(i * given + token);
       segments.push_back({tokens, some, sequence.tokens.past + token, &cache, !seen.empty(),
-                          states_.empty() ? nullptr : &states_[static_cast<std::size_t>(i)]});
+                          states_.empty() ? nullptr : &states_[static_cast<std::size_t>(i)],
+                          sequence.tokens.shift});
+      write_tables(inputs, segments.back());
       token += some;
       tokens += some;
       if (token == sequence.tokens.count) ends.emplace_back(i, tokens - 1);
@@ -199,7 +209,27 @@ void DecoderStep::compute(const Tensor& hidden, std::span<const Sequence> sequen
     }
   }
   if (tokens > 0) run_chunk();
-  pass_.run_head(count, !one_each);
+  if (!decoder_.all_logits) pass_.run_head(count, !one_each);
+}
+
+void DecoderStep::write_tables(std::span<const Tensor> inputs, const Segment& segment) const {
+  if (!decoder_.given_tables) return;
+  const std::span<const Tensor> tables = transformer::given_tables(decoder_, inputs);
+  for (std::size_t i = 0; i < tables.size(); i += 2) {
+    const auto rows_of = [&](const Tensor& table) {
+      const std::int64_t columns = table.shape[1];
+      return std::span(table.as<const float>() + (segment.past + segment.shift) * columns,
+                       static_cast<std::size_t>(segment.count * columns));
+    };
+    pass_.write_table(i / 2, segment.first, rows_of(tables[i]), rows_of(tables[i + 1]));
+  }
+}
+
+void DecoderStep::read_all_logits(const Segment& segment, std::int64_t place,
+                                  const Tensor& logits) const {
+  pass_.read_logits({logits.as<float>() + place * decoder_.vocabulary,
+                     static_cast<std::size_t>(segment.count * decoder_.vocabulary)},
+                    segment.first);
 }
 
 void DecoderStep::finish(std::span<const Sequence> sequences,
@@ -244,9 +274,11 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
   try {
     const std::vector<Sequence> sequences = begin(inputs, outputs);
     begin_states(inputs, sequences);
-    compute(inputs[transformer::kHidden], sequences);
-    pass_.read_logits({outputs[transformer::kLogits].as<float>(),
-                       static_cast<std::size_t>(outputs[transformer::kLogits].shape.elements())});
+    const Tensor& logits = outputs[transformer::kLogits];
+    const std::span all(logits.as<float>(), static_cast<std::size_t>(logits.shape.elements()));
+    if (decoder_.all_logits) std::ranges::fill(all, 0.0F);  // those of padding
+    compute(inputs, sequences, logits);
+    if (!decoder_.all_logits) pass_.read_logits(all);
     finish_states(outputs, sequences.size());
     finish(sequences, outputs);
   } catch (const GpuError& error) {

@@ -51,7 +51,13 @@ class DecoderStep final : public Step {
 
   std::vector<Sequence> begin(std::span<const Tensor> inputs,
                               std::span<const Tensor> outputs) const;
-  void compute(const Tensor& hidden, std::span<const Sequence> sequences) const;
+  // `logits`: written here if they are those of all tokens, else only computed.
+  void compute(std::span<const Tensor> inputs, std::span<const Sequence> sequences,
+               const Tensor& logits) const;
+  // Writes the rows of tables that the graph makes for a segment.
+  void write_tables(std::span<const Tensor> inputs, const Segment& segment) const;
+  // Takes the logits of a segment's tokens to their place.
+  void read_all_logits(const Segment& segment, std::int64_t place, const Tensor& logits) const;
   void finish(std::span<const Sequence> sequences, std::span<const Tensor> outputs) const;
   // Takes the states of all sequences to the device, and back.
   void begin_states(std::span<const Tensor> inputs, std::span<const Sequence> sequences) const;

@@ -25,6 +25,7 @@ constexpr const char* kBody = R"(
   const int head = group(0);
   const int row = args.first + group(1);
   const int position = args.past + group(1);
+  const int turned_by = args.turn + group(1);
   const int front = head * args.head_size;
   const int is_key = head < args.heads + args.kv_heads;
   const int kv = head - args.heads - (is_key ? 0 : args.kv_heads);
@@ -37,8 +38,8 @@ constexpr const char* kBody = R"(
       if (i < 2 * args.half) {
         const int pair = i % args.half;
         const int other = i < args.half ? i + args.half : i - args.half;
-        const float turned = WEIGHTED(other) * args.sin.Read(position, pair);
-        element = element * args.cos.Read(position, pair) + (i < args.half ? -turned : turned);
+        const float turned = WEIGHTED(other) * args.sin.Read(turned_by, pair);
+        element = element * args.cos.Read(turned_by, pair) + (i < args.half ? -turned : turned);
       }
     } else {
       element = args.packed.Read(row, front + i);
@@ -157,8 +158,8 @@ constexpr const char* kAppendOfToken = R"(
     if (element < 2 * args.half) {
       const int pair = element % args.half;
       const int other = element < args.half ? element + args.half : element - args.half;
-      const float turned = WEIGHTED(other) * args.sin.Read(past, pair);
-      rotated = rotated * args.cos.Read(past, pair) + (element < args.half ? -turned : turned);
+      const float turned = WEIGHTED(other) * args.sin.Read(args.turn, pair);
+      rotated = rotated * args.cos.Read(args.turn, pair) + (element < args.half ? -turned : turned);
     }
     if (is_key) {
       ((shared float*)newest)[element] = rotated;
@@ -340,6 +341,7 @@ void set_tensors_of_append(const AttentionShape& shape, std::int64_t rows,
                            {"epsilon", shape.epsilon},
                            {"sixteenths", kSixteenths * (rows + 1)},
                            {"smallest", std::numeric_limits<float>::min()}});
+  kernel.parameters.emplace_back("turn");
 }
 
 KernelDescription append_heads(const HeadsShape& shape) {
@@ -369,7 +371,7 @@ KernelDescription append_heads(const HeadsShape& shape) {
                     {"half", shape.half()},
                     {"scale", shape.scale},
                     {"epsilon", shape.epsilon}},
-      .parameters = {"first", "past", "capacity"},
+      .parameters = {"first", "past", "turn", "capacity"},
       .lanes = kLanes};
   if (in_rows) {
     kernel.constants["each"] = q4nx::ceil_div(shape.head_size, kLanes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of flow_attention: where keys begin and end, and, if all are given with the queries,
-// its tensors, which are by head [b, heads, t, head_size] or by token [b, t, heads head_size], and
-// its mask, of which each size may be 1.
+// The forms of flow_attention: where keys begin and end; the kernel that merges parts; its tensors
+// if all keys are given with the queries, by head [b, heads, t, head_size] or by token [b, t, heads
+// head_size]; its sinks; and its mask, of which each size may be 1.
 #include <utility>
 
 #include "ops/gpu/kernels/pieces.h"
@@ -45,6 +45,28 @@ constexpr const char* kLengthsOfWhole = R"(
   const int first_row = 0;
 )";
 
+// A part without keys has a denominator of 0 and a maximum of -INFINITY, so that it adds nothing.
+constexpr const char* kMergeBody = R"(
+  const int head = group(0);
+  float maximum = -INFINITY;
+  for (int part = 0; part < args.parts; ++part)
+    maximum = fmax(maximum, args.states.Read(part, head, 0));
+  float denominator = 0.0f;
+  for (int part = 0; part < args.parts; ++part)
+    denominator += exp(args.states.Read(part, head, 0) - maximum) * args.states.Read(part, head, 1);
+  SINK
+  for (int i = lane(); i < args.head_size; i += args.lanes) {
+    float sum = 0.0f;
+    for (int part = 0; part < args.parts; ++part)
+      sum += exp(args.states.Read(part, head, 0) - maximum) *
+             args.sums.Read(part, head * args.head_size + i);
+    args.y.Write(sum / denominator, args.first, head * args.head_size + i);
+  }
+)";
+
+// Work-items of merge_attention.
+constexpr std::int64_t kMergeLanes = 64;
+
 }  // namespace
 
 const char* lengths_of(const AttentionShape& shape) {
@@ -60,6 +82,11 @@ void set_mask(const AttentionShape& shape, KernelDescription& kernel) {
   kernel.body =
       replaced(kernel.body, "UNMASKED", shape.has_mask ? "&& slot_scores[i] > -INFINITY" : "");
   kernel.body = replaced(kernel.body, "MASK", text);
+  if (!shape.has_mask) return;
+  const std::vector<std::string> of_mask{"mask_batches", "mask_heads", "mask_rows", "mask_keys"};
+  kernel.tensors.push_back(
+      {.name = "mask", .element = shape.mask, .sizes = {of_mask.begin(), of_mask.end()}});
+  kernel.parameters.insert(kernel.parameters.end(), of_mask.begin(), of_mask.end());
 }
 
 void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel) {
@@ -75,11 +102,40 @@ void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel
                     tensor("value_rows", sizes("capacity", shape.kv_heads)),
                     tensor("y", sizes("tokens", shape.heads))};
   kernel.tensors.back().access = Access::kWrite;
-  if (!shape.has_mask) return;
-  const std::vector<std::string> of_mask{"mask_batches", "mask_heads", "mask_rows", "mask_keys"};
-  kernel.tensors.push_back(
-      {.name = "mask", .element = shape.mask, .sizes = {of_mask.begin(), of_mask.end()}});
-  kernel.parameters.insert(kernel.parameters.end(), of_mask.begin(), of_mask.end());
+}
+
+TensorDescription states_of(const AttentionShape& shape, Access access) {
+  return {.name = "states",
+          .access = access,
+          .sizes = {std::string("parts"), shape.heads, std::int64_t{2}}};
+}
+
+TensorDescription sinks_of(const AttentionShape& shape) {
+  return {.name = "sinks", .sizes = {shape.heads}};
+}
+
+KernelDescription merge_attention(const AttentionShape& shape) {
+  const std::int64_t width = shape.heads * shape.head_size;
+  KernelDescription kernel{
+      .name = "merge_attention",
+      .body =
+          replaced(kMergeBody, "SINK",
+                   shape.has_sinks ? "denominator += exp(args.sinks.Read(head) - maximum);" : ""),
+      .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
+                  states_of(shape, Access::kRead),
+                  {.name = "y",
+                   .element = Element::kActivation,
+                   .access = Access::kWrite,
+                   .sizes = {std::string("tokens"), width}}},
+      .constants = {{"head_size", shape.head_size}},
+      .parameters = {"first", "parts"},
+      .lanes = kMergeLanes};
+  if (shape.has_sinks) kernel.tensors.push_back(sinks_of(shape));
+  return kernel;
+}
+
+Grid merge_attention_grid(const AttentionShape& shape) {
+  return {.groups = {shape.heads, 1, 1}, .lanes = kMergeLanes};
 }
 
 }  // namespace flownpu::gpu

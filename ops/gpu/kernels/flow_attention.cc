@@ -40,6 +40,8 @@ constexpr std::int64_t kShares = 8;
 // Keys for which a lane computes scores at once, so that it reads a unit of the query once for
 // both.
 constexpr std::int64_t kPasses = 2;
+// The fewest lanes of a work-group.
+constexpr std::int64_t kLeastLanes = 64;
 // The most rows. A lane keeps, in units, a score for each row and pass, and a sum of values for
 // each row: 96 registers of the 256 that RDNA 3 has for a lane.
 constexpr std::int64_t kMostRows = 8;
@@ -51,8 +53,6 @@ constexpr std::int64_t kMostQueries = 2048;
 constexpr std::int64_t kAhead = 8;
 constexpr std::int64_t kFewRows = 4;
 constexpr std::int64_t kWide = 4;  // elements of a unit
-// Work-items of merge_attention.
-constexpr std::int64_t kMergeLanes = 64;
 
 // Numbers that follow from a shape, for the kernel's text and its grid.
 struct Plan {
@@ -245,7 +245,7 @@ constexpr const char* kBody = R"(
   unrolled for (int i = 0; i < args.slots; ++i) {
     const int slot = lane() + i * args.lanes;
     if (slot < args.rows * args.chunk) {
-      ((shared float*)scores)[slot] = denominators[i];
+      ((shared float*)scores)[slot] = denominators[i]SINK;
       MAXIMUM
     }
   }
@@ -325,6 +325,13 @@ constexpr const char* kDenominator = R"(
     args.states.Write(denominator, part, first_head + lane(), 1);
 )";
 
+// Added to one of a row's shares. A sink far above all scores makes it infinite and the output 0,
+// as its weight does then. A row without keys stays 0.
+constexpr const char* kSink = R"(
+          + (slot % args.chunk == 0 && maxima[i] > -INFINITY
+                 ? exp(args.sinks.Read(first_head + slot / args.chunk % args.heads) - maxima[i])
+                 : 0.0f))";
+
 // ADD: for each row, its weight, which is a component of a float4, times the value.
 std::string add_of(const Plan& plan) {
   std::string text;
@@ -336,30 +343,6 @@ std::string add_of(const Plan& plan) {
                     " * values[i];\n            ");
   }
   return text;
-}
-
-// A part without keys has a denominator of 0 and a maximum of -INFINITY, so that it adds nothing.
-constexpr const char* kMergeBody = R"(
-  const int head = group(0);
-  float maximum = -INFINITY;
-  for (int part = 0; part < args.parts; ++part)
-    maximum = fmax(maximum, args.states.Read(part, head, 0));
-  float denominator = 0.0f;
-  for (int part = 0; part < args.parts; ++part)
-    denominator += exp(args.states.Read(part, head, 0) - maximum) * args.states.Read(part, head, 1);
-  for (int i = lane(); i < args.head_size; i += args.lanes) {
-    float sum = 0.0f;
-    for (int part = 0; part < args.parts; ++part)
-      sum += exp(args.states.Read(part, head, 0) - maximum) *
-             args.sums.Read(part, head * args.head_size + i);
-    args.y.Write(sum / denominator, args.first, head * args.head_size + i);
-  }
-)";
-
-TensorDescription states_of(const AttentionShape& shape, Access access) {
-  return {.name = "states",
-          .access = access,
-          .sizes = {std::string("parts"), shape.heads, std::int64_t{2}}};
 }
 
 }  // namespace
@@ -392,6 +375,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
               {"RESULT", shape.has_parts ? kSum : kMean},
               {"MAXIMUM", shape.has_parts ? kMaximum : ""},
               {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+              {"SINK", shape.has_sinks && !shape.has_parts ? kSink : ""},
               {"PLACE_OF_ROW", shape.by_head
                                    ? "batch, head, token, element"
                                    : "batch, first_row + token, head * args.head_size + element"},
@@ -449,28 +433,10 @@ KernelDescription flow_attention(const AttentionShape& shape) {
                            .parameters = std::move(parameters),
                            .lanes = shape.lanes};
   if (shape.appends) set_tensors_of_append(shape, plan.rows, kernel);
-  set_mask(shape, kernel);
   if (shape.is_whole) set_tensors_of_whole(shape, kernel);
+  set_mask(shape, kernel);
+  if (shape.has_sinks && !shape.has_parts) kernel.tensors.push_back(sinks_of(shape));
   return kernel;
-}
-
-KernelDescription merge_attention(const AttentionShape& shape) {
-  const std::int64_t width = shape.heads * shape.head_size;
-  return {.name = "merge_attention",
-          .body = kMergeBody,
-          .tensors = {{.name = "sums", .sizes = {std::string("parts"), width}},
-                      states_of(shape, Access::kRead),
-                      {.name = "y",
-                       .element = Element::kActivation,
-                       .access = Access::kWrite,
-                       .sizes = {std::string("tokens"), width}}},
-          .constants = {{"head_size", shape.head_size}},
-          .parameters = {"first", "parts"},
-          .lanes = kMergeLanes};
-}
-
-Grid merge_attention_grid(const AttentionShape& shape) {
-  return {.groups = {shape.heads, 1, 1}, .lanes = kMergeLanes};
 }
 
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens) {
@@ -489,7 +455,7 @@ std::int64_t flow_attention_memory(const AttentionShape& shape) {
 
 std::int64_t attention_lanes(const DeviceFacts& facts) {
   std::int64_t lanes = AttentionShape{}.lanes;
-  while (lanes > kMergeLanes && lanes > facts.work_group) lanes /= 2;
+  while (lanes > kLeastLanes && lanes > facts.work_group) lanes /= 2;
   return lanes;
 }
 

@@ -38,6 +38,7 @@ struct ProductShape {
   std::int64_t columns = 0;
   q4nx::Layout layout = q4nx::kNarrow;
   Gating gating = Gating::kNone;
+  float factor = 1;  // of the product, before anything is added
   bool has_bias = false;
   bool has_residual = false;
   // fused_dqp: whether x is normalised first, each work-group for itself; x is then float32.
@@ -203,7 +204,7 @@ struct HeadsShape {
 // packed [t, (heads + 2 kv_heads) head_size], cos and sin [p, half()], query [t, heads
 // head_size], key and value cache [kv_heads, capacity, head_size], then with qk_norm the weights
 // [head_size] for queries and for keys; parameters: first (the sequence's first row of t), past
-// (the position of that row), capacity.
+// (the position of that row), turn (its row of cos and sin), capacity.
 KernelDescription append_heads(const HeadsShape& shape);
 Grid append_heads_grid(const HeadsShape& shape, std::int64_t tokens);
 
@@ -233,9 +234,12 @@ struct AttentionShape {
   bool is_whole = false;
   bool by_head = false;
   float scale = 1;  // of queries
-  // Needs is_whole: numbers that are added to scores, or as int8 whether a key is seen.
+  // Numbers that are added to scores, or as int8 whether a key is seen. Not with one_sequence.
   bool has_mask = false;
   Element mask = Element::kFloat32;
+  // A head has a sink, a score without a value in its softmax (gpt-oss; Xiao et al., Efficient
+  // Streaming Language Models with Attention Sinks). Not with is_whole.
+  bool has_sinks = false;
   // Work-items of a work-group, a power of two, at least 64: attention_lanes().
   std::int64_t lanes = 256;
 
@@ -256,14 +260,15 @@ struct AttentionShape {
 // maximum and denominator; the last parameter is parts, which is also the grid's third axis
 // (`batch`). With appends the first argument is packed [t, (heads + 2 kv_heads) head_size], not
 // scaled, and behind the others are cos and sin [p, half()], the key and value cache once
-// more, to write to, and with qk_norm the weights [head_size] for queries and for keys. With
-// is_whole the arguments are query, key, value and y, [b, heads, t, head_size] or [b, t, heads
-// head_size], then a mask if there is one, and the parameters tokens, capacity, which is the number
-// of keys, window, and the mask's four sizes, each of which may be 1.
+// more, to write to, and with qk_norm the weights [head_size] for queries and for keys; behind
+// the other parameters is turn, the token's row of cos and sin. With is_whole the arguments are
+// query, key, value and y, [b, heads, t, head_size] or [b, t, heads head_size], and the parameters
+// tokens, capacity, which is the number of keys, and window. A mask [b, heads, t, keys], whose four
+// sizes, each of which may be 1, are the last parameters, and sinks [heads] come last.
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
-// Merges the parts. Arguments: sums and states, as above, y [t, heads head_size]; parameters: first
-// (the row of y to write), parts.
+// Merges the parts. Arguments: sums and states, as above, y [t, heads head_size], then sinks;
+// parameters: first (the row of y to write), parts.
 KernelDescription merge_attention(const AttentionShape& shape);
 Grid merge_attention_grid(const AttentionShape& shape);
 // The most bytes of a work-group's own memory that flow_attention takes, in tiles or not.

@@ -96,10 +96,13 @@ struct TiledProduct {
 void fill_tiled_product(const TiledProduct& product, KernelDescription& kernel);
 Grid tiled_product_grid(std::int64_t rows, std::int64_t columns, std::int64_t third = 1);
 
-// Parts of flow_attention (attention_forms.cc): the texts LENGTHS and MASK, and the arguments with
-// is_whole.
+// Parts of flow_attention (attention_forms.cc): the text LENGTHS, the mask and its arguments, and
+// the arguments with is_whole.
 const char* lengths_of(const AttentionShape& shape);
 void set_mask(const AttentionShape& shape, KernelDescription& kernel);
 void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel);
+// States of the parts' softmax [parts, heads, 2], and sinks [heads].
+TensorDescription states_of(const AttentionShape& shape, Access access);
+TensorDescription sinks_of(const AttentionShape& shape);
 
 }  // namespace flownpu::gpu

@@ -24,6 +24,10 @@ TensorDescription result_of(const ProductShape& shape) {
 }
 
 void link_addends(const ProductShape& shape, KernelDescription& kernel) {
+  if (shape.factor != 1) {
+    kernel.constants["factor"] = shape.factor;
+    kernel.links["y"].push_back({.code = "value *= args.factor;"});
+  }
   if (shape.has_bias) {
     kernel.links["y"].push_back({.code = "value += args.bias.Read(at1);",
                                  .tensors = {{.name = "bias", .sizes = {shape.rows}}}});

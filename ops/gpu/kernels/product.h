@@ -9,7 +9,8 @@
 
 namespace flownpu::gpu {
 
-// Descriptions of the weight and of y. link_addends() links the addition of bias and residual to y.
+// Descriptions of the weight and of y. link_addends() links the factor and the addition of bias and
+// residual to y.
 TensorDescription weight_of(const ProductShape& shape);
 TensorDescription result_of(const ProductShape& shape);
 void link_addends(const ProductShape& shape, KernelDescription& kernel);

@@ -24,19 +24,15 @@ using cpu::KeyValueRows;
 
 constexpr std::string_view kOneToken = "FlowKVAttention";
 
-// Inputs that the kernels do not support.
-constexpr std::pair<AttentionInput, const char*> kRefused[] = {
-    {kAttentionBias, "attention_bias"},
-    {kBidirectionalBlocks, "bidirectional_blocks"},
-    {kHeadSink, "head_sink"}};
-
 class Attention final : public cpu::FlowQKVAttention {
  public:
   Attention(const Node& node, const StepArguments& arguments)
       : FlowQKVAttention(node, arguments.host_context),
         context_(arguments.context),
         one_token_(node.op_type == kOneToken),
-        tokens_on_host_(arguments.tokens_on_host && node.input(kPastKey) != nullptr) {
+        tokens_on_host_(arguments.tokens_on_host && node.input(kPastKey) != nullptr),
+        has_mask_(node.input(kAttentionBias) != nullptr),
+        has_sinks_(node.input(kHeadSink) != nullptr) {
     if (const std::string reason = refused_attention(node); !reason.empty())
       fail("[", attributes().name, "] ", reason, ": use device = cpu");
     const std::int64_t bytes = flow_attention_memory(shape_of(DataType::kFloat32));
@@ -74,12 +70,24 @@ class Attention final : public cpu::FlowQKVAttention {
     const std::vector<std::byte> values = cache_of(call, capacity, &KeyValueRows::value);
     Run run(*context_);
     const Buffer* y = run.output(queries.size() * sizeof(float));
-    run.launch(
-        flow_attention(shape), flow_attention_grid(shape, call.batch, call.tokens),
-        {run.input(std::span<const float>(queries)), run.input(std::span<const std::byte>(keys)),
-         run.input(std::span<const std::byte>(values)),
-         run.input(std::span<const std::int32_t>(rows)), y},
-        {call.tokens, capacity, attributes().window});
+    std::vector<const Buffer*> buffers{run.input(std::span<const float>(queries)),
+                                       run.input(std::span<const std::byte>(keys)),
+                                       run.input(std::span<const std::byte>(values)),
+                                       run.input(std::span<const std::int32_t>(rows)), y};
+    std::vector<std::int64_t> parameters{call.tokens, capacity, attributes().window};
+    const auto add = [&](AttentionInput input) {
+      const Tensor& tensor = call.input(input);
+      buffers.push_back(run.input(
+          std::span(tensor.as<const float>(), static_cast<std::size_t>(tensor.shape.elements()))));
+    };
+    if (has_mask_) {
+      add(kAttentionBias);
+      const Shape& mask = call.input(kAttentionBias).shape;
+      for (int axis = 0; axis < mask.rank(); ++axis) parameters.push_back(mask[axis]);
+    }
+    if (has_sinks_) add(kHeadSink);
+    run.launch(flow_attention(shape), flow_attention_grid(shape, call.batch, call.tokens), buffers,
+               parameters);
     run.read(y, {reinterpret_cast<std::byte*>(output_row(call, 0, 0, 0)),
                  queries.size() * sizeof(float)});
   }
@@ -96,6 +104,8 @@ class Attention final : public cpu::FlowQKVAttention {
             .cache = element_of_cache(type),
             .softcap = attributes().softcap,
             .causal = attributes().causal,
+            .has_mask = has_mask_,
+            .has_sinks = has_sinks_,
             .lanes = attention_lanes(context_->facts())};
   }
 
@@ -137,15 +147,15 @@ class Attention final : public cpu::FlowQKVAttention {
   std::shared_ptr<Context> context_;
   bool one_token_;
   bool tokens_on_host_;
+  bool has_mask_;
+  bool has_sinks_;
 };
 
 }  // namespace
 
 std::string refused_attention(const Node& node) {
-  for (const auto& [input, name] : kRefused) {
-    if (node.input(input) != nullptr)
-      return std::string("expected no ") + name + " on device 'gpu', whose kernel has none";
-  }
+  if (node.input(kBidirectionalBlocks) != nullptr)
+    return "expected no bidirectional_blocks on device 'gpu', whose operator has none";
   return "";
 }
 

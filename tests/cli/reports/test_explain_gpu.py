@@ -18,12 +18,12 @@ def test_decoder_is_on_gpu(flownpu, model):
     assert set(placement["counts"]) <= {"flownpu", "folded"}
 
 
-def test_decoder_run_by_operators_has_reason(flownpu, converted):
-    done = flownpu("explain", converted(logits="all"), "--device", "gpu", "--bandwidth", "10", "--json")
+def test_decoder_run_by_operators_has_reason(flownpu, models):
+    done = flownpu("explain", models.converted("experts"), "--device", "gpu", "--bandwidth", "10", "--json")
     assert done.code == 0, done.err
     summary = json.loads(done.out)["placement"]["summary"]
     assert "operators by themselves, since " in summary
-    assert "computes logits of all tokens" in summary
+    assert "a mixture of experts" in summary
 
 
 def test_explain_names_vulkan_device(flownpu, model, lavapipe):

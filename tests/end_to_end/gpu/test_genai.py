@@ -21,8 +21,6 @@ CAPACITY = 400
 NEW_TOKENS = 24
 GPU = {"device": "gpu"}
 CPU = {"device": "cpu"}
-# Conversion options of a model whose layers are not one node on the device.
-ALL_LOGITS = {"logits": "all", "kv_dtype": "fp32"}
 
 
 def assert_same(ours: Reply, theirs: Reply, factor: float = 1.0) -> bool:
@@ -116,21 +114,19 @@ def test_beams_equal_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) 
     assert found[0] == found[1]
 
 
-def test_placement_names_gpu_and_reason_for_operators(open_model: Callable[..., Any], tmp_path: Path) -> None:
-    """Lines of the placement report say it, with the reason where the layers are not one node."""
+def test_placement_names_gpu(open_model: Callable[..., Any], tmp_path: Path) -> None:
     report = tmp_path / "placement.json"
     open_model(provider_options=GPU | {"placement": str(report)})
     placement = json.loads(report.read_text())
     assert placement["why"] == "device=gpu"
     assert "Portable Computing Language" in placement["device"]
     assert any("6 layers and the LM head in 32 kernels a token" in line for line in placement["lowered"]), placement
-    open_model(provider_options=GPU | {"placement": str(report)}, **ALL_LOGITS)
-    (line,) = json.loads(report.read_text())["lowered"]
-    assert line.startswith("operators by themselves, since ")
-    assert "computes logits of all tokens" in line
 
 
-def test_operators_by_themselves_equal_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
-    gpu, cpu = (turns_of(open_model(provider_options=options, **ALL_LOGITS), prompts[0])[0] for options in (GPU, CPU))
+def test_logits_of_all_tokens_equal_cpu(open_model: Callable[..., Any], prompts: list[Tokens]) -> None:
+    gpu, cpu = (
+        turns_of(open_model(provider_options=options, logits="all", kv_dtype="fp32"), prompts[0])[0]
+        for options in (GPU, CPU)
+    )
     assert_same(gpu, cpu)
     assert math.isfinite(gpu.logits[0].max())

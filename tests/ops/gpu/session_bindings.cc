@@ -152,7 +152,7 @@ void bind_gpu_session(nb::module_& module) {
       "attention_of_sequence",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
          bool has_blocks, bool in_tiles, std::int64_t lanes, std::int64_t tokens,
-         const std::string& cache) {
+         const std::string& cache, bool has_sinks) {
         const AttentionShape shape{.heads = heads,
                                    .kv_heads = kv_heads,
                                    .head_size = head_size,
@@ -161,31 +161,33 @@ void bind_gpu_session(nb::module_& module) {
                                    .one_sequence = true,
                                    .has_blocks = has_blocks,
                                    .in_tiles = in_tiles,
+                                   .has_sinks = has_sinks,
                                    .lanes = lanes};
         return std::pair(flow_attention(shape), flow_attention_grid(shape, 1, tokens).groups);
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
       nb::arg("has_blocks"), nb::arg("in_tiles") = false, nb::arg("lanes") = AttentionShape{}.lanes,
-      nb::arg("tokens") = 1, nb::arg("cache") = "float");
+      nb::arg("tokens") = 1, nb::arg("cache") = "float", nb::arg("has_sinks") = false);
   // attention of a token that appends its key and value, as append_heads would
-  module.def("appending_attention",
-             [](const HeadsShape& heads, float softcap, std::int64_t parts, std::int64_t lanes) {
-               const AttentionShape shape{.heads = heads.heads,
-                                          .kv_heads = heads.kv_heads,
-                                          .head_size = heads.head_size,
-                                          .cache = heads.cache,
-                                          .softcap = softcap,
-                                          .one_sequence = true,
-                                          .has_parts = parts > 1,
-                                          .appends = true,
-                                          .qk_norm = heads.qk_norm,
-                                          .epsilon = heads.epsilon,
-                                          .rotated = heads.rotated,
-                                          .scale = heads.scale,
-                                          .lanes = lanes};
-               return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
-                                 merge_attention(shape));
-             });
+  module.def("appending_attention", [](const HeadsShape& heads, float softcap, std::int64_t parts,
+                                       std::int64_t lanes, bool has_sinks) {
+    const AttentionShape shape{.heads = heads.heads,
+                               .kv_heads = heads.kv_heads,
+                               .head_size = heads.head_size,
+                               .cache = heads.cache,
+                               .softcap = softcap,
+                               .one_sequence = true,
+                               .has_parts = parts > 1,
+                               .appends = true,
+                               .qk_norm = heads.qk_norm,
+                               .epsilon = heads.epsilon,
+                               .rotated = heads.rotated,
+                               .scale = heads.scale,
+                               .has_sinks = has_sinks,
+                               .lanes = lanes};
+    return std::tuple(flow_attention(shape), flow_attention_grid(shape, parts, 1).groups,
+                      merge_attention(shape));
+  });
   // a product with the normalised sum of x and an update, or of x alone
   module.def("normalising_product", [](std::int64_t rows, std::int64_t columns, bool has_skip,
                                        bool norms_skip, float epsilon) {

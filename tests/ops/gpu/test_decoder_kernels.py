@@ -33,8 +33,9 @@ def context_in_turn(gpu_api):
 
 @pytest.mark.parametrize(("qk_norm", "half_cache", "part"), [(True, True, 0), (False, False, 0), (True, False, 10)])
 def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_cache, part):
-    """Rows from 2 on go to positions from 5 on; all other rows and positions stay as they are."""
-    heads, kv_heads, size, tokens, first, past, capacity, positions = 4, 2, 26, 3, 2, 5, 11, 16
+    """Rows from 2 on go to positions from 5 on, and are turned as rows of the table from 9 on are; all other rows and
+    positions stay as they are."""
+    heads, kv_heads, size, tokens, first, past, turn, capacity, positions = 4, 2, 26, 3, 2, 5, 9, 11, 16
     all_heads, half, scale = heads + 2 * kv_heads, (part or size) // 2, 0.3
     packed = rng.standard_normal((first + tokens, all_heads * size), dtype=np.float32)
     angles = rng.uniform(-np.pi, np.pi, (positions, half))
@@ -46,7 +47,7 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     cache = "float16" if half_cache else "float"
     kernel = gpu.append_heads(gpu.Heads(heads, kv_heads, size, cache, scale, qk_norm, EPSILON, part))
     context.run(
-        kernel, [all_heads, tokens, 1], [packed, cos, sin, query, key, value, *weights], [first, past, capacity]
+        kernel, [all_heads, tokens, 1], [packed, cos, sin, query, key, value, *weights], [first, past, turn, capacity]
     )
 
     given = packed[first:].astype(np.float64).reshape(tokens, all_heads, size)
@@ -55,7 +56,7 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
         turned = turned / np.sqrt(np.mean(turned**2, axis=-1, keepdims=True) + EPSILON)
         turned[:, :heads] *= weights[0]
         turned[:, heads:] *= weights[1]
-    c, s = (table[past : past + tokens, None].astype(np.float64) for table in (cos, sin))
+    c, s = (table[turn : turn + tokens, None].astype(np.float64) for table in (cos, sin))
     low, high, rest = np.split(turned, [half, 2 * half], axis=-1)
     rotated = np.concatenate([low * c - high * s, high * c + low * s, rest], axis=-1)
     magnitude = np.concatenate(
@@ -76,16 +77,22 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
     assert (query[:first] == 7).all()
 
 
-def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, **shape):
+def check_attention(
+    context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, has_sinks=False, **shape
+):
     """The sequence's rows begin at 3; keys fill more than one chunk, and the cache has more room than keys."""
     first, past, capacity = 3, 130, 148
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     y = np.full_like(query, 7)
-    kernel, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, has_blocks, tokens=tokens, **shape)
+    kernel, grid = gpu.attention_of_sequence(
+        heads, kv_heads, size, softcap, has_blocks, tokens=tokens, has_sinks=has_sinks, **shape
+    )
+    # From beside all scores to above them, where the output is 0.
+    sinks = np.linspace(-1, 40, heads, dtype=np.float32)
     ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
     ends[first] = 2  # sees the token after it
-    arrays = [query, key, value, *([ends] if has_blocks else []), y]
+    arrays = [query, key, value, *([ends] if has_blocks else []), y, *([sinks] if has_sinks else [])]
     context.run(kernel, grid, arrays, [first, past, tokens, capacity, window])
     for token in range(tokens):
         position = past + token
@@ -98,8 +105,9 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
             scores = terms.sum(axis=1)
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
-            weights = np.exp(scores - scores.max())
-            weights /= weights.sum()
+            largest = max(scores.max(), sinks[head] if has_sinks else -np.inf)
+            weights = np.exp(scores - largest)
+            weights /= weights.sum() + (np.exp(sinks[head] - largest) if has_sinks else 0)
             # A score is a sum of `size` terms; its error changes the weights by the same share, twice (in the numerator
             # and the denominator), as do the sums over at most 148 keys, by a rounding for each addition.
             of_score = (size + 4) * F32 * np.abs(terms).sum(axis=1).max()
@@ -108,12 +116,13 @@ def check_attention(context, rng, *, heads, kv_heads, size, tokens, softcap=0.0,
     assert (y[:first] == 7).all()
 
 
-@pytest.mark.parametrize("has_blocks", [False, True])
+@pytest.mark.parametrize(("has_blocks", "has_sinks"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("softcap", "window"), [(0.0, 0), (2.0, 70)])
-def test_sequence_among_others_equals_float64(context, rng, softcap, window, has_blocks):
+def test_sequence_among_others_equals_float64(context, rng, softcap, window, has_blocks, has_sinks):
     check_attention(
-        context, rng, heads=4, kv_heads=2, size=26, tokens=2, softcap=softcap, window=window, has_blocks=has_blocks
-    )
+        context, rng, heads=4, kv_heads=2, size=26, tokens=2, softcap=softcap, window=window, has_blocks=has_blocks,
+        has_sinks=has_sinks,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -128,10 +137,10 @@ def test_sequence_among_others_equals_float64(context, rng, softcap, window, has
 )
 @pytest.mark.parametrize(("window", "has_blocks", "lanes"), [(0, False, 64), (5, True, 256)])
 def test_tile_tokens_equal_float64(context, rng, heads, kv_heads, size, window, has_blocks, lanes):
-    """The last tile is not full; windows are shorter than what the tile's tokens see together."""
+    """The last tile is not full; windows are shorter than what the tile's tokens see together. With sinks in one."""
     check_attention(
         context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=11, window=window, has_blocks=has_blocks,
-        in_tiles=True, lanes=lanes,
+        in_tiles=True, lanes=lanes, has_sinks=not has_blocks,
     )  # fmt: skip
 
 
@@ -184,7 +193,8 @@ def _stored(rows, cache):
 @pytest.mark.parametrize(
     ("cache", "heads", "kv_heads", "size", "qk_norm", "parts", "past", "window", "lanes", "rotated"),
     [
-        ("float", 4, 2, 26, True, 1, 130, 70, 256, 0),
+        ("float", 4, 2, 26, True, 1, 130, 70, 256, 0),  # with sinks, where there is a float cache
+        ("float", 4, 2, 28, False, 3, 150, 0, 64, 12),
         ("float16", 4, 2, 28, False, 3, 150, 0, 64, 12),
         ("bfloat16", 3, 1, 64, True, 2, 40, 0, 64, 16),
         ("int8", 20, 2, 16, True, 1, 129, 0, 64, 0),  # two work-groups of a KV head, of which one appends
@@ -196,33 +206,36 @@ def test_token_that_appends_equals_appending_before(
     context_in_turn, rng, cache, heads, kv_heads, size, qk_norm, parts, past, window, lanes, rotated
 ):
     """The rows in the cache and the output are those of the two kernels that a prompt takes."""
-    context, (first, capacity) = context_in_turn, (2, past + 3)
+    context, (first, capacity, turn), has_sinks = context_in_turn, (2, past + 3, 1), cache == "float"
     all_heads, softcap = heads + 2 * kv_heads, 3.0 if qk_norm else 0.0
     shape = gpu.Heads(heads, kv_heads, size, cache, 0.3, qk_norm, EPSILON, rotated)
     packed = rng.standard_normal((first + 1, all_heads * size), dtype=np.float32)
-    angles = rng.uniform(-np.pi, np.pi, (past + 1, (rotated or size) // 2))
+    angles = rng.uniform(-np.pi, np.pi, (3, (rotated or size) // 2))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     norms = [rng.uniform(0.5, 1.5, size).astype(np.float32) for _ in range(2)] if qk_norm else []
+    sinks = [rng.standard_normal(heads, dtype=np.float32) * 3] if has_sinks else []
     old = [_stored(rng.standard_normal((kv_heads, capacity, size), dtype=np.float32), cache) for _ in range(2)]
     key, value = (part.copy() for part in old)
     query, y = (np.full((first + 1, heads * size), 7, np.float32) for _ in range(2))
     context.run(
         gpu.append_heads(shape), [all_heads, 1, 1], [packed, cos, sin, query, key, value, *norms],
-        [first, past, capacity],
+        [first, past, turn, capacity],
     )  # fmt: skip
-    plain, grid = gpu.attention_of_sequence(heads, kv_heads, size, softcap, False, lanes=lanes, cache=cache)
-    context.run(plain, grid, [query, key, value, y], [first, past, 1, capacity, window])
+    plain, grid = gpu.attention_of_sequence(
+        heads, kv_heads, size, softcap, False, lanes=lanes, cache=cache, has_sinks=has_sinks
+    )
+    context.run(plain, grid, [query, key, value, y, *sinks], [first, past, 1, capacity, window])
 
     found, lengths = np.full_like(y, 7), [first, past, 1, capacity, window]
     appended = [part.copy() for part in old]
-    kernel, grid, merge = gpu.appending_attention(shape, softcap, parts, lanes)
+    kernel, grid, merge = gpu.appending_attention(shape, softcap, parts, lanes, has_sinks)
     tables = [cos, sin, *appended, *norms]
     if parts == 1:
-        context.run(kernel, grid, [packed, *old, found, *tables], lengths)
+        context.run(kernel, grid, [packed, *old, found, *tables, *sinks], [*lengths, turn])
     else:
         sums, states = np.full((parts, heads * size), np.nan, np.float32), np.zeros((parts, heads, 2), np.float32)
-        context.run(kernel, grid, [packed, *old, sums, states, *tables], [*lengths, parts])
-        context.run(merge, [heads, 1, 1], [sums, states, found], [first, parts])
+        context.run(kernel, grid, [packed, *old, sums, states, *tables], [*lengths, parts, turn])
+        context.run(merge, [heads, 1, 1], [sums, states, found, *sinks], [first, parts])
     values = _read(value, cache)
     # Both add products in the same precision and different orders: scores of `size` terms, weights' sums over all keys
     # (twice, numerator and denominator), and with QK-norm sums of squares.

@@ -134,13 +134,14 @@ def test_form_of_state_layer_without_kernel_is_refused(device, name, attributes,
         PreparedCase(dataclasses.replace(case, attributes=case.attributes | attributes), device)
 
 
-def test_attention_inputs_without_kernel_are_refused(device):
+def test_inputs_without_kernel_are_refused(device):
     case = VARIANTS["flow_qkv_attention, first prompt"].case()
-    bias = np.zeros((1, 1, 13, 13), np.float32)
-    with pytest.raises(ValueError, match=r"expected no attention_bias on device 'gpu'.*use device = cpu"):
-        PreparedCase(dataclasses.replace(case, inputs=[*case.inputs, None, None, None, bias]), device)
+    blocks = [*case.inputs[:13], np.ones((2, 13), np.int32)]
+    with pytest.raises(ValueError, match=r"expected no bidirectional_blocks on device 'gpu'.*use device = cpu"):
+        PreparedCase(dataclasses.replace(case, inputs=blocks), device)
+    x = np.zeros((13, 13), np.float32)
     other = dataclasses.replace(
-        case, op_type="CumSum", domain="", inputs=[bias, np.array(0)], outputs=["float"], attributes={}
+        case, op_type="CumSum", domain="", inputs=[x, np.array(0)], outputs=["float"], attributes={}
     )
     with pytest.raises(
         ValueError, match=r"expected one of the operators of device 'gpu': Q4NXMatMul, .*; use device = cpu"

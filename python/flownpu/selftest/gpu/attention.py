@@ -17,6 +17,8 @@ _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bflo
 # Errors of exp and tanh in F32: at most 3 and 5 units in the last place (OpenCL's bounds).
 _EXP, _TANH = 6, 10
 _LANES = 64  # keys in a chunk
+# Inputs attention_bias and head_sink, of 15.
+_MASK, _SINKS, _INPUTS = 10, 14, 15
 
 
 def attention() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
@@ -26,15 +28,18 @@ def attention() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
         yield f"flow_kv_attention, {cache} cache by fours", partial(_attention, 4, 2, 36, 1, 90, cache=cache)
     yield "flow_kv_attention, window", partial(_attention, 3, 1, 72, 1, 150, window=77)
     yield "flow_kv_attention, softcap", partial(_attention, 4, 4, 26, 1, 20, softcap=3.0)
+    yield "flow_kv_attention, sinks", partial(_attention, 4, 2, 26, 1, 90, has_sinks=True)
     yield "flow_qkv_attention, first prompt", partial(_attention, 4, 2, 26, 13, 0)
     yield "flow_qkv_attention, later prompt", partial(_attention, 4, 2, 26, 5, 66, cache="bfloat16")
     yield "flow_qkv_attention, window and softcap", partial(_attention, 6, 2, 72, 9, 70, window=7, softcap=2.0)
     yield "flow_qkv_attention, not causal", partial(_attention, 2, 1, 26, 7, 0, causal=False)
+    yield "flow_qkv_attention, mask", partial(_attention, 4, 2, 26, 9, 70, has_mask=True)
+    yield "flow_qkv_attention, sinks and window", partial(_attention, 4, 2, 26, 9, 70, window=7, has_sinks=True)
 
 
 def _attention(
     heads: int, kv_heads: int, size: int, tokens: int, past: int, rng: Rng, *, cache: str = "float", window: int = -1,
-    softcap: float = 0.0, causal: bool = True,
+    softcap: float = 0.0, causal: bool = True, has_mask: bool = False, has_sinks: bool = False,
 ) -> Case:  # fmt: skip
     batch, total = 2, past + tokens
     query = rng.standard_normal((batch, tokens, heads * size), dtype=np.float32) * 2
@@ -43,13 +48,21 @@ def _attention(
     by_head = [_stored(part.reshape(batch, tokens, kv_heads, size).swapaxes(1, 2), cache) for part in new]
     keys, values = (_read(np.concatenate(pair, axis=2)) for pair in zip(old, by_head, strict=True))
     seen = _seen(tokens, past, window, causal=causal)
-    y, tolerance = _attended(query.astype(np.float64), keys, values, seen, softcap)
+    # Some keys are hidden, by head; row 0 sees its first key.
+    mask = rng.standard_normal((1, heads, tokens, total), dtype=np.float32)
+    mask[..., 1:][rng.random((1, heads, tokens, total - 1)) < 0.3] = -np.inf
+    sinks = rng.standard_normal(heads, dtype=np.float32) * 3
+    y, tolerance = _attended(
+        query.astype(np.float64), keys, values, seen, softcap, mask if has_mask else None, sinks if has_sinks else None
+    )
     inputs: list[np.ndarray | None] = [query, *new, *[None] * 4]
     if past:
         lengths, all_tokens = np.full(batch, total - 1, np.int32), np.array(total, np.int32)
         inputs = [query, *new, *old, lengths, all_tokens]
     attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "head_size": size}
     attributes |= {"softcap": softcap, "local_window_size": window, "causal": int(causal)}
+    inputs += [None] * (_INPUTS - len(inputs))
+    inputs[_MASK], inputs[_SINKS] = mask if has_mask else None, sinks if has_sinks else None
     return Case(
         op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=inputs,
         attributes=attributes, outputs=["float", cache, cache], expected={0: Expected(y, tolerance)},
@@ -74,8 +87,9 @@ def _seen(tokens: int, past: int, window: int, *, causal: bool) -> np.ndarray:
 
 
 def _attended(
-    query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray, softcap: float
-) -> tuple[np.ndarray, np.ndarray]:
+    query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray, softcap: float,
+    mask: np.ndarray | None = None, sinks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """The output in float64 [batch, tokens, heads * size], and its tolerance.
 
     A score is a sum of `size` products with a scaled query: size + 2 roundings of the sum of magnitudes. A weight of
@@ -90,13 +104,22 @@ def _attended(
     if softcap:
         scores = softcap * np.tanh(scores / softcap)  # its slope is 1 at most
         off += _TANH * F32 * softcap
-    hidden = ~seen[None, None, None]
-    scores[np.broadcast_to(hidden, scores.shape)] = -np.inf
+    hidden = np.broadcast_to(~seen[None, None, None], scores.shape)
+    if mask is not None:  # the sum is rounded
+        added = mask.reshape(1, kv_heads, -1, tokens, total)
+        hidden = hidden | np.isneginf(added)
+        scores = scores + np.where(np.isneginf(added), 0, added)
+        off = off + F32 * np.abs(scores)
+    scores[hidden] = -np.inf
     off = np.where(hidden, 0, off).max(axis=-1, keepdims=True)
     # The difference to the maximum is rounded, too; it is no larger than twice the largest score's magnitude.
     spread = 2 * F32 * np.abs(np.where(hidden, 0, scores)).max(axis=-1, keepdims=True)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    denominators = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:  # its weight has the error of the maximum alone
+        denominators = denominators + np.exp(sinks.reshape(1, kv_heads, -1, 1, 1) - largest)
+    weights /= denominators
     chunks = -(-total // _LANES)
     relative = 2 * off + 2 * spread + (_EXP * 2 + 2 * total + (_EXP + 2) * chunks) * F32
     y = np.einsum("bghtk,bgkd->bghtd", weights, values)

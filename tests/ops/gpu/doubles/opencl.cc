@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string>
 #include <type_traits>
 
 #include "ops/gpu/opencl/abi.h"
@@ -81,6 +82,20 @@ Result forward(Result (*Functions::*function)(First, Rest...), const char* name,
     }
   }
   return refuse<Result>(fate.code, first, rest...);
+}
+
+// clCreateProgramWithSource of one text: OPENCL_DOUBLE_BEFORE, such as a pragma, comes before it.
+Program forward(Program (*Functions::*function)(Context, UInt, const char**, const std::size_t*,
+                                                Int*),
+                const char* name, Context context, UInt count, const char** texts,
+                const std::size_t* lengths, Int* code) {
+  const char* before = std::getenv("OPENCL_DOUBLE_BEFORE");
+  if (before == nullptr)
+    return forward<Program, Context>(function, name, context, count, texts, lengths, code);
+  const std::string text = before + std::string("\n") + texts[0];
+  const char* whole = text.c_str();
+  return forward<Program, Context>(function, name, context, 1U, &whole,
+                                   static_cast<const std::size_t*>(nullptr), code);
 }
 
 // By each mark's event, the fault that had begun among the commands before the mark.

@@ -16,10 +16,11 @@ class Build(Flag):
 
 RELEASED, SANITIZED, BOTH = Build.RELEASED, Build.SANITIZED, Build.BOTH
 
-# The longest beginning of a test's name decides. The sanitizers find faults of memory and undefined behaviour in C++. The
+# The longest beginning of a test's name decides. The sanitizers find faults of memory and undefined behaviour in C++; the
 # released build has the CPU kernels' released instructions, so it compares numbers. Tests of what C++ matches, refuses,
 # reads and plans run under the sanitizers alone, and so do those of the NPU's kernels, which have the same bits in both
-# builds (-ffp-contract=off). The rest of tests/aie tests plans, which are Python, or runs the same C++ many times.
+# builds (-ffp-contract=off). The rest of tests/aie tests plans, which are Python, or runs the same C++ many times. A file
+# that is RELEASED in a room of BOTH runs hardly any C++ of this project.
 BUILDS = {
     "": RELEASED,
     "graph_rewrites": SANITIZED,
@@ -44,16 +45,24 @@ BUILDS = {
     "tests/ops": BOTH,
     "tests/ops/cpu/attention/test_plan.py": SANITIZED,
     "tests/ops/cpu/attention/test_refusals.py": SANITIZED,
+    "tests/ops/cpu/test_processor.py": SANITIZED,
+    "tests/ops/cpu/test_refusals.py": SANITIZED,
     "tests/ops/cpu/test_thread_pool.py": SANITIZED,
-    "tests/ops/functions/test_opencl_loader.py": RELEASED,  # from here on hardly any C++ of this project
+    "tests/ops/functions/test_eager_refusals.py": SANITIZED,
+    "tests/ops/functions/test_opencl_loader.py": RELEASED,
     "tests/ops/functions/test_q4nx_file.py": RELEASED,
+    "tests/ops/gpu/test_language.py": SANITIZED,
+    "tests/ops/gpu/vulkan/test_abi.py": RELEASED,
     "tests/ops/lowering": SANITIZED,
     "tests/ops/test_attention.py::test_attention_definition_equals_equation": RELEASED,
     "tests/ops/test_attention.py::test_attention_definition_of_one_token_equals_equation": RELEASED,
     "tests/ops/test_attention.py::test_attention_reference_equals_equation": RELEASED,
+    "tests/ops/test_contracts.py": SANITIZED,
     "tests/ops/test_int8_cache.py": RELEASED,
+    "tests/ops/test_machine_limits.py": SANITIZED,
     "tests/ops/test_moe_definition.py": RELEASED,
     "tests/ops/test_operator_definitions.py": RELEASED,
+    "tests/ops/test_processors.py": SANITIZED,
 }
 # Wherever they are, tests marked slow repeat the same C++, and those marked opencl run other projects' compilers.
 RELEASED_MARKS = {"slow", "opencl"}

@@ -16,11 +16,11 @@ class Build(Flag):
 
 RELEASED, SANITIZED, BOTH = Build.RELEASED, Build.SANITIZED, Build.BOTH
 
-# The longest beginning of a test's name decides. The sanitizers find faults of memory and undefined behaviour in C++; the
-# released build has the CPU kernels' released instructions, so it compares numbers. Tests of what C++ matches, refuses,
-# reads and plans run under the sanitizers alone, and so do those of the NPU's kernels, which have the same bits in both
-# builds (-ffp-contract=off). The rest of tests/aie tests plans, which are Python, or runs the same C++ many times. A file
-# that is RELEASED in a room of BOTH runs hardly any C++ of this project.
+# The longest beginning of a test's name decides. The sanitizers find faults of memory and undefined behaviour in C++;
+# the released build has the CPU kernels' released instructions, so it compares numbers. Tests of what C++ matches,
+# refuses, reads and plans run under the sanitizers alone, and so do those of the NPU's kernels, which have equal bits
+# in both builds (-ffp-contract=off). The rest of tests/aie tests plans, which are Python, or runs the same C++ many
+# times. A file that is RELEASED in a room of BOTH runs hardly any C++ of this project.
 BUILDS = {
     "": RELEASED,
     "graph_rewrites": SANITIZED,

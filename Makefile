@@ -11,8 +11,8 @@ MODEL := out/gemma3-topics
 # The build tools at the versions of releases, so that pip does not exchange them while they build.
 BUILD_TOOLS := $(shell sed -n 's/^ *"\(\(cmake\|nanobind\|ninja\|scikit-build-core\)==[^"]*\)",$$/\1/p' pyproject.toml | sort -u)
 TOOLS := PATH="$(CURDIR)/$(BIN):$$PATH"
-# Compiles the units of a folder together, in half the time. The builds of `pip install` and of the wheels do not.
-JOINED := --config-settings=cmake.define.FLOWNPU_JOIN_UNITS=ON
+# A build for this machine, in half the time (CMakeLists.txt). The builds of `pip install` and of the wheels are others.
+QUICK := --config-settings=cmake.define.FLOWNPU_QUICK=ON
 WITHOUT_CXX := --config-settings=wheel.cmake=false --config-settings=wheel.py-api=py3
 
 export ORT_DISABLE_TELEMETRY = 1
@@ -48,7 +48,7 @@ test:
 	+@$(MAKE) --no-print-directory --jobs 2 part-environment
 	+@$(MAKE) --no-print-directory --jobs 4 --output-sync=recurse part-collect part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
-	+@$(MAKE) --no-print-directory part-tests ONCE='$(addprefix --sanitized ,$(SANITIZED_ONLY))'
+	+@$(MAKE) --no-print-directory part-tests ONCE='--build RELEASED'
 	@cat build/times
 
 part-%:
@@ -72,7 +72,7 @@ tools:
 collect: .venv/test
 	@$(BIN)/python -m pytest --collect-only --quiet >build/collected || { cat build/collected; exit 1; }
 
-# ONCE: arguments of pytest that leave out what `make test` has run in another build.
+# ONCE: arguments of pytest that leave out what `make test` has run in another build (tests/builds.py).
 tests: .venv/test
 	$(BIN)/python -m pytest $(PARALLEL) $(ONCE)
 
@@ -107,31 +107,12 @@ clients: .venv/test
 # again, and at last wait for ever.
 PARALLEL := --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
-# Tests that `make test` runs in the sanitized build only, but for those marked slow or opencl: they compare no numbers of
-# the CPU's kernels, whose released instructions only the other build has, but what C++ matches, refuses, reads and plans;
-# and the NPU's kernels, which have the same bits in both builds (-ffp-contract=off).
-SANITIZED_ONLY := graph_rewrites tests/ep tests/ops/lowering $(addprefix tests/ops/cpu/,attention/test_refusals.py \
-	attention/test_plan.py test_thread_pool.py) $(addprefix tests/npu/,artifacts driver match run test_over_xrt.py \
-	test_selftest.py) $(addprefix tests/aie/,kernels/test_equations.py kernels/test_attention.py \
-	kernels/test_decode_layer.py emulator/test_runs.py emulator/test_deadlocks.py iron/test_conformance.py)
-
-# These, and tests of both builds, that run C++ in which the sanitizers can find faults of memory and undefined behaviour.
-# Not those marked slow, which repeat the same C++, or opencl, which run other projects' compilers, nor files that run
-# almost no C++ of this project: definitions in stock ONNX Runtime, files in Python, the search for OpenCL's loader, XRT's
-# own tool; nor tests that only call the compiler, or compare attention's definition and reference in Python. The others of tests/aie test plans, which are Python, or run the same
-# C++ many times.
-SANITIZED := $(SANITIZED_ONLY) tests/ops tests/npu tests/aie/host $(addprefix --ignore tests/,ops/test_operator_definitions.py \
-	ops/test_moe_definition.py ops/test_int8_cache.py ops/functions/test_q4nx_file.py ops/functions/test_opencl_loader.py \
-	npu/test_xclbin.py) $(addprefix --deselect tests/aie/host/test_host.py::,test_unsupported_code_does_not_compile \
-	test_snippet_compiles_for_its_architecture) $(addprefix --deselect tests/ops/test_attention.py::test_attention_, \
-	definition_equals_equation definition_of_one_token_equals_equation reference_equals_equation)
-
 # The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
 # leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest $(PARALLEL) --capture=sys -m "not slow and not opencl" --library build/sanitize/libflownpu_ep.so $(SANITIZED)
+	$(BIN)/python -m pytest $(PARALLEL) --capture=sys --build SANITIZED --library build/sanitize/libflownpu_ep.so
 
 # The same command runs the same cases. A decoder takes ten times as long as a graph, so there are a tenth as many.
 CASES ?= 2000
@@ -145,7 +126,7 @@ fuzz: build/sanitize/built
 # build's NPU kernels; the kernels' own tests call sanitized ones.
 build/sanitize/built: .venv/test
 	$(TOOLS) cmake -S . -B build/sanitize -G Ninja -DFLOWNPU_TESTING=ON -DFLOWNPU_WERROR=ON -DFLOWNPU_SANITIZE=ON \
-		-DFLOWNPU_JOIN_UNITS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+		-DFLOWNPU_QUICK=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	MAKEFLAGS= $(BIN)/cmake --build build/sanitize --target flownpu_testing flownpu_aie_testing flownpu_ep flownpu_native
 	cp build/testing/libflownpu_aie_xdna*.so build/sanitize/
 	touch $@
@@ -187,7 +168,7 @@ demo-wheel: .venv/builder
 	@rm -rf build/demo/wheel
 	@$(TOOLS) python scripts/progress.py 'Compiling FlowNPU, and installing the packages that it needs into .venv' \
 		pip wheel --verbose --no-deps --no-build-isolation --wheel-dir build/demo/wheel \
-		--config-settings=build-dir=build/demo $(JOINED) .
+		--config-settings=build-dir=build/demo $(QUICK) .
 
 .venv/builder: pyproject.toml | .venv
 	$(INSTALL) $(BUILD_TOOLS)
@@ -205,7 +186,7 @@ $(WHEEL)/built: .venv/builder $(SOURCES) $(TESTING_SOURCES) | xrt-headers
 	rm -rf $(WHEEL)
 	$(TOOLS) python scripts/progress.py 'Compiling FlowNPU and the modules of its tests' \
 		pip wheel --verbose --no-deps --no-build-isolation --wheel-dir $(WHEEL) --config-settings=build-dir=build/testing \
-		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON $(JOINED) .
+		--config-settings=cmake.define.FLOWNPU_TESTING=ON --config-settings=cmake.define.FLOWNPU_WERROR=ON $(QUICK) .
 	touch $@
 
 .venv/test: .venv/needed $(WHEEL)/built

@@ -60,7 +60,7 @@ def tidy(files: list[Path]) -> str:
     Of a kernel that is compiled for several instruction sets, few files are read for the last, which has most code.
     """
     together = len(files) >= MANY
-    settings = ("-G", "Ninja", "-DFLOWNPU_TESTING=ON", f"-DFLOWNPU_JOIN_UNITS={'ON' if together else 'OFF'}")
+    settings = ("-G", "Ninja", "-DFLOWNPU_TESTING=ON", f"-DFLOWNPU_QUICK={'ON' if together else 'OFF'}")
     if text := complaints("cmake", "-S", ".", "-B", BUILD, *settings, f"-DPython_EXECUTABLE={sys.executable}"):
         return text
     if together:

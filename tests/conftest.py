@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import builds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -75,58 +77,36 @@ _let_idle_threads_sleep()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--library", help="test this build of libflownpu_ep.so rather than the installed one")
-    parser.addoption(
-        "--sanitized", action="append", default=[], metavar="PATH",
-        help="leave out the tests below a path that the sanitized build runs: all not marked slow or opencl",
-    )  # fmt: skip
+    parser.addoption("--build", choices=("RELEASED", "SANITIZED"), help="leave out what only the other build runs")
     parser.addoption("--onnxruntime-headers", help="compare ep/abi.h with the headers in this folder")
 
 
-# The folders whose files take longest, in the order in which they begin, so that with several processes no long file
-# is left when the others are done.
-FIRST = (
-    "tests/npu/run",
-    "tests/rewrites",
-    "tests/imagine",
-    "tests/end_to_end",
-    "tests/cli",
-    "tests/npu",
-    "tests/aie",
-    "tests/fuzz",
-)
-# Folders whose fixtures, models that third-party exporters write, take longer than their tests: one process makes those
-# of a folder and runs all of its tests.
-TOGETHER = ("tests/rewrites/", "tests/imagine/")
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Does not import files whose tests only another build runs."""
+    build = config.getoption("--build")
+    if not build or collection_path == config.rootpath:
+        return None
+    return builds.has_none(collection_path.relative_to(config.rootpath).as_posix(), builds.Build[build]) or None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what another build runs, and sorts the rest: files that take long come first."""
-    sanitized = tuple(config.getoption("--sanitized"))
-    own = {"slow", "opencl"}  # these run without sanitizers only
-    items[:] = [
-        item
-        for item in items
-        if not item.nodeid.startswith(sanitized) or any(mark.name in own for mark in item.iter_markers())
-    ]
-
-    def place(item: pytest.Item) -> int:
-        return next((place for place, room in enumerate(FIRST) if item.nodeid.startswith(f"{room}/")), len(FIRST))
-
-    items.sort(key=place)
+    if build := config.getoption("--build"):
+        items[:] = [item for item in items if builds.Build[build] in builds.build_of(item)]
+    items.sort(key=builds.place)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, gives each of pytest-xdist's processes a file at a time, of TOGETHER a folder."""
+    """With `--dist loadfile`, gives each of pytest-xdist's processes a file at a time, or a folder (`builds.scope`)."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class ByRoom(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            room = next((each for each in TOGETHER if nodeid.startswith(each)), None)
-            return room or super()._split_scope(nodeid)
+            return builds.scope(nodeid, super()._split_scope(nodeid))
 
     return ByRoom(config, log)
 

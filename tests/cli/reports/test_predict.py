@@ -2,6 +2,8 @@
 """`flownpu predict`, and its cost model compared with published tables."""
 
 import json
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import typer
@@ -11,6 +13,7 @@ from flownpu.aie.cost.parameters import VALUES
 from flownpu.cli.predict import parse_contexts
 from flownpu.model.shapes import SHAPES
 from flownpu.npu.layers import read_decoder
+from flownpu.predict import prices
 from flownpu.predict.measured_parameters import measured_values
 from flownpu.predict.prices import Prediction
 from flownpu.predict.published import CONTEXTS, TABLES, Role, watts
@@ -22,6 +25,15 @@ from flownpu.selftest.report import SelftestReport
 from flownpu.selftest.runner import StageResult
 
 DEVICE = CHIPS["kraken-350"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_made_once() -> Iterator[None]:
+    """Keeps the programs of all models, not of the last four: writing those of gemma3-4b takes eight seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("predicted_programs", "_published_prices"):
+            patch.setattr(prices, name, cache(getattr(prices, name).__wrapped__))
+        yield
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -227,7 +239,7 @@ def test_unknown_targets_are_refused(flownpu, tmp_path, files, message):
 def test_token_reads_weights_and_visible_keys():
     """Bytes by hand: all weights, and for each layer the keys and values in its window, in whole chunks."""
     of = known("gemma3-4b")
-    context = 4096  # as in test_table_fits_80_columns, which has already made the programs
+    context = 4096
     prediction = Prediction(of, context, DEVICE, VALUES)
     shape = of.decoder.shape
     keys = sum(min(window or context, context) for window in of.decoder.windows)

@@ -24,7 +24,7 @@ def test_padded_batch_equals_single_sequences(family: str, gpu_api: str, tmp_pat
     check_padded_batch(family, tmp_path, device="gpu", gpu_api=gpu_api)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "gpu_api"), list(zip(NAMES, ("opencl", "vulkan"), strict=True)), indirect=["gpu_api"])
 def test_turns_and_rewinds_of_trained_model_continue_as_transformers(name: str, gpu_api: str, tmp_path: Path) -> None:
     """Prompts of more than a tile of the delta rule; the rewind takes a copy of states that an earlier run left."""
     check_turns_and_rewinds(name, tmp_path, 12, activations="bf16", device="gpu", gpu_api=gpu_api)

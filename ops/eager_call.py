@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from flownpu import _native
-from flownpu.opencl_loader import use_installed_packages
 from flownpu.ops.contracts import contract_of
+from flownpu.system.opencl_loader import use_installed_packages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

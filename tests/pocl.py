@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from flownpu.opencl_loader import installed_packages
+from flownpu.system.opencl_loader import installed_packages
 from tests import loader_double
 
 COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"

@@ -13,7 +13,7 @@ from flownpu.errors import FlowNPUError
 from flownpu.generate import template_process
 from flownpu.generate.chat_template import ChatTemplate
 from flownpu.model.folder import CLASS_TOKENS, special_tokens
-from tests.generate.template_table import ASK, FEATURES, TOKENS, TOOLS, by_transformers, called, compare, result, said
+from tests.generate.template_table import ASK, TOKENS, TOOLS, by_transformers, called, compare, result, said
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
 EVERY = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
@@ -293,9 +293,3 @@ def test_empty_template_is_none(folder, settings):
     assert not ChatTemplate.of(path)
     with pytest.raises(FlowNPUError, match="has no chat template, or an empty one"):
         ChatTemplate.of(path).render([ASK])
-
-
-def test_template_features_are_on_page():
-    """The table's page names each feature."""
-    page = (Path(__file__).parents[2] / "docs/use/chat-templates.md").read_text()
-    assert all(name in page for name in FEATURES)

@@ -14,7 +14,7 @@ from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
 from flownpu.hub.store import find_model, find_source
 from flownpu.model.folder import is_embedding_folder, is_pipeline_folder, is_reranker_folder, read_genai_config
-from flownpu.opencl_loader import use_packages_of
+from flownpu.system.opencl_loader import use_packages_of
 
 if TYPE_CHECKING:
     from flownpu.serve.processes.protocol import ModelSettings

@@ -9,7 +9,7 @@ from typing import cast
 from flownpu import _native
 from flownpu.doctor.checks import JOIN_THE_GROUP, Check, Host, Status
 from flownpu.doctor.npu_packages import release_of
-from flownpu.opencl_loader import use_installed_packages
+from flownpu.system.opencl_loader import use_installed_packages
 
 # From pip, without the system's packages: PoCL, which computes on the CPU, and a loader, which pyopencl includes.
 FROM_PIP = "pip install pocl-binary-distribution pyopencl"

@@ -17,8 +17,8 @@ from flownpu.explain.speed import Speed, speed_of
 from flownpu.model.folder import locate_graph, provider_options
 from flownpu.model.onnx_file import load_model, reading
 from flownpu.model.summary import summarize
-from flownpu.opencl_loader import use_packages_of
 from flownpu.ops.contracts import input_position
+from flownpu.system.opencl_loader import use_packages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,8 +31,8 @@ from flownpu.generate.turns import Content, text_of
 from flownpu.model.folder import copies_states, has_states, most_tokens, onnx_path, provider_options, read_genai_config
 from flownpu.model.integrity import check_sizes
 from flownpu.model.onnx_file import DATA_FOLDER
-from flownpu.opencl_loader import use_packages_of
 from flownpu.registration import get_ep_name, register_with_genai
+from flownpu.system.opencl_loader import use_packages_of
 
 if TYPE_CHECKING:
     from flownpu.generate.images import PreparedImage

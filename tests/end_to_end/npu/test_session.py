@@ -135,7 +135,7 @@ def test_repeated_sessions_leave_no_resources(
 def test_closed_sessions_leave_no_driver_resources(sessions: dict[str, Any]) -> None:
     """The memory of a hanging call is freed when the call has ended and the next session opens the device."""
     left = {name for name, found in sessions.items() if found["alive"] > 0}
-    assert left <= {f"{name}, {place}" for name in ("hang", "lost") for place in PLACES}
+    assert left <= {f"{name}, {place}" for name in ("hang", "lost") for place in (*PLACES, "pair")}
     assert sessions["well again"]["alive"] == 0
     assert {name: found["violations"] for name, found in sessions.items()} == {name: [] for name in sessions}
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flownpu import opencl_loader
+from flownpu.system import opencl_loader
 
 PACKAGES = {"FLOWNPU_OPENCL": "/p/.libs/libOpenCL.so", "PYOPENCL_HOME": "/p", "OCL_ICD_VENDORS": "/p/.libs/libpocl.so"}
 

@@ -83,7 +83,7 @@ def test_appended_rows_have_exact_bytes_of_format(pocl, rng):
     key, value = (np.full((kv_heads, capacity, size + 4), 7, np.int8) for _ in range(2))
     kernel = gpu.append_heads(gpu.Heads(heads, kv_heads, size, "int8", 1.0, False, 0.0))
     context = gpu.open(cache=pocl["FLOWNPU_GPU_CACHE"])
-    context.run(kernel, [heads + 2, tokens, 1], [packed, cos, sin, query, key, value], [first, past, capacity])
+    context.run(kernel, [heads + 2, tokens, 1], [packed, cos, sin, query, key, value], [first, past, past, capacity])
     for number, cache in enumerate((key, value)):
         expected = quantise_rows(rows[:, number])
         found = cache[0, past : past + tokens]

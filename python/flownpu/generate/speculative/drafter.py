@@ -16,7 +16,6 @@ from flownpu.generate.speculative.candidates import HIDDEN_STATES
 from flownpu.model.folder import DRAFTER
 from flownpu.model.onnx_file import reading
 from flownpu.model.session import open_session
-from flownpu.ops import q4nx
 
 _TYPES: dict[str, tuple[Any, int]] = {
     "tensor(float)": (np.float32, 1),
@@ -52,6 +51,8 @@ class Embeddings:
 
     def of_token(self, token: int) -> npt.NDArray[np.float32]:
         """A token's embedding, float32 [1, 1, D]."""
+        from flownpu.ops import q4nx  # noqa: PLC0415 the operators take 30 ms to import, also without a drafter
+
         found = q4nx.gather(self.blocks, np.array([[token]]), self.rows, self.columns)
         return np.asarray(found * np.float32(self.scale), np.float32)
 

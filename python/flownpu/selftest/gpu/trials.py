@@ -12,7 +12,6 @@ import numpy as np
 
 from flownpu import __version__, _native
 from flownpu.machine import describe_machine
-from flownpu.opencl_loader import use_installed_packages
 from flownpu.selftest.gpu.attention import attention
 from flownpu.selftest.gpu.case import Case, PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
@@ -22,6 +21,7 @@ from flownpu.selftest.gpu.rows import rows
 from flownpu.selftest.gpu.states import states
 from flownpu.selftest.outcome import Outcome, Result
 from flownpu.selftest.reference.case import compare
+from flownpu.system.opencl_loader import use_installed_packages
 
 _FORMAT = 1
 

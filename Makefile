@@ -48,7 +48,7 @@ test:
 	+@$(MAKE) --no-print-directory --jobs 2 part-environment
 	+@$(MAKE) --no-print-directory --jobs 4 --output-sync=recurse part-collect part-lint part-sanitizers part-tools
 	+@$(MAKE) --no-print-directory part-sanitize
-	+@$(MAKE) --no-print-directory part-tests ONCE='--build RELEASED'
+	+@$(MAKE) --no-print-directory part-tests ONCE='--build=RELEASED'
 	@cat build/times
 
 part-%:
@@ -109,10 +109,11 @@ PARALLEL := --numprocesses $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile 
 
 # The sanitizers' run-time library, and the C++ one whose exceptions it watches, must be loaded before Python. Python itself
 # leaks. graph_rewrites tests flownpu._native. A sanitizer's report is not captured by pytest.
+# With a space in the place of "=", pytest would take the library for the path of tests.
 sanitize: build/sanitize/built
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 FLOWNPU_TESTING_DIR=build/sanitize \
-	$(BIN)/python -m pytest $(PARALLEL) --capture=sys --build SANITIZED --library build/sanitize/libflownpu_ep.so
+	$(BIN)/python -m pytest $(PARALLEL) --capture=sys --build=SANITIZED --library=build/sanitize/libflownpu_ep.so
 
 # The same command runs the same cases. A decoder takes ten times as long as a graph, so there are a tenth as many.
 CASES ?= 2000

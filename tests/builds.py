@@ -108,5 +108,5 @@ def place(item: pytest.Item) -> int:
 
 
 def scope(name: str, scope_of_file: str) -> str:
-    """What one process runs with a test: its folder if that is one of TOGETHER, else its file."""
+    """The tests that one process runs with a test: its folder if that is one of TOGETHER, else those of its file."""
     return next((room for room in TOGETHER if name.startswith(room)), scope_of_file)

@@ -56,13 +56,14 @@ void refuse_host(const Device& device, const std::vector<Lowered::OnHost>& on_ho
 }
 
 // The places of the decoder's present keys and values among the partition's outputs; empty if the
-// nodes have no decoder.
+// nodes have no decoder. States, which follow them, are tensors on both devices.
 std::vector<std::size_t> presents_of(const std::vector<Node>& nodes,
                                      const std::vector<std::string>& outputs) {
   std::vector<std::size_t> places;
   const auto decoder = std::ranges::find(nodes, transformer::kDecoderLayers, &Node::op_type);
   if (decoder == nodes.end()) return places;
-  for (std::size_t i = transformer::kFirstPresent; i < decoder->outputs.size(); ++i) {
+  const std::size_t parts = 2 * transformer::Decoder::read(*decoder).attentions();
+  for (std::size_t i = transformer::kFirstPresent; i < transformer::kFirstPresent + parts; ++i) {
     const auto found = std::ranges::find(outputs, decoder->outputs[i].name);
     if (found == outputs.end())
       fail("[FlowNPU] expected present keys and values that leave the model, got '",

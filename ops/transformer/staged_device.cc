@@ -53,7 +53,7 @@ class StagedStep final : public Step {
  private:
   [[noreturn]] void leave(std::span<const Tensor> inputs,
                           std::vector<OtherStage::Loan> loans) const {
-    const auto pasts = inputs.subspan(kFirstPast, 2 * decoder_.layers.size());
+    const auto pasts = inputs.subspan(kFirstPast, 2 * decoder_.attentions());
     if (caches_ != nullptr) {
       std::vector<Tensor> firsts;
       firsts.reserve(loans.size());

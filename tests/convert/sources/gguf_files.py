@@ -297,7 +297,11 @@ def write_states(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_ssm_time_step_rank(heads)
         writer.add_ssm_inner_size(config.linear_value_head_dim * heads)
         writer.add_full_attention_interval(config.layer_types.index("full_attention") + 1)
-        writer.add_rope_dimension_count(int(config.head_dim * config.rope_parameters["partial_rotary_factor"]))
+        rotated = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
+        writer.add_rope_dimension_count(rotated)
+        # llama.cpp reads how many pairs turn by time, height and width; a text's three positions are equal.
+        if config.model_type.startswith("qwen3_5"):
+            writer.add_rope_dimension_sections([rotated // 2, 0, 0, 0])
 
 
 def write_experts(writer: gguf.GGUFWriter, config: Any) -> None:

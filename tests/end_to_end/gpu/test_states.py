@@ -19,6 +19,16 @@ def test_logits_equal_transformers(family: str, gpu_api: str, tmp_path: Path) ->
     check_loop(family, tmp_path, device="gpu", gpu_api=gpu_api)
 
 
+@pytest.mark.parametrize(
+    ("family", "gpu_api"), list(zip(FAMILIES, ("opencl", "vulkan"), strict=True)), indirect=["gpu_api"]
+)
+def test_logits_of_prompts_on_gpu_and_tokens_on_cpu_equal_transformers(
+    family: str, gpu_api: str, tmp_path: Path
+) -> None:
+    """States go from device to device as tensors, keys and values by the hand-over."""
+    check_loop(family, tmp_path, device="gpu+cpu", gpu_api=gpu_api)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_batch_equals_single_sequences(family: str, gpu_api: str, tmp_path: Path) -> None:
     check_padded_batch(family, tmp_path, device="gpu", gpu_api=gpu_api)

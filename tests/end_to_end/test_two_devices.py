@@ -392,7 +392,7 @@ def test_conversation_goes_on_after_ended_runs(
         text, logits, bound = on_cpu[number]
         first = RUNS[number][0]
         options = onnxruntime.RunOptions()
-        timer = threading.Timer(0.02 * 2**number, lambda options=options: setattr(options, "terminate", True))
+        timer = threading.Timer(0.001 * 4**number, lambda options=options: setattr(options, "terminate", True))
         timer.start()
         try:
             # Far more tokens than belong there: they are forgotten like those of a rewind.

@@ -378,8 +378,8 @@ def test_array_goes_on_after_gpu_failed(
         assert np.abs(session(text[first:], first) - logits).max() < bound, f"run from {first} on"
 
 
-# In gpu+cpu the long runs are the GPU's, which asks every 64 kernels, more than this model has.
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "gpu+cpu" not in str(pair)])
+# The GPU asks every 64 kernels, more than this model has, and the CPU every 20 ms, in which it reads the prompt.
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if "emulate" in str(pair)])
 def test_conversation_goes_on_after_ended_runs(
     pair: str, open_session: Callable[..., SharedSession], on_cpu: list[tuple[Tokens, np.ndarray, float]],
     held_out: Tokens,
@@ -392,7 +392,7 @@ def test_conversation_goes_on_after_ended_runs(
         text, logits, bound = on_cpu[number]
         first = RUNS[number][0]
         options = onnxruntime.RunOptions()
-        timer = threading.Timer(0.001 * 4**number, lambda options=options: setattr(options, "terminate", True))
+        timer = threading.Timer(0.02 * 2**number, lambda options=options: setattr(options, "terminate", True))
         timer.start()
         try:
             # Far more tokens than belong there: they are forgotten like those of a rewind.

@@ -127,8 +127,8 @@ class ThreadPool::Turns {
   static constexpr std::chrono::milliseconds kTurn{1};
   // A task that took this many times as long as the one before is not merely a long one.
   static constexpr int kManyTasks = 4;
-  // In this time a wrong guess costs some 20 % of a decode step's speed (50 us to wake for each
-  // job), and noticing other work again costs one turn.
+  // In this time a wrong guess costs a wake-up, some 50 us, for each job. Noticing other work again
+  // costs one turn of it, a hundredth of this time.
   static constexpr std::chrono::milliseconds kRemembered{500};
 
   Clock::time_point task_;

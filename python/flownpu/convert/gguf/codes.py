@@ -81,7 +81,7 @@ def keep_codes(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried
     """
     layout, first_bytes, offset = KEPT[kind]
     unit = stored.reshape(-1, int(GGML_QUANT_SIZES[kind][1])).copy()
-    parameters = _parameters_of_tables(unit, kind) if layout.table else _parameters(unit, first_bytes)
+    parameters = _parameters_of_tables(stored, kind) if layout.table else _parameters(unit, first_bytes)
     scale, minimum = (values.reshape(len(stored), -1) for values in parameters)
     unit[:, : len(first_bytes)] = np.frombuffer(first_bytes, np.uint8)
     codes = dequantize(unit.reshape(stored.shape), kind) + np.float32(offset)
@@ -97,11 +97,14 @@ def keep_codes(stored: NDArray[np.uint8], kind: GGMLQuantizationType) -> Carried
 
 
 def _parameters_of_tables(
-    blocks: NDArray[np.uint8], kind: GGMLQuantizationType
+    stored: NDArray[np.uint8], kind: GGMLQuantizationType
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """As `_parameters`: the values of blocks whose codes all stand for 1."""
-    ones = blocks.copy()
-    ones[:, len(KEPT[kind].unit) :] = _ONES[kind]
+    """As `_parameters`: the values of rows whose codes all stand for 1.
+
+    They go to the gguf package as rows, since it takes 16 rows at a time: with a block a row that takes 15 times as long.
+    """
+    ones = stored.copy()
+    ones.reshape(-1, int(GGML_QUANT_SIZES[kind][1]))[:, len(KEPT[kind].unit) :] = _ONES[kind]
     scale = np.ascontiguousarray(dequantize(ones, kind)[:, :: q4nx.GROUP])
     return scale, np.zeros_like(scale)
 

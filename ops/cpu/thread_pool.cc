@@ -109,31 +109,47 @@ class ThreadPool::Fetch {
 // system prefers it, since it used less of the core than the other work.
 class ThreadPool::Turns {
  public:
-  void start_job() { task_ = Clock::now(); }
+  void start_job() {
+    task_ = Clock::now();
+    usual_ = kUnknown;
+  }
   void end_task() {
     const Clock::time_point now = Clock::now();
     const Clock::duration took = now - task_;
-    if (took > kTurn && took > kManyTasks * usual_) interrupted_ = now;
+    if (took > kTurn && took / kManyTasks > usual_) lose(took, now);
     usual_ = took;
     task_ = now;
   }
-  // Whether a task was interrupted within kRemembered.
-  bool are_taken() const { return Clock::now() - interrupted_ < kRemembered; }
+  // Whether interruptions took more time than sleeping costs, within kRemembered.
+  bool are_taken() const { return Clock::now() - taken_ < kRemembered; }
 
  private:
   using Clock = std::chrono::steady_clock;
   // Linux gives other work at least 1.4 ms on two cores and 2.8 ms on eight (0.7 ms times one more
   // than their binary logarithm), and Windows more.
   static constexpr std::chrono::milliseconds kTurn{1};
-  // A task that took this many times as long as the one before is not merely a long one.
+  // A task that took this many times as long as the one before in its job is not merely a long one.
   static constexpr int kManyTasks = 4;
-  // In this time a wrong guess costs a wake-up, some 50 us, for each job. Noticing other work again
-  // costs one turn of it, a hundredth of this time.
+  static constexpr Clock::duration kUnknown = Clock::duration::max();
+  // Sleeping costs a wake-up for each job: a tenth of a step of 25 ms with 120 jobs. Turns that
+  // take less time than that are borne: desktops have a few of them a second. A thread that
+  // computes all the time takes half of it.
+  static constexpr int kBorneShare = 10;
+  static constexpr std::chrono::milliseconds kBorne{10};
+  // Noticing other work again after this time costs a fiftieth of it.
   static constexpr std::chrono::milliseconds kRemembered{500};
 
+  void lose(Clock::duration took, Clock::time_point now) {
+    lost_ = std::max(lost_ - (now - since_) / kBorneShare, Clock::duration{0}) + took;
+    since_ = now;
+    if (lost_ > kBorne) taken_ = now;
+  }
+
   Clock::time_point task_;
-  Clock::time_point interrupted_ = Clock::now() - kRemembered;
-  Clock::duration usual_{0};
+  Clock::duration usual_ = kUnknown;
+  Clock::time_point since_;
+  Clock::duration lost_{0};
+  Clock::time_point taken_ = Clock::now() - kRemembered;
 };
 
 std::shared_ptr<ThreadPool> ThreadPool::shared(int threads) {

@@ -178,6 +178,25 @@ def test_product_of_1_to_65_rows_is_within_bound(isa: str, activations: str, lay
         assert np.all(np.abs(y - expected[:tokens]) <= bound[:tokens]), f"{tokens} rows"
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("largest", [15, 17])
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_table_of_small_values_times_largest_activations_is_within_bound(isa: str, largest: int, tokens: int) -> None:
+    """Values up to 15 are summed in 16 bits over a group: 32 products of 15 x 127, two sums a row, fit; those of 17 do
+    not."""
+    rng = np.random.default_rng(29)
+    rows, columns = 32, 96
+    signs = rng.choice(np.array([-1, 1], np.int8), columns)
+    codes = np.tile(signs * np.int8(largest), (rows, 1))
+    scale, minimum = (np.full((rows, columns // 32), value, ml_dtypes.bfloat16) for value in (1, 0))
+    blocks = q4nx.pack(codes, scale, minimum, q4nx.TABLE)
+    x = np.tile(signs.astype(np.float32), (tokens, 1))
+    options = {"cpu_isa": isa, "activations": "int8"}
+    (y,) = run("Q4NXMatMul", [x, blocks], constants=(1,), options=options, M=rows, K=columns)
+    expected, bound = product_and_bound(x, blocks, rows, columns, isa, "int8")
+    assert np.all(np.abs(y - expected) <= bound)
+
+
 @pytest.mark.parametrize("tokens", [7, 32])
 def test_activations_beyond_256_kb_are_within_bound(tokens: int) -> None:
     """On AVX-512 up to 256 KB of int8 activations are multiplied in the order of the weight, more part by part."""

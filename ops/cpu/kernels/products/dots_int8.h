@@ -36,23 +36,25 @@ void tile_int8(const GroupRange& range, const std::byte* unpacked, int strip,
     for (int r = 0; r < COUNT; ++r) total[r] = load_rows(out + r * q4nx::kBlockRows);
   }
   for (std::int64_t g = 0; g < range.groups; ++g, ++scales, ++sums) {
-    DotsOf<LAYOUT> dot[COUNT];
-    const auto multiply = [&](int quad) {
-      const ByteCodes codes = load_codes(unpacked + quad * 64);
-      for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
-    };
-    // Two steps at once, as in fused_dqp.h.
+    with_dots<LAYOUT>(weight, first + g, [&]<typename Dots>() {
+      Dots dot[COUNT];
+      const auto multiply = [&](int quad) {
+        const ByteCodes codes = load_codes(unpacked + quad * 64);
+        for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
+      };
+      // Two steps at once, as in fused_dqp.h.
 #pragma GCC unroll 1
-    for (int quad = 0; quad < kGroup / 4; quad += 2) {
-      multiply(quad);
-      multiply(quad + 1);
-    }
+      for (int quad = 0; quad < kGroup / 4; quad += 2) {
+        multiply(quad);
+        multiply(quad + 1);
+      }
+      const auto [scale, minimum] = load_parameters(weight, first + g, strip);
+      for (int r = 0; r < COUNT; ++r) {
+        add_group(total[r], dot[r], scales[r * a.groups], scale, minimum, sums[r * a.groups]);
+      }
+    });
     unpacked += kGroup / 4 * 64;
     x += kGroup;
-    const auto [scale, minimum] = load_parameters(weight, first + g, strip);
-    for (int r = 0; r < COUNT; ++r) {
-      add_group(total[r], dot[r], scales[r * a.groups], scale, minimum, sums[r * a.groups]);
-    }
   }
   for (int r = 0; r < COUNT; ++r) store_rows(total[r], out + r * q4nx::kBlockRows);
 }

@@ -63,25 +63,27 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
   for (std::int64_t group = 0; group < weight.stored_groups;
        ++group, x += kGroup, ++scales, ++sums) {
     fetch_ahead<LAYOUT>(weight, group).rest();
-    for (int strip = 0; strip < kStrips; ++strip) {
-      DotsOf<LAYOUT> dot[COUNT];
-      const auto multiply = [&](int quad) {
-        const ByteCodes codes = byte_codes<LAYOUT>(weight, group, strip, quad);
-        for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
-      };
-      // Two steps at once. If the loop is fully unrolled, GCC orders its additions so that the
-      // operands do not fit 16 registers: a quarter of the speed.
+    with_dots<LAYOUT>(weight, group, [&]<typename Dots>() {
+      for (int strip = 0; strip < kStrips; ++strip) {
+        Dots dot[COUNT];
+        const auto multiply = [&](int quad) {
+          const ByteCodes codes = byte_codes<LAYOUT>(weight, group, strip, quad);
+          for (int r = 0; r < COUNT; ++r) dot_int8(dot[r], codes, x + r * a.padded_k + quad * 4);
+        };
+        // Two steps at once. If the loop is fully unrolled, GCC orders its additions so that the
+        // operands do not fit 16 registers: a quarter of the speed.
 #pragma GCC unroll 1
-      for (int quad = 0; quad < kGroup / 4; quad += 2) {
-        multiply(quad);
-        multiply(quad + 1);
+        for (int quad = 0; quad < kGroup / 4; quad += 2) {
+          multiply(quad);
+          multiply(quad + 1);
+        }
+        const auto [scale, minimum] = load_parameters(weight, group, strip);
+        for (int r = 0; r < COUNT; ++r) {
+          const std::int64_t at = r * a.groups;
+          add_group(total[strip][r], dot[r], scales[at], scale, minimum, sums[at]);
+        }
       }
-      const auto [scale, minimum] = load_parameters(weight, group, strip);
-      for (int r = 0; r < COUNT; ++r) {
-        const std::int64_t at = r * a.groups;
-        add_group(total[strip][r], dot[r], scales[at], scale, minimum, sums[at]);
-      }
-    }
+    });
   }
   store_strips(total, out);
 }

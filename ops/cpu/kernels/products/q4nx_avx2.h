@@ -164,8 +164,36 @@ inline void dot_int8(SignedRows& dot, ByteCodes codes, const std::int8_t* x) {
   dot.odd = _mm256_add_epi32(dot.odd, dots(codes.odd));
 }
 
-template <q4nx::Layout LAYOUT>
-using DotsOf = std::conditional_t<LAYOUT.is_signed(), SignedRows, IntegerRows>;
+// The dots of values from -15 to 15, as MXFP4 has them, in 16 bits: IntegerRows' limits hold for
+// their magnitudes. The activations' magnitudes are the unsigned factor, since one serves all rows.
+// A core of a Zen 3 multiplies a row by cached values at 16 GB/s with them, at 10 without.
+struct NarrowRows : IntegerRows {};
+
+inline void dot_int8(NarrowRows& dot, ByteCodes codes, const std::int8_t* x) {
+  std::int32_t four;
+  std::memcpy(&four, x, sizeof(four));
+  const __m256i columns = _mm256_set1_epi32(four);
+  const __m256i magnitudes = _mm256_abs_epi8(columns);
+  const auto dots = [&](__m256i values) {
+    return _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(values, columns));
+  };
+  dot.even = _mm256_add_epi16(dot.even, dots(codes.even));
+  dot.odd = _mm256_add_epi16(dot.odd, dots(codes.odd));
+}
+
+// Calls function.template operator()<DOTS>() with the fastest dots for a group's values; all have
+// the same bits.
+template <q4nx::Layout LAYOUT, typename Function>
+[[gnu::always_inline]] inline void with_dots(const Q4NXRows& weight, std::int64_t group,
+                                             const Function& function) {
+  if constexpr (LAYOUT.has_table) {
+    const __m128i table =
+        _mm_abs_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weight.table(group))));
+    const __m128i larger = _mm_subs_epu8(table, _mm_set1_epi8(15));
+    if (_mm_testz_si128(larger, larger) != 0) return function.template operator()<NarrowRows>();
+  }
+  function.template operator()<std::conditional_t<LAYOUT.is_signed(), SignedRows, IntegerRows>>();
+}
 
 inline __m256 scaled(__m256i dot, __m256 scale) {
   const __m256i both = _mm256_madd_epi16(dot, _mm256_set1_epi16(1));

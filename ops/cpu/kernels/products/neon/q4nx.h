@@ -138,8 +138,13 @@ inline ByteCodes load_codes(const std::byte* unpacked) {
 struct IntegerRows {
   int32x4_t part[kRowVectors] = {};
 };
-template <q4nx::Layout LAYOUT>
-using DotsOf = IntegerRows;
+
+// Calls function.template operator()<DOTS>() with the dots for a group's values.
+template <q4nx::Layout LAYOUT, typename Function>
+[[gnu::always_inline]] inline void with_dots(const Q4NXRows& /*weight*/, std::int64_t /*group*/,
+                                             const Function& function) {
+  function.template operator()<IntegerRows>();
+}
 
 inline void dot_int8(IntegerRows& dot, const ByteCodes& codes, const std::int8_t* x) {
   std::int32_t four;

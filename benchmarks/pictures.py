@@ -11,9 +11,9 @@
 runs at the root of the repository. Each engine computes, in a process of its own, a denoising step of a picture of 512
 x 512 pixels (with guidance: a batch of 2), the decoder's picture and, with --picture, a whole picture of 20 steps.
 --size=768x512 and --steps=1 change that. "arena" is how much private memory the first run took. Errors are beside ONNX
-Runtime in float32, if that has run with the same size. `activations` prints the bytes of all nodes'
-results, which the arena's would be without reuse. The last command times convolutions of the UNet by themselves, beside
-the machine's rate of bf16.
+Runtime in float32, if that has run with the same size. `activations` prints the bytes of all nodes' results, which the
+arena's would be without reuse, and a GPU's predicted seconds. The last command times convolutions of the UNet by
+themselves, beside the machine's rate of bf16.
 
     pip install openvino-genai==2026.4.1.0 nncf==3.4.0 transformers
     python -m benchmarks.pictures out/sd14 openvino-genai/bf16 openvino-genai/int8
@@ -25,6 +25,7 @@ first, into out/sd14-openvino-bf16 and -int8; stable-diffusion.cpp reads out/sd1
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -123,9 +124,11 @@ def _openvino_genai(folder: Path, precision: str) -> Callable[[], Any]:
         command = [sys.executable, "-m", "benchmarks.pictures", str(folder), "openvino-form", precision]
         subprocess.run(command, check=True, stdout=sys.stderr)
     pipeline = openvino_genai.Text2ImagePipeline(networks, "CPU", INFERENCE_PRECISION_HINT="bf16")
-    return lambda: pipeline.generate(
-        "a red circle", width=_WIDTH, height=_HEIGHT, num_inference_steps=_STEPS, guidance_scale=_GUIDANCE
-    ).data
+    return lambda: (
+        pipeline.generate(
+            "a red circle", width=_WIDTH, height=_HEIGHT, num_inference_steps=_STEPS, guidance_scale=_GUIDANCE
+        ).data
+    )
 
 
 def openvino_form(folder: Path, precision: str) -> None:
@@ -139,11 +142,28 @@ def openvino_form(folder: Path, precision: str) -> None:
     shutil.copytree(folder, networks, ignore=shutil.ignore_patterns("*.onnx*", "vae_encoder"))
     for part in ("text_encoder", "unet", "vae_decoder"):
         model = openvino.Core().read_model(folder / part / "model.onnx")
+        if part == "unet":
+            _take_steps_as_integers(model)
         if precision == "int8":
             model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
         openvino.save_model(model, networks / part / "openvino_model.xml")
     tokenizer = transformers.CLIPTokenizerFast.from_pretrained(folder / "tokenizer")
     openvino.save_model(openvino_tokenizers.convert_tokenizer(tokenizer), networks / "tokenizer/openvino_tokenizer.xml")
+
+
+def _take_steps_as_integers(model: Any) -> None:
+    """GenAI gives the time as an int64 in a vector, for which OpenVINO's own exporter makes the input."""
+    from openvino import Type, opset13
+
+    scalar = model.input("timestep").get_node()
+    vector = opset13.parameter([1], Type.i64, "timestep")
+    number = opset13.convert(opset13.squeeze(vector, opset13.constant(0)), scalar.get_element_type().to_string())
+    scalar.output(0).replace(number.output(0))
+    scalar.output(0).set_names(set())
+    vector.output(0).set_names({"timestep"})
+    model.remove_parameter(scalar)
+    model.add_parameters([vector])
+    model.validate_nodes_and_infer_types()
 
 
 def _stable_diffusion_cpp(folder: Path, weights: str) -> Callable[[], Any]:
@@ -250,10 +270,30 @@ def measure(folder: Path, engine: str) -> dict[str, float]:
     return {**found, "peak GB": _peak()}
 
 
+def _kernel(event: dict[str, Any]) -> Any:
+    """The GPU's kernel for a node that ONNX Runtime has run; None for a function or a move, which others could do."""
+    from flownpu.predict.gpu import Kernel
+
+    given, made = ([next(iter(each.values())) for each in event[f"{side}_type_shape"]] for side in ("input", "output"))
+    moved = 4 * sum(math.prod(shape) for shape in (*given, *made))
+    kind = event["op_name"]
+    if kind in ("Conv", "Gemm", "MatMul"):
+        # A convolution's weight is [M, C / groups, taps ...], a product's [K, N]; attention's scores are not stored.
+        depth = math.prod(given[1][1:]) if kind == "Conv" else given[0][-1]
+        return Kernel(kind, 0 if len(given[1]) > 2 and kind == "MatMul" else moved, 2 * math.prod(made[0]) * depth)
+    return Kernel(kind, moved) if kind.endswith("Normalization") else None
+
+
 def activations(folder: Path) -> None:
-    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them."""
+    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them, and a GPU's time.
+
+    The time is a bound of kernels of float32 that do not use Winograd, with nothing read or written between them.
+    """
     import onnxruntime
 
+    from flownpu.predict.gpu import GPUS
+
+    whole = dict.fromkeys(GPUS, 0.0)
     with TemporaryDirectory() as scratch:
         for part, given in _inputs(folder).items():
             options = onnxruntime.SessionOptions()
@@ -261,9 +301,20 @@ def activations(folder: Path) -> None:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             session = onnxruntime.InferenceSession(folder / part / "model.onnx", options)
             session.run(None, given)
-            events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-            total = sum(int(event["args"].get("output_size", 0)) for event in events if "args" in event)
-            print(f"{part}: {total / 1e9:.2f} GB")
+            events = [event.get("args", {}) for event in json.loads(Path(session.end_profiling()).read_text("utf-8"))]
+            del session
+            events = [event for event in events if "output_size" in event]
+            kernels = [kernel for event in events if (kernel := _kernel(event)) is not None]
+            seconds = {name: sum(kernel.seconds(gpu) for kernel in kernels) for name, gpu in GPUS.items()}
+            for name, of_part in seconds.items():
+                whole[name] += of_part * (_STEPS if part == "unet" else 1)
+            print(
+                f"{part}: {sum(int(event['output_size']) for event in events) / 1e9:.2f} GB, "
+                f"{sum(kernel.floats for kernel in kernels) / 2e9:.0f} GMAC; predicted "
+                + ", ".join(f"{name} {of_part:.2f} s" for name, of_part in seconds.items()),
+                flush=True,
+            )
+    print(f"{_STEPS} steps and the decoder: " + ", ".join(f"{name} {each:.1f} s" for name, each in whole.items()))
 
 
 def convolutions() -> None:

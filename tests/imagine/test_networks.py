@@ -21,8 +21,8 @@ GIVEN = {
     "vae_decoder": {"latent_sample": (IMAGES, 4, HEIGHT, WIDTH)},
     "vae_encoder": {"sample": (IMAGES, 3, 4 * HEIGHT, 4 * WIDTH)},
 }
-# Floats that the host makes of integers, which no kernel reads: the tokens' embeddings, their norm twice, and the causal
-# mask for each of two layers; for each picture the sinusoids of the time, of 32 numbers.
+# Floats that the host makes of integers, which no kernel reads: the tokens' embeddings, their norm twice, and the
+# causal mask for each of two layers; for each picture the sinusoids of the time, of 32 numbers.
 FROM_HOST = {"text_encoder": IMAGES * TOKENS * (3 * HIDDEN + 2 * TOKENS), "unet": IMAGES * HIDDEN}
 
 
@@ -30,7 +30,9 @@ def inputs(graph: onnx.GraphProto, part: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(7)
     kinds = {one.name: onnx.helper.tensor_dtype_to_np_dtype(one.type.tensor_type.elem_type) for one in graph.input}
     return {
-        name: (rng.standard_normal(shape) if kinds[name] == np.float32 else rng.integers(3, 20, shape)).astype(kinds[name])
+        name: (rng.standard_normal(shape) if kinds[name] == np.float32 else rng.integers(3, 20, shape)).astype(
+            kinds[name]
+        )
         for name, shape in GIVEN[part].items()
     }
 

@@ -299,6 +299,7 @@ def activations(folder: Path) -> None:
             options = onnxruntime.SessionOptions()
             options.enable_profiling, options.profile_file_prefix = True, f"{scratch}/{part}"
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")  # else weights are no inputs
             session = onnxruntime.InferenceSession(folder / part / "model.onnx", options)
             session.run(None, given)
             events = [event.get("args", {}) for event in json.loads(Path(session.end_profiling()).read_text("utf-8"))]

@@ -10,12 +10,23 @@
 
 runs at the root of the repository. Each engine computes, in a process of its own, a denoising step of a picture of 512
 x 512 pixels (with guidance: a batch of 2), the decoder's picture and, with --picture, a whole picture of 20 steps.
-"arena" is how much private memory the first run took. Errors are beside ONNX Runtime in float32, if that has run in the
-same folder. `activations` prints the bytes of all nodes' results, which the arena's would be without reuse. The last
-command times convolutions of the UNet by themselves, beside the machine's rate of bf16.
+--size=768x512 and --steps=1 change that. "arena" is how much private memory the first run took. Errors are beside ONNX
+Runtime in float32, if that has run with the same size. `activations` prints the bytes of all nodes' results, which the
+arena's would be without reuse, and a GPU's predicted seconds. The last command times convolutions of the UNet by
+themselves, beside the machine's rate of bf16.
+
+    pip install openvino-genai==2026.4.1.0 nncf==3.4.0 transformers
+    python -m benchmarks.pictures out/sd14 openvino-genai/bf16 openvino-genai/int8
+    CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-binary :all: stable-diffusion-cpp-python==0.4.7
+    python -m benchmarks.pictures out/sd14 stable-diffusion.cpp/f16 stable-diffusion.cpp/q8_0
+
+makes whole pictures only, by programs of their own. OpenVINO's form of the networks, in float16 or int8, is written
+first, into out/sd14-openvino-bf16 and -int8; stable-diffusion.cpp reads out/sd14-checkpoint.
 """
 
 import json
+import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,11 +39,15 @@ from typing import Any
 import numpy as np
 
 Network = Callable[[dict[str, Any]], Any]
-_STEPS, _GUIDANCE, _REPEATS = 20, 7.5, 3
+_GUIDANCE, _REPEATS = 7.5, 3
+_OPTIONS = dict(option.partition("=")[::2] for option in sys.argv if option.startswith("--"))
+_STEPS = int(_OPTIONS.get("--steps", 20))
+_WIDTH, _HEIGHT = (int(side) for side in _OPTIONS.get("--size", "512x512").split("x"))
+_LATENTS = (4, _HEIGHT // 8, _WIDTH // 8)
 
 
 def export(folder: Path) -> None:
-    """Writes the pipeline as optimum exports it."""
+    """Writes the pipeline as optimum exports it, and beside it the checkpoint, in float16."""
     import diffusers
     import torch
     import transformers
@@ -54,7 +69,7 @@ def export(folder: Path) -> None:
         feature_extractor=None,
     )
     checkpoint = folder.with_name(folder.name + "-checkpoint")
-    pipeline.save_pretrained(checkpoint)
+    pipeline.to(torch.float16).save_pretrained(checkpoint)
     del pipeline
     main_export(str(checkpoint), str(folder), task="text-to-image", do_validation=False)
 
@@ -97,6 +112,74 @@ def _openvino(path: Path, precision: str) -> Network:
 ENGINES = {"onnxruntime": _onnxruntime, "flownpu": _flownpu, "openvino": _openvino}
 
 
+# --- Engines that make whole pictures: each opens the pipeline --------------------------------------------------------
+
+
+def _openvino_genai(folder: Path, precision: str) -> Callable[[], Any]:
+    import openvino_genai
+
+    networks = folder.with_name(f"{folder.name}-openvino-{precision}")
+    if not networks.exists():
+        # In a process of its own, whose memory is not the engine's.
+        command = [sys.executable, "-m", "benchmarks.pictures", str(folder), "openvino-form", precision]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    pipeline = openvino_genai.Text2ImagePipeline(networks, "CPU", INFERENCE_PRECISION_HINT="bf16")
+    return lambda: (
+        pipeline.generate(
+            "a red circle", width=_WIDTH, height=_HEIGHT, num_inference_steps=_STEPS, guidance_scale=_GUIDANCE
+        ).data
+    )
+
+
+def openvino_form(folder: Path, precision: str) -> None:
+    """Writes the networks in OpenVINO's form."""
+    import nncf
+    import openvino
+    import openvino_tokenizers
+    import transformers
+
+    networks = folder.with_name(f"{folder.name}-openvino-{precision}")
+    shutil.copytree(folder, networks, ignore=shutil.ignore_patterns("*.onnx*", "vae_encoder"))
+    for part in ("text_encoder", "unet", "vae_decoder"):
+        model = openvino.Core().read_model(folder / part / "model.onnx")
+        if part == "unet":
+            _take_steps_as_integers(model)
+        if precision == "int8":
+            model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+        openvino.save_model(model, networks / part / "openvino_model.xml")
+    tokenizer = transformers.CLIPTokenizerFast.from_pretrained(folder / "tokenizer")
+    openvino.save_model(openvino_tokenizers.convert_tokenizer(tokenizer), networks / "tokenizer/openvino_tokenizer.xml")
+
+
+def _take_steps_as_integers(model: Any) -> None:
+    """GenAI gives the time as an int64 in a vector, for which OpenVINO's own exporter makes the input."""
+    from openvino import Type, opset13
+
+    scalar = model.input("timestep").get_node()
+    vector = opset13.parameter([1], Type.i64, "timestep")
+    number = opset13.convert(opset13.squeeze(vector, opset13.constant(0)), scalar.get_element_type().to_string())
+    scalar.output(0).replace(number.output(0))
+    scalar.output(0).set_names(set())
+    vector.output(0).set_names({"timestep"})
+    model.remove_parameter(scalar)
+    model.add_parameters([vector])
+    model.validate_nodes_and_infer_types()
+
+
+def _stable_diffusion_cpp(folder: Path, weights: str) -> Callable[[], Any]:
+    import stable_diffusion_cpp
+
+    pipeline = stable_diffusion_cpp.StableDiffusion(
+        model_path=str(folder.with_name(folder.name + "-checkpoint")), wtype=weights, diffusion_flash_attn=True
+    )
+    return lambda: pipeline.generate_image(
+        "a red circle", width=_WIDTH, height=_HEIGHT, sample_steps=_STEPS, cfg_scale=_GUIDANCE, sample_method="euler"
+    )[0]
+
+
+PIPELINES = {"openvino-genai": _openvino_genai, "stable-diffusion.cpp": _stable_diffusion_cpp}
+
+
 # --- One engine, in a process of its own ------------------------------------------------------------------------------
 
 
@@ -114,6 +197,14 @@ def _private_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
 
+def _result(folder: Path, engine: str, part: str) -> Path:
+    return folder / f"{engine.replace('/', '-')}-{part}-{_WIDTH}x{_HEIGHT}.npy"
+
+
+def _peak() -> float:
+    return getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
 def _kind(folder: Path, part: str, port: str) -> Any:
     """The type of a network's input."""
     import onnx
@@ -127,11 +218,11 @@ def _inputs(folder: Path) -> dict[str, dict[str, Any]]:
     random = np.random.default_rng(1)
     return {
         "unet": {
-            "sample": random.standard_normal((2, 4, 64, 64), np.float32),
+            "sample": random.standard_normal((2, *_LATENTS), np.float32),
             "timestep": np.array(481, _kind(folder, "unet", "timestep")),
             "encoder_hidden_states": random.standard_normal((2, 77, 768), np.float32),
         },
-        "vae_decoder": {"latent_sample": random.standard_normal((1, 4, 64, 64), np.float32)},
+        "vae_decoder": {"latent_sample": random.standard_normal((1, *_LATENTS), np.float32)},
     }
 
 
@@ -142,7 +233,7 @@ def _picture(text: Network, denoise: Network, decode: Network, folder: Path) -> 
     states = text({"input_ids": tokens})
     kept = np.cumprod(1 - np.linspace(0.00085**0.5, 0.012**0.5, 1000) ** 2)
     time = _kind(folder, "unet", "timestep")
-    x = random.standard_normal((1, 4, 64, 64), np.float32)
+    x = random.standard_normal((1, *_LATENTS), np.float32)
     for step in range(_STEPS, 0, -1):
         at = (step - 1) * 1000 // _STEPS
         both = denoise({"sample": np.repeat(x, 2, 0), "timestep": np.array(at, time), "encoder_hidden_states": states})
@@ -156,37 +247,75 @@ def _picture(text: Network, denoise: Network, decode: Network, folder: Path) -> 
 def measure(folder: Path, engine: str) -> dict[str, float]:
     """Seconds of each part, and the peak of resident memory; results are kept for comparison."""
     name, _, precision = engine.partition("/")
+    if name in PIPELINES:
+        started = perf_counter()
+        make = PIPELINES[name](folder, precision)
+        opened = perf_counter()
+        make()
+        return {"load": opened - started, "picture": perf_counter() - opened, "peak GB": _peak()}
     paths = {part: folder / part / "model.onnx" for part in ("text_encoder", "unet", "vae_decoder")}
     started = perf_counter()
     networks = {part: ENGINES[name](path, precision) for part, path in paths.items()}
     found = {"load": perf_counter() - started}
     for part, values in _inputs(folder).items():
         before = _private_bytes()
-        np.save(folder / f"{engine.replace('/', '-')}-{part}.npy", networks[part](values))
+        np.save(_result(folder, engine, part), networks[part](values))
         found[f"{part} arena GB"] = (_private_bytes() - before) / 1e9
         found[part] = _seconds(lambda part=part, values=values: networks[part](values))  # type: ignore[misc]
-    if "--picture" in sys.argv:
+    if "--picture" in _OPTIONS:
         started = perf_counter()
         text, denoise, decode = networks.values()
         _picture(text, denoise, decode, folder)
         found["picture"] = perf_counter() - started
-    return {**found, "peak GB": getrusage(RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+    return {**found, "peak GB": _peak()}
+
+
+def _kernel(event: dict[str, Any]) -> Any:
+    """The GPU's kernel for a node that ONNX Runtime has run; None for a function or a move, which others could do."""
+    from flownpu.predict.gpu import Kernel
+
+    given, made = ([next(iter(each.values())) for each in event[f"{side}_type_shape"]] for side in ("input", "output"))
+    moved = 4 * sum(math.prod(shape) for shape in (*given, *made))
+    kind = event["op_name"]
+    if kind in ("Conv", "Gemm", "MatMul"):
+        # A convolution's weight is [M, C / groups, taps ...], a product's [K, N]; attention's scores are not stored.
+        depth = math.prod(given[1][1:]) if kind == "Conv" else given[0][-1]
+        return Kernel(kind, 0 if len(given[1]) > 2 and kind == "MatMul" else moved, 2 * math.prod(made[0]) * depth)
+    return Kernel(kind, moved) if kind.endswith("Normalization") else None
 
 
 def activations(folder: Path) -> None:
-    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them."""
+    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them, and a GPU's time.
+
+    The time is a bound of kernels of float32 that do not use Winograd, with nothing read or written between them.
+    """
     import onnxruntime
 
+    from flownpu.predict.gpu import GPUS
+
+    whole = dict.fromkeys(GPUS, 0.0)
     with TemporaryDirectory() as scratch:
         for part, given in _inputs(folder).items():
             options = onnxruntime.SessionOptions()
             options.enable_profiling, options.profile_file_prefix = True, f"{scratch}/{part}"
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.add_session_config_entry("session.disable_prepacking", "1")  # else weights are no inputs
             session = onnxruntime.InferenceSession(folder / part / "model.onnx", options)
             session.run(None, given)
-            events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-            total = sum(int(event["args"].get("output_size", 0)) for event in events if "args" in event)
-            print(f"{part}: {total / 1e9:.2f} GB")
+            events = [event.get("args", {}) for event in json.loads(Path(session.end_profiling()).read_text("utf-8"))]
+            del session
+            events = [event for event in events if "output_size" in event]
+            kernels = [kernel for event in events if (kernel := _kernel(event)) is not None]
+            seconds = {name: sum(kernel.seconds(gpu) for kernel in kernels) for name, gpu in GPUS.items()}
+            for name, of_part in seconds.items():
+                whole[name] += of_part * (_STEPS if part == "unet" else 1)
+            print(
+                f"{part}: {sum(int(event['output_size']) for event in events) / 1e9:.2f} GB, "
+                f"{sum(kernel.floats for kernel in kernels) / 2e9:.0f} GMAC; predicted "
+                + ", ".join(f"{name} {of_part:.2f} s" for name, of_part in seconds.items()),
+                flush=True,
+            )
+    print(f"{_STEPS} steps and the decoder: " + ", ".join(f"{name} {each:.1f} s" for name, each in whole.items()))
 
 
 def convolutions() -> None:
@@ -211,16 +340,16 @@ def convolutions() -> None:
 
 def main(folder: Path, engines: list[str]) -> None:
     """Prints each engine's seconds, memory and errors."""
-    options = [option for option in sys.argv if option == "--picture"]
+    options = [option for option in sys.argv if option.startswith("--")]
     for engine in engines:
         command = [sys.executable, "-m", "benchmarks.pictures", str(folder), "measure", engine, *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         for part in ("unet", "vae_decoder"):
-            reference = folder / f"onnxruntime-{part}.npy"
-            if engine != "onnxruntime" and reference.exists():
+            made, reference = (_result(folder, name, part) for name in (engine, "onnxruntime"))
+            if made != reference and made.exists() and reference.exists():
                 expected = np.load(reference)
-                error = np.load(folder / f"{engine.replace('/', '-')}-{part}.npy") - expected
+                error = np.load(made) - expected
                 found[f"{part} dB"] = float(20 * np.log10(np.ptp(expected)) - 10 * np.log10(np.square(error).mean()))
         print(f"{engine:<16}" + "  ".join(f"{key} {value:.2f}" for key, value in found.items()), flush=True)
 
@@ -233,6 +362,8 @@ if __name__ == "__main__":
         activations(Path(names[0]))
     elif names[0] == "export":
         export(Path(names[1]))
+    elif names[1] == "openvino-form":
+        openvino_form(Path(names[0]), names[2])
     elif names[1] == "measure":
         print(json.dumps(measure(Path(names[0]), names[2])))
     else:

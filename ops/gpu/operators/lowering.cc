@@ -2,6 +2,8 @@
 #include "ops/gpu/operators/lowering.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -27,6 +29,44 @@ bool keeps_cache(const Node& node) {
 bool is_heavy(const Node& node) {
   const Operator* found = find_operator(node.domain, node.op_type);
   return found != nullptr && found->is_heavy;
+}
+
+Node copy_of(const Value& value, std::string name) {
+  constexpr int kWithAllFloats = 13;  // the first version of Identity that takes bfloat16
+  Value copied = value;
+  copied.name = std::move(name);
+  return {.name = copied.name,
+          .op_type = "Identity",
+          .domain = std::string(kGpuDomain) + kOf,
+          .since_version = kWithAllFloats,
+          .attributes = {},
+          .inputs = {value},
+          .outputs = {copied}};
+}
+
+// Of an input of the session only the run knows the memory, so that each kernel that reads it takes
+// it to the device: here it is copied once where several do, like the text that a diffusion model's
+// layers attend to.
+void share_inputs(std::vector<Node>& nodes) {
+  std::set<std::string, std::less<>> made;
+  std::map<std::string, std::vector<Value*>, std::less<>> readers;
+  for (Node& node : nodes) {
+    for (const Value& output : node.outputs) made.insert(output.name);
+    if (!is_operator_alone(node)) continue;
+    for (Value& input : node.inputs) {
+      if (!input.name.empty() && input.constant == nullptr && !made.contains(input.name) &&
+          refused_floats(copy_of(input, "")).empty())
+        readers[input.name].push_back(&input);
+    }
+  }
+  std::vector<Node> copies;
+  for (const auto& [name, values] : readers) {
+    if (values.size() == 1) continue;
+    copies.push_back(copy_of(*values.front(), name + ", on the device"));
+    for (Value* value : values) value->name = copies.back().outputs.front().name;
+  }
+  nodes.insert(nodes.begin(), std::make_move_iterator(copies.begin()),
+               std::make_move_iterator(copies.end()));
 }
 
 }  // namespace
@@ -60,6 +100,7 @@ Lowered lower_operators(std::vector<Node> nodes) {
     node.domain = std::string(kGpuDomain) + kOf + node.domain;
     for (const Value& output : node.outputs) on_device.insert(output.name);
   }
+  share_inputs(nodes);
   lowered.nodes = std::move(nodes);
   return lowered;
 }

@@ -39,6 +39,8 @@ def graphs() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "activations_matmul, one right factor", partial(_matmul, (4, 3, 5), (5, 7))
     yield "flow_attention, whole, by head", partial(_attention, 2, 9, 13, 40, by_head=True)
     yield "flow_attention, whole, by token", partial(_attention, 3, 70, 7, 10)
+    yield "flow_attention, whole, text's 77 tokens", partial(_attention, 2, 5, 77, 160)
+    yield "flow_attention, whole, head of 512", partial(_attention, 1, 9, 70, 512)
     yield "flow_attention, whole, causal", partial(_attention, 2, 19, 19, 24, causal=True)
     yield "flow_attention, whole, mask", partial(_attention, 2, 9, 13, 40, by_head=True, mask=(2, 1, 9, 13))
     yield "flow_attention, whole, mask of keys", partial(_attention, 2, 9, 140, 8, mask=(1, 140), boolean=True)

@@ -176,13 +176,13 @@ def test_int8_cache_of_configuration_is_predicted(flownpu, tmp_path):
     for text in ("qwen3-0.6b", str(tmp_path)):
         assert target(text, int8_cache=True).decoder == known("qwen3-0.6b", int8_cache=True).decoder
     rates = [
-        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "100", "--json", *given).out)["points"][0]
+        json.loads(flownpu("predict", "qwen3-0.6b", "--context", "1k", "--json", *given).out)["points"][0]
         for given in ((), ("--kv-dtype", "int8"))
     ]
     assert rates[0]["decode_tokens_per_second"] < rates[1]["decode_tokens_per_second"]
-    # The roofs' bytes by hand: 28 layers, 100 positions of 8 KV heads, rows of 256 bytes or 160.
+    # The roofs' bytes by hand: 28 layers, 1024 positions of 8 KV heads, rows of 256 bytes or 160.
     saved = VALUES["memory_read"] * (1 / rates[0]["roof"] - 1 / rates[1]["roof"])
-    assert saved == pytest.approx(28 * 100 * 8 * 2 * (256 - 160))
+    assert saved == pytest.approx(28 * 1024 * 8 * 2 * (256 - 160))
 
 
 def test_weights_of_eight_bits_are_predicted(flownpu):

@@ -16,7 +16,7 @@ _HEADS = {(DOMAIN, "Q4NXMatMul"), ("com.microsoft", "MatMulNBits"), ("", "MatMul
 _CAPS = {"Div", "Tanh", "Mul"}
 
 
-def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int, list[Miss]]:
+def set_logits(model: ir.Model, which: str) -> tuple[int, list[Miss]]:
     """Makes the LM head compute only the last valid token of each sequence, or leaves it to compute all tokens.
 
     Q4NXMatMul(X, W) [B, S, V] -> Q4NXMatMul(X[b, last_b], W) [B, 1, V],    last_b = min(seqlens_k[b], S - 1)
@@ -30,7 +30,6 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
     Args:
         model: changed in place.
         which: "last" or "all".
-        output: name of the logits.
 
     Returns:
         The number of outputs that were changed (0 or 1), and the reason if the logits cannot be what `which` asks for.
@@ -40,22 +39,22 @@ def set_logits(model: ir.Model, which: str, output: str = "logits") -> tuple[int
     """
     if which not in {"last", "all"}:
         raise ValueError(f"logits={which!r}: expected 'last' or 'all'")
-    logits = next((value for value in model.graph.outputs if value.name == output), None)
+    logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     if logits is None:
-        return 0, [Miss(_RULE, output, "the graph has no such output")]
+        return 0, [Miss(_RULE, "logits", "the graph has no such output")]
     if logits.shape is not None and logits.shape.rank() == 3 and logits.shape[1] == 1:
-        reason = f"{output} has shape {logits.shape}: the export computes the last token's only"
-        return 0, [] if which == "last" else [Miss(_RULE, output, reason)]
+        reason = f"logits has shape {logits.shape}: the export computes the last token's only"
+        return 0, [] if which == "last" else [Miss(_RULE, "logits", reason)]
     if which == "all":
         return 0, []
     values = before_caps(logits)
     head, seqlens_k = values[-1].producer(), _seqlens_k(model)
     if head is None or (head.domain, head.op_type) not in _HEADS or logits.uses():
         made_by = "an input" if head is None else head.op_type
-        reason = f"{output} comes from {made_by}, expected the product with the LM head, and no other use"
-        return 0, [Miss(_RULE, output, reason)]
+        reason = f"logits comes from {made_by}, expected the product with the LM head, and no other use"
+        return 0, [Miss(_RULE, "logits", reason)]
     if seqlens_k is None:
-        return 0, [Miss(_RULE, output, "no FlowQKVAttention tells where sequences end (seqlens_k)")]
+        return 0, [Miss(_RULE, "logits", "no FlowQKVAttention tells where sequences end (seqlens_k)")]
 
     hidden = head.inputs[0]
     assert hidden is not None

@@ -72,24 +72,23 @@ def _selections(model: ir.Model, hidden: ir.Value) -> list[ir.Node]:
     return found if len({node.inputs[1] for node in found}) == 1 else []
 
 
-def add_hidden_states(model: ir.Model, name: str, output: str = "logits") -> list[Miss]:
+def add_hidden_states(model: ir.Model, name: str) -> list[Miss]:
     """Makes the hidden states of all new tokens an output, float32 [B, S, D]: what the LM head takes of the last.
 
     Args:
         model: changed in place.
         name: the new output's name.
-        output: name of the logits.
 
     Returns:
         Why it cannot be done; empty if it is.
     """
-    logits = next((value for value in model.graph.outputs if value.name == output), None)
+    logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     head = None if logits is None else before_caps(logits)[-1].producer()
     hidden = head.inputs[0] if head is not None and head.inputs else None
     if hidden is not None and (selection := hidden.producer()) is not None and selection.op_type == "GatherND":
         hidden = selection.inputs[0]
     if head is None or hidden is None or hidden.producer() is None:
-        return [Miss(_RULE, output, "expected a product with what layers have computed")]
+        return [Miss(_RULE, "logits", "expected a product with what layers have computed")]
     hidden.name = name
     hidden.dtype = ir.DataType.FLOAT
     if hidden.shape is None:

@@ -87,37 +87,34 @@ def decoding() -> str:
 
 def decoding_rows(model: str) -> list[list[str]]:
     """A model's rows in the table of decode rates."""
-    published, predicted, in_int8 = ["papers / FastFlowLM"], ["predicted"], ["predicted, int8 cache"]
-    points = _points(model)
-    rounded = Prediction(known(model, int8_cache=True), points[-1].context, _DEVICE, VALUES)
-    for point in (point for point in points if point.context in _SHOWN):
+    published, predicted = ["papers / FastFlowLM"], ["predicted"]
+    for point in (point for point in _points(model) if point.context in _SHOWN):
         papers, later = (_of_role(point, "decode", role) for role in (Role.PAPER, Role.LATER))
         aim = max(_AIM * (papers or 0.0), later or 0.0)
         published.append(f"{_text(papers)} / {_text(later)}")
-        speeds = point.decode_tokens_per_second, 1 / rounded.token(point.context).total
-        for row, speed in zip((predicted, in_int8), speeds, strict=True):
-            row.append(_bold(speed, 0 < aim <= speed))
-    return [[model, *published], ["", *predicted], ["", *in_int8]]
+        predicted.append(_bold(point.decode_tokens_per_second, 0 < aim <= point.decode_tokens_per_second))
+    return [[model, *published], ["", *predicted]]
 
 
 def states() -> str:
     """The table of models whose layers keep states: a token behind 1024, with and without the host's part."""
-    lines = []
-    for name in _WITH_STATES:
-        decoder, prices = known(name).decoder, Prices(_DEVICE, VALUES)
-        if isinstance(decoder, DecoderByOperators):
-            cost = PredictionByOperators(decoder, _DEVICE, VALUES).token(_STATES_CONTEXT)
-        else:
-            token = decode_program(decoder, "npu2", _STATES_CONTEXT, prices=prices).program
-            cost = prices.of_runs([(token, _STATES_CONTEXT - 1)], before=token)
-        later = next(table.values[name][0] for table in TABLES.values() if name in table.values)
-        host = sum(seconds for part, seconds in cost.seconds.items() if part.startswith("host"))
-        calls = round(cost.dispatches)
-        ends = calls * VALUES["dispatch"]
-        lines.append([name, f"{later:.3g}", _bold(1 / cost.total, cost.total <= 1 / later), calls,
-                      f"{1e3 * cost.total:.1f}", f"{1e3 * host:.1f}", f"{1e3 * ends:.1f}"])  # fmt: skip
     headings = ["model", "FastFlowLM", "predicted", "calls", "ms", "of them the host's", "and dispatches"]
-    return _table(headings, lines)
+    return _table(headings, [row for model in _WITH_STATES for row in state_rows(model)])
+
+
+def state_rows(model: str) -> list[list[str]]:
+    """A model's row in the table of layers with states."""
+    decoder, prices = known(model).decoder, Prices(_DEVICE, VALUES)
+    if isinstance(decoder, DecoderByOperators):
+        cost = PredictionByOperators(decoder, _DEVICE, VALUES).token(_STATES_CONTEXT)
+    else:
+        token = decode_program(decoder, "npu2", _STATES_CONTEXT, prices=prices).program
+        cost = prices.of_runs([(token, _STATES_CONTEXT - 1)], before=token)
+    later = next(table.values[model][0] for table in TABLES.values() if model in table.values)
+    host = sum(seconds for part, seconds in cost.seconds.items() if part.startswith("host"))
+    calls = round(cost.dispatches)
+    return [[model, f"{later:.3g}", _bold(1 / cost.total, cost.total <= 1 / later), str(calls),
+             f"{1e3 * cost.total:.1f}", f"{1e3 * host:.1f}", f"{1e3 * calls * VALUES['dispatch']:.1f}"]]  # fmt: skip
 
 
 def prompts() -> str:
@@ -165,8 +162,8 @@ def _bold(value: float, reached: bool) -> str:
     return f"**{text}**" if reached else text
 
 
-# Models of each family and size in the table of two devices; `flownpu predict` has the others.
-_SOME = ("gemma3-1b", "gemma3-4b", "llama3.2-3b", "llama3.1-8b", "qwen3-4b")
+# A small model and a large one in the table of two devices; `flownpu predict` has the others.
+_SOME = ("gemma3-1b", "llama3.1-8b")
 _CHANGED: dict[str, dict[str, float]] = {
     "as assumed": {},
     "`array_change` is 5.8 ms, the most that was published": {"array_change": 5.8e-3},
@@ -241,28 +238,30 @@ def tiles() -> str:
 
 def pairs() -> str:
     """The table of one conversation on an NPU, on a GPU, on both, and of a switch between them."""
-    lines = []
-    for model in _SOME:
-        of = known(model)
-        on_npu = {point.context: point for point in _points(model)}
-        held = [context for context in (1024, 8192) if context in on_npu]
-        for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], held)):
-            npu = on_npu[on_gpu.context]
-            points = npu, on_gpu
-            cells = []
-            for i, j in ((0, 0), (1, 1), (0, 1), (1, 0)):
-                prompt, token = joules(model, points[i])[0], joules(model, points[j])[1]
-                energy = "" if prompt is None or token is None else f"; {prompt + ANSWER * token:.3g} J"
-                cells.append(f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}{energy}")
-            lines.append([
-                "" if number else model,
-                *_lengths([on_gpu.context]),
-                *cells,
-                f"{handed_over_bytes(of, on_gpu.context) / 1e6:.0f} MB; "
-                f"{handed_over_seconds(of, on_gpu.context) * 1e3:.3g} ms",
-            ])  # fmt: skip
     headings = ["model", "", "`npu`", "`gpu`", "`npu+gpu`", "`gpu+npu`", "a switch"]
-    return _table(headings, lines)
+    return _table(headings, [row for model in _SOME for row in pair_rows(model)])
+
+
+def pair_rows(model: str) -> list[list[str]]:
+    """A model's rows in the table of two devices."""
+    lines: list[list[str]] = []
+    of = known(model)
+    on_npu = {point.context: point for point in _points(model)}
+    for number, on_gpu in enumerate(predict_gpu(of, GPUS["radeon-890m"], [1024, 8192])):
+        points = on_npu[on_gpu.context], on_gpu
+        cells = []
+        for i, j in ((0, 0), (1, 1), (0, 1), (1, 0)):
+            prompt, token = joules(model, points[i])[0], joules(model, points[j])[1]
+            energy = "" if prompt is None or token is None else f"; {prompt + ANSWER * token:.3g} J"
+            cells.append(f"{points[i].ttft_seconds:.3g} s; {points[j].decode_tokens_per_second:.3g}{energy}")
+        lines.append([
+            "" if number else model,
+            *_lengths([on_gpu.context]),
+            *cells,
+            f"{handed_over_bytes(of, on_gpu.context) / 1e6:.0f} MB; "
+            f"{handed_over_seconds(of, on_gpu.context) * 1e3:.3g} ms",
+        ])  # fmt: skip
+    return lines
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

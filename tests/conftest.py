@@ -13,7 +13,9 @@ os.environ.pop("COLUMNS", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import fcntl
 import gc
+import hashlib
 import importlib.util
 import json
 import signal
@@ -181,20 +183,33 @@ def genai(library: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Converts a checkpoint of tests/fixtures/, once for each set of options; tests must only change copies of it."""
+    """Converts a checkpoint of tests/fixtures/, once for each set of options; tests must only change copies of it.
+
+    All processes of a session share the folders: the first converts, and others wait for it.
+    """
     from flownpu.convert import convert
 
-    checkpoints = Path(__file__).parent / "fixtures"
-    made: dict[str, Path] = {}
+    checkpoints, shared = Path(__file__).parent / "fixtures", _of_session(tmp_path_factory, "converted")
 
     def folder(checkpoint: str = "gemma3-topics", **options: Any) -> Path:
         key = json.dumps([checkpoint, options], sort_keys=True)
-        if key not in made:
-            folder = tmp_path_factory.mktemp(checkpoint) / "model"
-            convert(checkpoints / checkpoint, folder, **options)
-            made[key] = folder
-        return made[key]
+        parent = shared / f"{checkpoint}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        parent.mkdir(exist_ok=True)
+        with (parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Conversion makes the folder under another name, and renames it at its end.
+            if not (parent / "model").exists():
+                convert(checkpoints / checkpoint, parent / "model", **options)
+        return parent / "model"
 
+    return folder
+
+
+def _of_session(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of all processes of a session."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -206,11 +221,8 @@ def opencl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     """
     from tests import pocl as packages
 
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "opencl"
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        variables = packages.variables(folder)
+        variables = packages.variables(_of_session(tmp_path_factory, "opencl"))
     except packages.MissingError as missing:
         yield {"missing": str(missing)}
         return

@@ -44,13 +44,12 @@ def check(plan: Plan, limits: Limits | None = None) -> list[Violation]:
     return []
 
 
-def require_valid(plan: Plan, limits: Limits | None = None) -> Plan:
-    """Return the plan, unchanged, if nothing is wrong with it; `limits` as for `check`.
+def require_valid(plan: Plan) -> Plan:
+    """Return the plan, unchanged, if nothing is wrong with it.
 
     Raises:
         PlanError: it has violations; the message lists them.
     """
-    found = check(plan, limits)
-    if found:
+    if found := check(plan):
         raise PlanError(plan.name, found)
     return plan

@@ -108,10 +108,9 @@ def ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-def tiled(rows: int, columns: int, *, line: int = 0) -> TensorAccessPattern:
-    """The walk that sends a row-major matrix as 8 x 8 sub-tiles; `line`: elements from row to row, if not `columns`."""
-    line = line or columns
-    return TensorAccessPattern([rows, line], 0, [rows // 8, columns // 8, 8, 8], [8 * line, 8, line, 1])
+def tiled(rows: int, columns: int) -> TensorAccessPattern:
+    """The walk that sends a row-major matrix as 8 x 8 sub-tiles."""
+    return TensorAccessPattern([rows, columns], 0, [rows // 8, columns // 8, 8, 8], [8 * columns, 8, columns, 1])
 
 
 def untiled(rows: int, columns: int) -> TensorAccessPattern:
@@ -187,17 +186,14 @@ class RunTimeParameters:
 
 
 class Window:
-    """Tasks of one channel, at most `depth` at once: the oldest is awaited before one more starts.
+    """Tasks of one channel, at most as many at once as its queue holds: then the oldest is awaited first."""
 
-    The depth is what a channel's queue holds (`Limits.task_queue`).
-    """
-
-    def __init__(self, depth: int = LIMITS["npu2"].task_queue) -> None:
-        self._depth, self._tasks = depth, list[_Task]()
+    def __init__(self) -> None:
+        self._tasks = list[_Task]()
 
     def add(self, start: Callable[..., _Task], buffer: Any, tap: TensorAccessPattern) -> None:
         """Start one more: `start` is the `fill` or `drain` of a fifo's end."""
-        if len(self._tasks) == self._depth:
+        if len(self._tasks) == LIMITS["npu2"].task_queue:
             self._tasks.pop(0).await_()
         self._tasks.append(start(buffer, tap=tap, wait=True, managed=False))
 

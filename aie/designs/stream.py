@@ -98,9 +98,9 @@ def each(
     return Operand(name, size, dtype, count * line, taps, depth)
 
 
-def once(name: str, size: int, *, objects: int = 1) -> Operand:
-    """`objects` objects of `size` elements, bf16, that every core gets once a call; it may hold all of them at once."""
-    return Operand(name, size, BF16, objects * size, None, depth=objects)
+def once(name: str, size: int) -> Operand:
+    """An object of `size` elements, bf16, that every core gets once a call."""
+    return Operand(name, size, BF16, size, None, depth=1)
 
 
 def ahead(name: str, size: int, operand: str, *, objects: int = 1) -> Operand:

@@ -95,12 +95,10 @@ def products(
     activations: str,
     threads: int,
     layout: q4nx.Layout,
-    *,
-    copies: int | None = None,
 ) -> Iterator[Kernel]:
     """Every product of a decoder's layer, and the LM head for up to `_SEQUENCES` rows.
 
-    Each runs on `copies` copies of its weight in turn; None: on so many that no cache holds them.
+    Each runs in turn on so many copies of its weight that no cache holds them.
     """
     heads, kv_heads = decoder.heads * decoder.head_size, decoder.kv_heads * decoder.head_size
     hidden, feed_forward = decoder.hidden_size, decoder.feed_forward_size
@@ -117,7 +115,7 @@ def products(
         operations = 2 * rows * k * m * (2 if gating != "none" else 1)
 
         def make(m: int = m, k: int = k, gating: str = gating, size: int = blocks) -> list[Callable[[], None]]:
-            return _make_product(m, k, gating, rows, options, layout, copies=copies or -(-_WORKING_SET // size))
+            return _make_product(m, k, gating, rows, options, layout, copies=-(-_WORKING_SET // size))
 
         yield Kernel(name, f"{m} x {k}", rows, isa, activations, blocks, operations, make)
 

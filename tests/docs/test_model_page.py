@@ -9,8 +9,8 @@ from scripts import write_model_page
 
 TEXT = write_model_page.PAGE.read_text(encoding="utf-8")
 RUN = "run: python -m scripts.write_model_page"
-# The rows of one model are compared below; the other models' rows take a minute, and change together with them.
-SLOW = {"decoding", "prompts", "sensitivity"}
+# The rows of one model are compared below; the other models' rows take minutes, and change together with them.
+SLOW = {"decoding", "pairs", "prompts", "sensitivity", "states"}
 
 
 def section(name: str) -> str:
@@ -25,10 +25,16 @@ def test_model_page_tables_are_up_to_date(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("decoding", write_model_page.decoding_rows), ("prompts", write_model_page.prompt_rows)]
+    ("name", "model", "rows"),
+    [
+        ("decoding", "gemma3-1b", write_model_page.decoding_rows),
+        ("prompts", "gemma3-1b", write_model_page.prompt_rows),
+        ("pairs", "gemma3-1b", write_model_page.pair_rows),
+        ("states", "lfm2-1.2b", write_model_page.state_rows),
+    ],
 )
-def test_model_page_predictions_are_up_to_date(name, rows):
-    for row in rows("gemma3-1b"):
+def test_model_page_predictions_are_up_to_date(name, model, rows):
+    for row in rows(model):
         assert f"| {' | '.join(row)} |" in section(name), RUN
 
 

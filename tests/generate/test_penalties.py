@@ -12,14 +12,12 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
-from flownpu.convert import convert
 from flownpu.errors import FlowNPUError
 from flownpu.generate.engine_worker import EngineWorker
 from flownpu.generate.generator_worker import GeneratorWorker
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.penalties import FAR, ChangedLogits, Penalties
 from flownpu.generate.worker import Failed, Finished, Guidance, Piece, Request
-from tests.generate.conftest import CHECKPOINT
 
 PROMPT = "The list of the list of the list of"
 SIZE = 60
@@ -204,10 +202,8 @@ def test_repetition_penalty_of_request_replaces_models(repeating, plain, answer)
 
 
 @pytest.fixture(scope="module")
-def paged(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("paged") / "topics"
-    convert(CHECKPOINT, folder, paged=True)
-    return LanguageModel(folder)
+def paged(converted):
+    return LanguageModel(converted(paged=True))
 
 
 @pytest.mark.parametrize("repetition", [1.0, 1.3, 3.0])

@@ -2,6 +2,7 @@
 """The small trained models whose layers have states, in GenAI's loop, through turns and rewinds, on held-out text."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flownpu.convert import convert
 from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.generate.speculative.model import Speculation
@@ -45,8 +45,8 @@ def held_out(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_turns_and_rewinds_continue_as_transformers(name: str, tmp_path: Path) -> None:
-    check_turns_and_rewinds(name, tmp_path, 40, activations="bf16")
+def test_turns_and_rewinds_continue_as_transformers(name: str, converted: Callable[..., Path]) -> None:
+    check_turns_and_rewinds(name, converted(name, kv_dtype="fp32"), 40, activations="bf16")
 
 
 def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str) -> None:
@@ -55,8 +55,7 @@ def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str)
     The chosen token is the reference's likeliest, or their logits are as close as rounding makes it likely: the gap of
     two logits has sqrt(2) times the error of one, and of some hundred gaps the largest is within 4 sigma.
     """
-    convert(FIXTURES / name, folder / "model", kv_dtype="fp32")
-    model = LanguageModel(folder / "model", options=options)
+    model = LanguageModel(folder, options=options)
     cached = CachedSequence(model, 1024, GREEDY)
     text = held_out(name)
 
@@ -81,27 +80,27 @@ def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_distributions_on_held_out_text_are_within_bound(
-    name: str, tmp_path: Path, ep_devices: list[onnxruntime.OrtEpDevice]
+    name: str, converted: Callable[..., Path], ep_devices: list[onnxruntime.OrtEpDevice]
 ) -> None:
     """int8, the default, is held to a bound, too: these families need no other default."""
-    convert(FIXTURES / name, tmp_path / "model", kv_dtype="fp32", logits="all")
+    folder = converted(name, kv_dtype="fp32", logits="all")
     text = held_out(name)
     exact = logits_of(reference(name), text)
     p = log_softmax(exact)
     for activations in ("bf16", "int8"):
-        decoder = DecoderSession(tmp_path / "model", ep_devices[:1], {"activations": activations})
+        decoder = DecoderSession(folder, ep_devices[:1], {"activations": activations})
         ours = decoder(text[None].astype(np.int64))[0].astype(np.float64)
         divergence = float((np.exp(p) * (p - log_softmax(ours))).sum(-1).mean())
         print(f"{activations}: KL {divergence:.2e}, perplexity {perplexity(ours, text):.2f}")
         assert divergence <= 1e-3
 
 
-def test_trained_head_makes_more_than_a_token_a_step_of_the_same_text(tmp_path: Path) -> None:
+def test_trained_head_makes_more_than_a_token_a_step_of_the_same_text(converted: Callable[..., Path]) -> None:
     """With the head's candidates a step makes 1.3 tokens or more: 1 for the step, and those that are kept."""
-    convert(FIXTURES / "qwen3.5-topics", tmp_path / "model", kv_dtype="fp32")
+    folder = converted("qwen3.5-topics", kv_dtype="fp32")
     text, found = held_out("qwen3.5-topics"), []
     for speculation in (None, Speculation(lookup=False, head=True)):
-        model = LanguageModel(tmp_path / "model", options={"activations": "bf16"}, speculation=speculation)
+        model = LanguageModel(folder, options={"activations": "bf16"}, speculation=speculation)
         if speculation is not None:
             steady(model)
         generator = model.generator(512, GREEDY)

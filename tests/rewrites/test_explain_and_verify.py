@@ -14,7 +14,7 @@ from flownpu.convert import convert
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra verify")
 
-NAMES = ["gemma3", "llama", "qwen3", "topics"]
+NAMES = ["gemma3", "llama", "qwen3"]  # fused QKV, zero points, separate QKV
 
 
 def document(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
@@ -45,7 +45,7 @@ def test_converted_export_equals_source(
     assert all(np.isfinite(stage["tolerance"]) and stage["tolerance"] < 0.2 for stage in found["stages"])
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3"])  # norms before and behind each part; norms of heads
 def test_folded_export_equals_definitions(
     folded: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:

@@ -67,23 +67,22 @@ def test_window_of_configuration_alone_ends_sequences(
     assert "sequences end there; `flownpu convert` puts it into the graph" in caplog.text
 
 
-@pytest.mark.parametrize("activations", ["bf16", "int8"])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama", "qwen3", "topics", *RECIPES])
 def test_unconverted_models_give_logits_of_converted_ones(
-    genai: Any, exports: dict[str, Path], tmp_path: Path, name: str, activations: str
+    genai: Any, exports: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     report = tmp_path / "placement.json"
-    found, placement = logits(genai, exports[name], report, activations=activations)
-    assert placement["left"] == []
-    assert len(placement["lowered"]) == 1
-    assert "weights were repacked to Q4NX" in placement["lowered"][0]
     # The export keeps its cache in float32. Qwen3's has separate QKV projections, which both ways put together.
     convert(exports[name], tmp_path / "converted", kv_dtype="fp32")
-    expected, _ = logits(genai, tmp_path / "converted", report, activations=activations)
     # The export computes the logits of the whole prompt. With int8, these many rows have a scale for each 256 columns;
     # the converted model's one row, the last token's, has one for each 32.
-    first = 1 if activations == "int8" else 0
-    np.testing.assert_array_equal(found[first:], expected[first:])
+    for activations, first in (("bf16", 0), ("int8", 1)):
+        found, placement = logits(genai, exports[name], report, activations=activations)
+        assert placement["left"] == []
+        assert len(placement["lowered"]) == 1
+        assert "weights were repacked to Q4NX" in placement["lowered"][0]
+        expected, _ = logits(genai, tmp_path / "converted", report, activations=activations)
+        np.testing.assert_array_equal(found[first:], expected[first:], activations)
 
 
 def test_blocks_of_16_are_quantised_again_and_said_to_be(

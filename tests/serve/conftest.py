@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,6 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-
-from flownpu.convert import convert
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 COMMAND = "import sys; from flownpu.cli import main; sys.exit(main())"
@@ -65,27 +64,21 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def topics(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that writes text, converted."""
-    folder = tmp_path_factory.mktemp("serve") / "topics"
-    convert(FIXTURES / "gemma3-topics", folder)
-    return folder
+    return Path(shutil.copytree(converted(), tmp_path_factory.mktemp("serve") / "topics"))
 
 
 @pytest.fixture(scope="session")
-def paged_topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def paged_topics(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that writes text as a paged model, with a KV cache in blocks."""
-    folder = tmp_path_factory.mktemp("paged") / "topics"
-    convert(FIXTURES / "gemma3-topics", folder, paged=True)
-    return folder
+    return Path(shutil.copytree(converted(paged=True), tmp_path_factory.mktemp("paged") / "topics"))
 
 
 @pytest.fixture(scope="session")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shapes(converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that takes images, converted."""
-    folder = tmp_path_factory.mktemp("serve") / "shapes"
-    convert(FIXTURES / "gemma3-shapes", folder)
-    return folder
+    return Path(shutil.copytree(converted("gemma3-shapes"), tmp_path_factory.mktemp("serve") / "shapes"))
 
 
 def serve(*arguments: object, python: str | Path = sys.executable, **environment: str) -> Server:

@@ -134,10 +134,10 @@ def joules(model: str, point: Point | GpuPoint) -> tuple[float | None, float | N
     )
 
 
-def handed_over_bytes(target: Target, tokens: int, *, to_host: bool = False) -> int:
-    """Keys and values in bf16 that a switch after a prompt of this many tokens copies; the CPU takes all positions."""
+def handed_over_bytes(target: Target, tokens: int) -> int:
+    """Keys and values in bf16 that a switch after a prompt of this many tokens copies."""
     shape = target.whole.shape
-    rows = sum(min(tokens, window - 1) if window and not to_host else tokens for window in target.whole.windows)
+    rows = sum(min(tokens, window - 1) if window else tokens for window in target.whole.windows)
     return rows * shape.kv_heads * 2 * shape.row_bytes
 
 

@@ -162,17 +162,15 @@ def exported(library: Path) -> list[str]:
         return [symbol.name.decode() for symbol in file.DIRECTORY_ENTRY_EXPORT.symbols if symbol.name]
 
 
-def download(folder: Path, wanted: list[str], version: int, *, dependencies: bool = False) -> list[Path]:
-    """Wheels for Windows from PyPI.
+def download(folder: Path, wanted: list[str], version: int) -> list[Path]:
+    """Wheels for Windows from PyPI, without their requirements.
 
     Args:
         folder: gets the wheels.
         wanted: requirements.
         version: N of the version 3.N of Python that they are for.
-        dependencies: whether to get their requirements, too.
     """
     tags = ["--platform", "win_amd64", "--python-version", f"3.{version}", "--only-binary=:all:"]
-    alone = [] if dependencies else ["--no-deps"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", *tags, *alone, "--dest", str(folder), *wanted]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *tags, "--no-deps", "--dest", str(folder), *wanted]
     subprocess.run(command, check=True)
     return sorted(folder.glob("*.whl"))

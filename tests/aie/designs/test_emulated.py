@@ -179,9 +179,7 @@ def test_attention_of_grouped_heads_equals_reference(rng, group):
     flow_qkv_case(FlowQKV("npu2", group, 1, 64), 17, 30, 64, rng).check()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("d", [64, 72, 128, 256])
-@pytest.mark.parametrize("tokens", [1, 17, 1023])
+@pytest.mark.parametrize(("target", "d", "tokens"), pairwise(TARGETS, [64, 72, 128, 256], [1, 17, 1023]))
 def test_flow_kv_equals_reference(rng, target, d, tokens):
     flow_kv_case(FlowKV(target, 4, 2, d), tokens, 1024, rng).check()
     flow_kv_case(FlowKV(target, 4, 1, d), tokens, 1024, rng, window=40).check()
@@ -212,9 +210,7 @@ def test_sinks_of_more_heads_than_fit_a_vector_are_refused(design):
         design("npu2", 17, 1, 64, has_sinks=True)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("d", [64, 72, 128, 256])
-@pytest.mark.parametrize("tokens", [1, 17])
+@pytest.mark.parametrize(("target", "d", "tokens"), pairwise(TARGETS, [64, 72, 128, 256], [1, 17]))
 def test_flow_qkv_equals_reference(rng, target, d, tokens):
     design = FlowQKV(target, 4, 2, d)
     flow_qkv_case(design, tokens, 0, 64, rng).check()
@@ -230,9 +226,11 @@ def test_flow_qkv_of_block_equals_reference(rng, window, tokens, past):
     flow_qkv_case(FlowQKV("npu2", 4, 2, 64), tokens, past, 256, rng, window=window, block=True).check()
 
 
-@pytest.mark.parametrize(("d", "window", "causal"), [(64, 40, True), (72, None, False), (128, None, True)])
-def test_flow_qkv_of_1023_tokens_equals_reference(rng, d, window, causal):
-    flow_qkv_case(FlowQKV("npu2", 1, 1, d), 1023, 0, 1024, rng, window=window, causal=causal).check()
+@pytest.mark.parametrize(
+    ("d", "tokens", "window", "causal"), [(64, 1023, 40, True), (72, 400, None, False), (128, 400, None, True)]
+)
+def test_flow_qkv_of_many_tokens_equals_reference(rng, d, tokens, window, causal):
+    flow_qkv_case(FlowQKV("npu2", 1, 1, d), tokens, 0, 1024, rng, window=window, causal=causal).check()
 
 
 def test_attention_of_gemma3_1b_equals_reference(rng):
@@ -263,15 +261,16 @@ def test_patch_pooling_equals_reference(rng, target, n, side, cores, grid):
     patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
 
 
-@pytest.mark.parametrize("output", ["q", "cache"])
-@pytest.mark.parametrize(("tokens", "position"), [(64, 0), (64, 100), (1, 5), (17, 239)])
-@pytest.mark.parametrize("qk_norm", [False, True])
-def test_norm_rope_equals_reference(rng, output, tokens, position, qk_norm):
+@pytest.mark.parametrize(
+    ("output", "place", "qk_norm"),
+    pairwise(["q", "cache"], [(64, 0), (64, 100), (1, 5), (17, 239)], [False, True]),
+)
+def test_norm_rope_equals_reference(rng, output, place, qk_norm):
     """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
     for target, shape in zip(TARGETS * 2, ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)), strict=True):
         heads, kv_heads, d, cores = shape
         design = NormRope(target, heads, kv_heads, d, qk_norm, cores)
-        norm_rope_case(design, tokens, position, rng, output=output).check()
+        norm_rope_case(design, *place, rng, output=output).check()
 
 
 def test_norm_rope_of_model_shapes_equals_reference(rng):

@@ -36,7 +36,7 @@ def test_design_families_are_drawn():
 
 
 @pytest.mark.parametrize("design", ALL)
-def test_drawing_has_every_tile_and_fifo(design):
+def test_drawing_has_every_part_and_no_line_runs_through_tile(design):
     plan = plan_of(ALL[design]())
     root = picture(plan)
     texts = [element.text for element in root.iter(f"{SVG}text")]
@@ -47,6 +47,7 @@ def test_drawing_has_every_tile_and_fifo(design):
     assert len(places) == limits.columns * limits.rows
     titles = {title.text.partition(":")[0] for title in root.iter(f"{SVG}title")}
     assert titles == {fifo.name for fifo in plan.array.fifos}
+    check_lines(root)
 
 
 def lines(root):
@@ -58,10 +59,8 @@ def lines(root):
                 yield from itertools.pairwise(points)
 
 
-@pytest.mark.parametrize("design", ALL)
-def test_lines_run_between_tiles_and_inside_picture(design):
-    plan = plan_of(ALL[design]())
-    root = picture(plan)
+def check_lines(root):
+    """Asserts that lines run between tiles and inside the picture."""
     width, height = float(root.get("width")), float(root.get("height"))
     tiles = [
         [float(rect.get(name)) for name in ("x", "y", "width", "height")]

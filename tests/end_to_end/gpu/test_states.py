@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that keep a state on device=gpu, on each API: small models against transformers, in GenAI's loop."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,9 @@ def test_padded_batch_equals_single_sequences(family: str, gpu_api: str, tmp_pat
 
 
 @pytest.mark.parametrize(("name", "gpu_api"), list(zip(NAMES, ("opencl", "vulkan"), strict=True)), indirect=["gpu_api"])
-def test_turns_and_rewinds_of_trained_model_continue_as_transformers(name: str, gpu_api: str, tmp_path: Path) -> None:
+def test_turns_and_rewinds_of_trained_model_continue_as_transformers(
+    name: str, gpu_api: str, converted: Callable[..., Path]
+) -> None:
     """Prompts of more than a tile of the delta rule; the rewind takes a copy of states that an earlier run left."""
-    check_turns_and_rewinds(name, tmp_path, 12, activations="bf16", device="gpu", gpu_api=gpu_api)
+    folder = converted(name, kv_dtype="fp32")
+    check_turns_and_rewinds(name, folder, 12, activations="bf16", device="gpu", gpu_api=gpu_api)

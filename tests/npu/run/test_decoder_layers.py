@@ -36,7 +36,6 @@ MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
     [
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
         ("trained", True, TURNS, DECODE_WAYS),
-        pytest.param("qwen3", True, TURNS, DECODE_WAYS, marks=SLOW),
         # The other ways of decoding, after a prompt and without one.
         *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
         pytest.param("qwen3", False, TOKENS, ("operators",), marks=SLOW),

@@ -4,6 +4,7 @@
 import functools
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 
 from flownpu.aie.programs import prefill
 from flownpu.aie.programs.decode import decode_program
-from flownpu.convert import convert
 from flownpu.generate.cached_sequence import CachedSequence
 from flownpu.generate.language_model import LanguageModel, Sampling
 from flownpu.npu.artifacts import build_artifacts
@@ -26,18 +26,18 @@ from tests.npu.match.verdicts import told_by_build, told_by_session
 from tests.npu.rounding import BLOCK_ROUNDING, _error, _Noise
 
 CONTEXT = 512
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 LATER = 4  # tokens of each answer
 
 
 @pytest.fixture(scope="module")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], LanguageModel]:
+def model_of(
+    converted: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, bool], LanguageModel]:
     """Opens a trained model on the emulated array; `on_array`: whether prompts have the delta rule there, too."""
 
     @functools.cache
     def opened(name: str, on_array: bool = True) -> LanguageModel:
-        folder = tmp_path_factory.mktemp("states") / name
-        convert(FIXTURES / name, folder)
+        folder = Path(shutil.copytree(converted(name), tmp_path_factory.mktemp("states") / name))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(prefill, "fastest", lambda programs, _prices: programs[-1 if on_array else 0])
             build_artifacts(folder, context=CONTEXT)

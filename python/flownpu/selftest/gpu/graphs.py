@@ -225,7 +225,7 @@ def _softmax(shape: tuple[int, ...], rng: Rng) -> Case:
     x = rng.standard_normal(shape, dtype=np.float32) * 4
     powers = np.exp(x.astype(np.float64) - x.max(axis=-1, keepdims=True))
     y = powers / powers.sum(axis=-1, keepdims=True)
-    # The difference to the largest element rounds, and exp keeps this error's size; exp's own, and those of the sum.
+    # Roundings of the difference to the largest element, which exp keeps in size, of exp itself, and of the sum.
     relative = 2 * np.abs(x).max() + 2 * 6 + shape[-1] // 64 + 32
     return Case(
         name="", op_type="Softmax", domain="", inputs=[x], attributes={"axis": -1},

@@ -70,14 +70,12 @@ class PrefillModel:
         self._rounded = Rounding(self.rng)
         self._off: dict[tuple[int, int], np.ndarray] = {}
 
-    def prefill(self, hidden: np.ndarray, position: int, *, bf16_stream: bool = False) -> Iterator[_Step]:
+    def prefill(self, hidden: np.ndarray, position: int) -> Iterator[_Step]:
         """Computes all layers of some tokens, and their keys and values in `cache`.
 
         Args:
             hidden: the tokens' embeddings, bf16 [tokens, D].
             position: position of the first token.
-            bf16_stream: whether the residual stream is rounded to bf16, as on the array in decode, or f32, as on the
-                host in prefill.
 
         Yields:
             layer, buffer (aie/programs/prefill.py), the expected numbers [tokens, ..], their tolerance. The last layer
@@ -87,7 +85,6 @@ class PrefillModel:
         def made(index: int, name: str, copies: np.ndarray) -> _Step:
             return index, name, copies[0], deviation(copies)
 
-        self._stream = self._rounded if bf16_stream else (lambda values: values)
         stream = np.repeat(wide(hidden)[None], 1 + SAMPLES, 0)
         x = stream
         if self.shape.norms_before:
@@ -123,7 +120,7 @@ class PrefillModel:
     def _add(self, norms: np.ndarray, stream: np.ndarray, update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The residual stream plus the update (normalised first if there are post-norms), and the stream's norm."""
         added = rms_norm(update, norms[0]) if self.shape.post_norms else update
-        stream = self._stream(stream + added)
+        stream = stream + added
         return stream, self._norm(norms, stream) if self.shape.norms_before else self._rounded(stream)
 
     def _norm(self, norms: np.ndarray, residual: np.ndarray) -> np.ndarray:

@@ -138,7 +138,7 @@ class BuiltInTool(Strict):
 
 
 def _tool_kind(tool: Any) -> str:
-    # In a tuple, since no set can be asked for a list, which a client may send.
+    # A client may send a list as the type, which cannot be hashed: so a tuple, not a set.
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
     return "custom" if kind in (None, "custom") else "built-in"
 

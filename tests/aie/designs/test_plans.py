@@ -91,6 +91,12 @@ def test_convolutions_of_stable_diffusion_pass_checker(channels, filters, side, 
     assert violations(Convolution(gemm, channels, filters, side, side, batch, stride=stride).program()) == []
 
 
+@pytest.mark.parametrize("name", ["npu1", "npu2"])
+def test_gemm_of_one_column_of_tiles_passes_checker(name):
+    """Lines of C are a tile's; several tiles down."""
+    assert violations(Gemm(name, m=32, k=64, e_y=4).program(512, 256, 64)) == []
+
+
 @pytest.mark.parametrize("tokens", [64, 256])
 @pytest.mark.parametrize("name", DECODERS)
 def test_gemm_of_a_chunk_adds_no_rows(name, tokens):

@@ -75,7 +75,9 @@ class Convolution:
 
     def __post_init__(self) -> None:
         if self.channels % 2 or min(self.channels, self.stride, self.batch, *self.kernel, *self.output) < 1:
-            raise ValueError(f"[convolution] expected even channels, and windows that fit the padded picture, got {self}")
+            raise ValueError(
+                f"[convolution] expected even channels, and windows that fit the padded picture, got {self}"
+            )
 
     @property
     def output(self) -> tuple[int, int]:

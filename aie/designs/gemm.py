@@ -448,7 +448,9 @@ class Gemm:
         """For each of a column's e_x tiles across, the walk supertile x compute tile x row x columns."""
         rows = self.e_y * self.m
         sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * line, rows * line, line, 1]
-        taps = [TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides) for x in range(self.e_x)]
+        taps = [
+            TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides) for x in range(self.e_x)
+        ]
         # With several tiles down only whole lines could merge, m n elements, which a wrap does not hold.
         return [tap.coalesce() for tap in taps] if self.e_y == 1 else taps
 

@@ -172,7 +172,7 @@ def _convolution(sizes: dict[str, int], target: str, pictures: int) -> Program:
     design = Convolution(
         gemm, channels, filters, sizes["height"], sizes["width"], pictures,
         (sizes["kernel_height"], sizes["kernel_width"]), sizes["stride"],
-        tuple(sizes[f"pad_{side}"] for side in ("top", "left", "bottom", "right")),
+        (sizes["pad_top"], sizes["pad_left"], sizes["pad_bottom"], sizes["pad_right"]),
     )  # fmt: skip
     size = "-".join(str(size) for size in (pictures, *sizes.values()))
     writer = ProgramWriter([Buffer("weights", Role.CONSTANT, design.inner * filters * BF16_BYTES)])

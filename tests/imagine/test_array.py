@@ -35,7 +35,7 @@ def unet(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_step_on_array_equals_cpu(unet: Path, ep_devices: list[Any]) -> None:
     """The difference is 40 dB below the largest number or less, as a step of rounded weights has to be.
 
-    The array gets all 3 x 3 convolutions but those of 4 channels, the latent's own, and two of 32 to the shrunk picture.
+    The array gets all 3 x 3 convolutions but those of 4 channels, the latent's own, and two of 32 to the smaller one.
     """
     rng = np.random.default_rng(0)
     feeds = {

@@ -106,26 +106,26 @@ Packed pack_filters(const Node& node) {
   const ConvolutionSizes sizes = sizes_of_convolution(node);
   const std::int64_t rows = sizes.kernel_height * sizes.run();
   const auto bytes = static_cast<std::size_t>(rows * sizes.padded_filters()) * kBFloat16Bytes;
-  return {"weights", bytes,
-          [=, owner = node.inputs[1].owner,
-           data = static_cast<const float*>(node.inputs[1].constant)](std::span<std::byte> memory) {
-            std::memset(memory.data(), 0, memory.size());
-            const std::int64_t taps = sizes.kernel_height * sizes.kernel_width;
-            std::vector<float> row(static_cast<std::size_t>(sizes.filters));
-            for (std::int64_t tap = 0; tap < taps; ++tap) {
-              const std::int64_t down = tap / sizes.kernel_width;
-              const std::int64_t across = tap % sizes.kernel_width;
-              for (std::int64_t channel = 0; channel < sizes.channels; ++channel) {
-                for (std::size_t filter = 0; filter < row.size(); ++filter) {
-                  row[filter] =
-                      data[(static_cast<std::int64_t>(filter) * sizes.channels + channel) * taps +
-                           tap];
-                }
-                write_panel_row(row, down * sizes.run() + across * sizes.channels + channel, rows,
-                                memory);
-              }
+  return {
+      "weights", bytes,
+      [=, owner = node.inputs[1].owner,
+       data = static_cast<const float*>(node.inputs[1].constant)](std::span<std::byte> memory) {
+        std::memset(memory.data(), 0, memory.size());
+        const std::int64_t taps = sizes.kernel_height * sizes.kernel_width;
+        std::vector<float> row(static_cast<std::size_t>(sizes.filters));
+        for (std::int64_t tap = 0; tap < taps; ++tap) {
+          const std::int64_t down = tap / sizes.kernel_width;
+          const std::int64_t across = tap % sizes.kernel_width;
+          for (std::int64_t channel = 0; channel < sizes.channels; ++channel) {
+            for (std::size_t filter = 0; filter < row.size(); ++filter) {
+              row[filter] =
+                  data[(static_cast<std::int64_t>(filter) * sizes.channels + channel) * taps + tap];
             }
-          }};
+            write_panel_row(row, down * sizes.run() + across * sizes.channels + channel, rows,
+                            memory);
+          }
+        }
+      }};
 }
 
 }  // namespace flownpu::npu

@@ -34,7 +34,9 @@ struct ConvolutionSizes {
   std::int64_t batch = 0;     // 0: not known before a run
 
   // The output's.
-  std::int64_t lines() const { return (height + pad_top + pad_bottom - kernel_height) / stride + 1; }
+  std::int64_t lines() const {
+    return (height + pad_top + pad_bottom - kernel_height) / stride + 1;
+  }
   std::int64_t pixels() const { return (width + pad_left + pad_right - kernel_width) / stride + 1; }
   // Pixels from line to line, lines from picture to picture, pixels before the first picture.
   std::int64_t line() const;

@@ -24,7 +24,8 @@ std::unique_ptr<Step> make_product_step(const Node& node,
                                         std::unique_ptr<OperatorPrograms> programs,
                                         std::unique_ptr<Step> host, const cpu::Context& context);
 
-// A convolution. The host lays out pictures channels-last, reads planes back, and adds what follows.
+// A convolution. The host lays out pictures channels-last, reads planes back, and adds what
+// follows.
 std::unique_ptr<Step> make_convolution_step(const Node& node,
                                             std::unique_ptr<OperatorPrograms> programs,
                                             std::unique_ptr<Step> host,

@@ -131,18 +131,18 @@ def _predict_picture(chip: "Chip", values: "Values", *, as_json: bool) -> None:
     with waiting("pricing the programs ..."):
         found = pictures.predict_picture(chip, values)
     if as_json:
-        rows = {name: {kind: asdict(row) for kind, row in of.items()} for name, of in found.networks.items()}
-        print_json({"predicted": True, "picture_seconds": found.picture, "networks": rows})
+        print_json({"predicted": True, "picture_seconds": found.picture, **asdict(found)})
         return
     console.print(f"A picture of 512 x 512 by {pictures.NAME} on {chip.description}", markup=False)
     console.print("Predicted, not measured: programs priced step by step, the host by its bytes.", markup=False)
     for name, rows in found.networks.items():
-        title = f"{name}{f', of {pictures.STEPS}, with guidance' if name == 'step' else ''}: {found.seconds(name):.2f} s"
+        title = (
+            f"{name}{f', of {pictures.STEPS}, with guidance' if name == 'step' else ''}: {found.seconds(name):.2f} s"
+        )
         table = _table(title, "", "nodes", "on the array", "GMAC", "ms", "array alone, ms")
         for kind, row in rows.items():
-            counts = (str(row.nodes), str(row.on_array), f"{row.multiply_adds / 1e9:.1f}") if row.nodes else ("", "", "")
-            alone = f"{row.alone * 1e3:.0f}" if row.alone else ""
-            table.add_row(kind, *counts, f"{row.seconds * 1e3:.0f}", alone)
+            cells = [str(row.nodes), str(row.on_array), f"{row.multiply_adds / 1e9:.1f}"] if row.nodes else [""] * 3
+            table.add_row(kind, *cells, f"{row.seconds * 1e3:.0f}", f"{row.alone * 1e3:.0f}" if row.alone else "")
         console.print(table)
     console.print(f"The picture: {found.picture:.1f} s", markup=False)
     others = ", ".join(f"{name} {seconds} s" for name, seconds in pictures.PUBLISHED.items())

@@ -60,7 +60,7 @@ class Node:
 
 @dataclass
 class Row:
-    """What a network's nodes of one kind take.
+    """The cost of a network's nodes of one kind.
 
     Attributes:
         nodes: how many.
@@ -87,7 +87,7 @@ class PicturePrediction:
     networks: dict[str, dict[str, Row]] = field(default_factory=dict)
 
     def seconds(self, network: str) -> float:
-        """Of one run of a network."""
+        """The seconds of one run of a network."""
         return sum(row.seconds for row in self.networks[network].values())
 
     @property

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 
-from flownpu.model.onnx_file import load_model
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.selftest.reference.projections import convolved
 from tests.aie.host_kernels import BF16_ROUNDING

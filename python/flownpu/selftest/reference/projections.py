@@ -183,7 +183,7 @@ def convolved(x: np.ndarray, w: np.ndarray, stride: int, pads: tuple[int, int, i
     top, left, bottom, right = pads
     padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (1, 2))[:, ::stride, ::stride]
-    return np.tensordot(windows, w, ((3, 4, 5), (1, 2, 3)))
+    return np.asarray(np.tensordot(windows, w, ((3, 4, 5), (1, 2, 3))))
 
 
 def convolution_case(design: Convolution, rng: Rng, *, whole_numbers: bool = False) -> Case:
@@ -197,8 +197,10 @@ def convolution_case(design: Convolution, rng: Rng, *, whole_numbers: bool = Fal
     draw = partial(rng.integers, -3, 4) if whole_numbers else partial(rng.normal, 0, 1)
     x, w = bf16(draw(size=size)), bf16(draw(size=(n, c, *design.kernel)))
     by_filter = np.ascontiguousarray(w.transpose(2, 3, 1, 0)).reshape(-1, n)  # rows (i, j, c)
-    left, right = (wide(x).reshape(-1, c), wide(by_filter)) if whole_numbers else as_multiplied(
-        x.reshape(-1, c), by_filter, gemm.target
+    left, right = (
+        (wide(x).reshape(-1, c), wide(by_filter))
+        if whole_numbers
+        else as_multiplied(x.reshape(-1, c), by_filter, gemm.target)
     )
     filters = right.reshape(*design.kernel, c, n).transpose(3, 2, 0, 1)
     expected, magnitude = (
@@ -218,7 +220,7 @@ def convolution_case(design: Convolution, rng: Rng, *, whole_numbers: bool = Fal
     def pixels(out: np.ndarray) -> np.ndarray:
         firsts = np.arange(design.batch) * design.picture_rows
         high, across = (np.arange(length) for length in design.output)
-        return out.reshape(rows, n)[firsts[:, None, None] + high[:, None] * design.line + across]
+        return np.asarray(out.reshape(rows, n)[firsts[:, None, None] + high[:, None] * design.line + across])
 
     inputs = {"a": a, "b": operand(b.reshape(-1, n), gemm.weights)}
     return Case(design.program, inputs, "c", expected, tolerance, pixels)

@@ -24,6 +24,9 @@ N. M is padded to 4 e_y m rows, K to k_mt, by whoever owns the buffers. But rows
 beyond K, as dequantised weights are if K is a multiple of 32: what is read beyond K is the beginning of A's next row,
 times 0 (`line`).
 
+Rows of A may also lie in one another, as those of a convolution do (`Walk`, `convolution.py`). K of more than 64 k_mt
+comes in by several tasks of B, because the outermost size of a transfer is at most 64.
+
 **How the sums are stored** is a run-time parameter, so that all products of a model can share an array: as they are, or
 by the array's epilogue. A gated epilogue makes one tile of two tiles of C, the gate's and the up projection's: B holds
 n columns of the gate, the same n of the up projection, and so on (`dequant_engine` weaves them so). Such an array is
@@ -87,6 +90,18 @@ class _Array(NamedTuple):
     workers: list[Worker]
     ends: tuple[list[ObjectFifoHandle], list[ObjectFifoHandle], list[ObjectFifoHandle]]
     parameters: RunTimeParameters
+
+
+class Walk(NamedTuple):
+    """Rows of A that share elements: element i of run j of row r is a[r line + j apart + i].
+
+    A row is its runs, one after the other; each has K / runs elements, a multiple of k_mt. Where fewer of them matter,
+    B is 0 in the rows beyond, and what a has there must be finite.
+    """
+
+    line: int
+    runs: int = 1
+    apart: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,39 +196,47 @@ class Gemm:
         """M and K as the buffers of a call hold them."""
         return ceil_div(m, self.height) * self.height, ceil_div(k, self.k_mt) * self.k_mt
 
-    def program(self, m: int, k: int, n: int, *, line: int = 0, c_line: int = 0, plain: bool = False) -> Program:
+    def program(
+        self, m: int, k: int, n: int, *, line: int = 0, c_line: int = 0, plain: bool = False, walk: Walk | None = None
+    ) -> Program:
         """Host buffers a [M, K] bf16, b [N (gating: 2 N) / 32 panels][K][32] (bfp16: its bytes), c [M, N] bf16; padded.
 
         `line`: elements from one row of a to the next, K or more, where that is not K as padded. Then b must be 0 from
         row K on, what follows a row's K elements must be finite, and a must go on behind its last row to K as padded.
         `c_line`: elements from one row of c to the next, where they are more than N; what lies between is not touched.
         `plain`: without the array's epilogue; then N and b are those of a product without gating.
+        `walk`: where the rows of a lie, in the place of `line`.
 
         Raises:
-            ValueError: N is less than a column of tiles has, or no multiple of 32 (gating: n); K is too long for a
-                task (`Limits.iteration_maximum` times k_mt); with e_y over 1, N is too long for a stride of C between
-                tiles; or a line is shorter than K or N.
+            ValueError: N is less than a column of tiles has, or no multiple of 32 (gating: n); K is too long for the
+                tasks that a channel's queue holds (`Limits.iteration_maximum` times k_mt each); with e_y over 1, N is
+                too long for a stride of C between tiles; a line is shorter than K or N; or a walk's runs are no
+                multiple of k_mt.
         """
+        if walk and (walk.runs < 1 or k % (walk.runs * self.k_mt)):
+            raise ValueError(f"[gemm] expected K in {walk.runs} runs of multiples of {self.k_mt} (k_mt), got {k}")
         if plain and self.epilogue != "none":
-            return self.plain()._program(m, k, n, line, c_line, self)
-        return self._program(m, k, n, line, c_line, self)
+            return self.plain()._program(m, k, n, walk or Walk(line), c_line, self)
+        return self._program(m, k, n, walk or Walk(line), c_line, self)
 
-    def _program(self, m: int, k: int, n: int, line: int, c_line: int, array: Gemm) -> Program:
+    def _program(self, m: int, k: int, n: int, walk: Walk, c_line: int, array: Gemm) -> Program:
         """A call with this design's megatiles on `array`, which may have another epilogue."""
         unit, limits = self.n if self.gates > 1 else _PANEL, limits_of(self.target)
         least = self.e_x * self.n
         if n % unit or n < least:
             raise ValueError(f"[gemm] expected N in multiples of {unit}, {least} or more (a column of tiles), got {n}")
-        if k > limits.iteration_maximum * self.k_mt:
-            raise ValueError(f"[gemm] expected K of {limits.iteration_maximum * self.k_mt} or less, got {k}")
+        longest = limits.task_queue * limits.iteration_maximum * self.k_mt
+        if k > longest:
+            raise ValueError(f"[gemm] expected K of {longest} or less, got {k}")
         widest = (limits.granule_bytes // 2 << limits.shim.stride_bits) // (self.e_y * self.m)
         if self.e_y > 1 and max(n, c_line) > widest:
             raise ValueError(f"[gemm] expected N of {widest} or less with e_y of {self.e_y}, got {max(n, c_line)}")
-        for lines, given, least in (("lines of K", line, k), ("lines of N", c_line, n)):
+        least_line = k if walk.runs == 1 and not walk.apart else 0
+        for lines, given, least in (("lines of K", walk.line, least_line), ("lines of N", c_line, n)):
             if given and given < least:
                 raise ValueError(f"[gemm] expected {lines}, {least}, or more, got {given}")
         m, k = self.padded(m, k)
-        line, c_line = line or k, c_line or n
+        walk, c_line = walk._replace(line=walk.line or k), c_line or n
         starts = [min(place * self.width, max(0, n - self.width)) for place in range(ceil_div(n, self.width))]
         workers, ends, shared = _build(array)
         parameters = shared.of_a_sequence()
@@ -226,15 +249,16 @@ class Gemm:
             under_way = deque[tuple[list[Any], list[Any]]]()
             for top in range(0, m, self.height):
                 for start in starts:
-                    if len(under_way) == limits_of(self.target).task_queue // self.e_x:
+                    if len(under_way) == limits.task_queue // max(self.e_x, len(self._b_taps(0, n, k))):
                         _retire(*under_way.popleft())
                     fills = [
-                        end.fill(a, tap=self._a_tap(top, row, m, k, line), managed=False)
+                        end.fill(a, tap=self._a_tap(top, row, m, k, walk), managed=False)
                         for row, end in enumerate(a_ends)
                     ]
                     fills += [
-                        end.fill(b, tap=self._b_tap(self._left(start, column, n), n, k), managed=False)
+                        end.fill(b, tap=tap, managed=False)
                         for column, end in enumerate(b_ends)
+                        for tap in self._b_taps(self._left(start, column, n), n, k)
                     ]
                     drains = [
                         end.drain(c, tap=tap, wait=True, managed=False)
@@ -246,7 +270,7 @@ class Gemm:
                 _retire(fills, drains)
 
         b_type = tensor(self._b_size(self.gates * n * k), self._b_dtype)
-        buffers = [tensor((m - 1) * line + k), b_type, tensor(m * c_line)]
+        buffers = [tensor(self._a_size(m, k, walk)), b_type, tensor(m * c_line)]
         return Program(device(self.target), Runtime(sequence, [*buffers, *ends]), workers)
 
     # --- The array ----------------------------------------------------------------------------------------------------
@@ -391,33 +415,44 @@ class Gemm:
 
     # --- The sequence: a megatile's transfers -------------------------------------------------------------------------
 
-    def _a_tap(self, top: int, row: int, m: int, k: int, line: int) -> TensorAccessPattern:
+    def _a_size(self, m: int, k: int, walk: Walk) -> int:
+        return (m - 1) * walk.line + (walk.runs - 1) * walk.apart + k // walk.runs
+
+    def _a_tap(self, top: int, row: int, m: int, k: int, walk: Walk) -> TensorAccessPattern:
         """A row of compute tiles' rows of A, k_mt columns at a time."""
         rows = self.e_y * self.m
-        sizes, strides = [k // self.k_mt, rows, self.k_mt], [self.k_mt, line, 1]
-        return TensorAccessPattern([(m - 1) * line + k], (top + row * rows) * line, sizes, strides)
+        sizes = [walk.runs, k // walk.runs // self.k_mt, rows, self.k_mt]
+        strides, size = [walk.apart, self.k_mt, walk.line, 1], self._a_size(m, k, walk)
+        return TensorAccessPattern([size], (top + row * rows) * walk.line, sizes, strides)
 
     def _left(self, start: int, column: int, n: int) -> int:
         """The first of C's columns that a column of tiles makes of the megatile at `start`."""
         width = self.e_x * self.n
         return min(start + column * width, n - width)
 
-    def _b_tap(self, left: int, n: int, k: int) -> TensorAccessPattern:
+    def _b_taps(self, left: int, n: int, k: int) -> list[TensorAccessPattern]:
         """A column's columns of B: k_mt rows of each panel at a time, in runs that the innermost wrap holds."""
         run, line, width = self._b_size(self.k_mt * _PANEL), self._b_size(k * _PANEL), self.e_x * self.n
         cuts, piece = pieces(run, self._b_item)
-        sizes, strides = [k // self.k_mt, self.gates * width // _PANEL, cuts, piece], [run, line, piece, 1]
-        first = self.gates * left // _PANEL
-        return TensorAccessPattern([self._b_size(self.gates * n * k)], first * line, sizes, strides)
+        strides, first, steps = [run, line, piece, 1], self.gates * left // _PANEL, k // self.k_mt
+        most = limits_of(self.target).iteration_maximum
+        return [
+            TensorAccessPattern(
+                [self._b_size(self.gates * n * k)], first * line + step * run,
+                [min(most, steps - step), self.gates * width // _PANEL, cuts, piece], strides,
+            )
+            for step in range(0, steps, most)
+        ]  # fmt: skip
 
     def _c_taps(self, top: int, left: int, m: int, line: int) -> list[TensorAccessPattern]:
         """For each of a column's e_x tiles across, the walk supertile x compute tile x row x columns."""
         rows = self.e_y * self.m
         sizes, strides = [self.e_y, TILES, self.m, self.n], [self.m * line, rows * line, line, 1]
-        return [
-            TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides).coalesce()
-            for x in range(self.e_x)
+        taps = [
+            TensorAccessPattern([m * line], top * line + left + x * self.n, sizes, strides) for x in range(self.e_x)
         ]
+        # With several tiles down only whole lines could merge, m n elements, which a wrap does not hold.
+        return [tap.coalesce() for tap in taps] if self.e_y == 1 else taps
 
 
 def _at(held: Any, place: int, count: int) -> Any:

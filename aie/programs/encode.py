@@ -138,8 +138,8 @@ class _Image:
         rows, line, n = rows or self.rows, line or part.padded_columns, part.padded_columns
         gemm, plain = self.gemm, not part.gelu
         # A's rows are a padded line each, except the projector's, whose next row begins right after K.
-        lines = {"line": 0 if part.has_bias else part.inner, "c_line": line}
-        make = partial(gemm.program, rows, part.rows, n, plain=plain, **lines)
+        a_line = 0 if part.has_bias else part.inner
+        make = partial(gemm.program, rows, part.rows, n, plain=plain, line=a_line, c_line=line)
         array = f"gemm-{gemm.weights}-{gemm.epilogue}-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}"
         weights = View("weights", self.multiplied)
         self._step(

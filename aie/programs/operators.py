@@ -8,6 +8,8 @@ before attention.
 
     q4nx_matmul, fused_dqp   one row: fused_dqp, over one array for all of a graph; several: dequant_engine -> gemm
     dense_matmul             gemm
+    convolution              gemm, of one array for all sizes; k_mt of 320 suits the channels of Stable Diffusion's
+                             U-Net, 320 to 2560, without padding
     flow_qkv_attention, flow_kv_attention
                              one token: flow_kv; several: flow_qkv
 
@@ -19,6 +21,7 @@ before attention.
     given-I    [rows][inner, padded to 256]; of one row, as long as the longest of the graph
     panels-B   B bytes: dequantised weights
     made-N     [rows][columns, padded]
+    picture-.. a of designs/convolution.py, whose weights are its b, and made-N its c
     queries-N, attended-N
                [tokens][heads][d], N = heads d; queries are scaled already
     cache      [context][KV heads][2][d]: keys and values of the sequence, from the first one that is seen on
@@ -34,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu._native import DenseProjection
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
+from flownpu.aie.designs.convolution import Convolution
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -62,13 +66,15 @@ if TYPE_CHECKING:
 _SEVERAL = (64, 256, 1024)
 _PRODUCTS = (*_SEVERAL, 4096)
 _ROWS_OF_A_TILE = 64  # at most
+# Pictures of a convolution's programs: guidance makes pairs.
+_PICTURES = (1, 2)
 # Bytes of dequantised weights, which a session holds for all products of a size: a gate and up projection of 14336 x
 # 4096 fit; LM heads, of which one row is wanted, do not.
 _MOST_PANELS = 256 << 20
 
 
 def buckets(kind: str) -> tuple[int, ...]:
-    """Rows (tokens) of the programs that an operator, by its stem, has.
+    """Rows (tokens; of a convolution, pictures) of the programs that an operator, by its stem, has.
 
     Raises:
         ValueError: there is no such operator.
@@ -77,6 +83,8 @@ def buckets(kind: str) -> tuple[int, ...]:
         raise ValueError(f"[operators] expected one of {', '.join(_KINDS)}, got {kind}")
     if kind in ("fused_dqp", "flow_kv_attention"):
         return (1,)
+    if kind == "convolution":
+        return _PICTURES
     if kind == "dense_matmul":
         return _PRODUCTS
     return (1, *_PRODUCTS) if kind == "q4nx_matmul" else (1, *_SEVERAL)
@@ -108,6 +116,8 @@ def operator_program(
         raise ValueError(f"[operators] expected {kind} of {buckets(kind)} rows, got {rows}")
     if kind in _PRODUCTS_OF:
         return _product(kind, dict(sizes), target, rows, longest)
+    if kind == "convolution":
+        return _convolution(dict(sizes), target, rows)
     return _attention(kind, dict(sizes), target, rows, context)
 
 
@@ -152,6 +162,29 @@ def _gemm(target: str, n: int, rows: int) -> tuple[Gemm, int]:
     if n < gemm.width:
         gemm = Gemm(target, m=m, n=gemm.n // 2)
     return gemm, gemm.padded(rows, 1)[0]
+
+
+def _convolution(sizes: dict[str, int], target: str, pictures: int) -> Program:
+    """Filters over pictures, which the host lays out (ops/npu/operators/convolution_step.cc)."""
+    # ops/npu/match/convolution.cc pads the filters to this array's k_mt and n.
+    gemm = Gemm(target, m=32, k=64, n=64, k_mt=320, e_y=4)
+    channels, filters = sizes["channels"], max(ceil_div(sizes["filters"], 32) * 32, gemm.n)
+    design = Convolution(
+        gemm, channels, filters, sizes["height"], sizes["width"], pictures,
+        (sizes["kernel_height"], sizes["kernel_width"]), sizes["stride"],
+        (sizes["pad_top"], sizes["pad_left"], sizes["pad_bottom"], sizes["pad_right"]),
+    )  # fmt: skip
+    size = "-".join(str(size) for size in (pictures, *sizes.values()))
+    writer = ProgramWriter([Buffer("weights", Role.CONSTANT, design.inner * filters * BF16_BYTES)])
+    array = f"gemm-bf16-none-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}-k{gemm.k_mt}"
+    picture, made = f"picture-{size}", f"made-{filters}"
+    call = fixed_call("gemm", array, f"convolution-{size}", design.program)
+    where = f"{sizes['kernel_height']} x {sizes['kernel_width']} taps of {channels} x {sizes['filters']}"
+    writer.step(call, f"{where} over {sizes['height']} x {sizes['width']}", picture, "weights", made)
+    given = writer.rows(picture, ceil_div(call.buffers[0].type.elements, channels), channels)
+    lines, pixels = design.output
+    rows = writer.rows(made, design.rows, sizes["filters"], filters)
+    return _program("convolution", sizes, pictures * lines * pixels, writer, given, rows)
 
 
 def _attention(kind: str, sizes: dict[str, int], target: str, tokens: int, context: int) -> Program:
@@ -212,4 +245,4 @@ def _program(
 
 
 _PRODUCTS_OF = ("q4nx_matmul", "fused_dqp", "dense_matmul")
-_KINDS = (*_PRODUCTS_OF, "flow_qkv_attention", "flow_kv_attention")
+_KINDS = (*_PRODUCTS_OF, "convolution", "flow_qkv_attention", "flow_kv_attention")

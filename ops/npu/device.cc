@@ -8,6 +8,7 @@
 #include "ops/cpu/step.h"
 #include "ops/error.h"
 #include "ops/npu/driver/xrt_plugin.h"
+#include "ops/npu/match/convolution.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/operators/lowering.h"
 #include "ops/npu/operators/steps.h"
@@ -99,6 +100,8 @@ std::unique_ptr<Step> NpuDevice::prepare_operator(
     return make_mixture_step(node, programs_of, context);
   if (transformer::is_attention(of_graph))
     return make_attention_step(node, programs_of(node), context);
+  if (is_convolution(of_graph))
+    return make_convolution_step(of_graph, programs_of(node), std::move(on_host), context);
   return make_product_step(node, programs_of(node), std::move(on_host), context);
 }
 

@@ -9,6 +9,7 @@
 
 #include "ops/error.h"
 #include "ops/nodes/q4nx_moe.h"
+#include "ops/npu/match/convolution.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/npu/nodes/lowered_node.h"
 #include "ops/npu/nodes/sinks.h"
@@ -20,13 +21,15 @@ namespace flownpu::npu {
 namespace {
 
 // Operators and the stems of their programs.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kStems{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kStems{{
     {"Q4NXMatMul", "q4nx_matmul"},
     {"Q4NXMoE", "q4nx_matmul"},
     {"FusedDQP", "fused_dqp"},
     {"DenseMatMul", "dense_matmul"},
     {"FlowQKVAttention", "flow_qkv_attention"},
     {"FlowKVAttention", "flow_kv_attention"},
+    {"Conv", "convolution"},
+    {"FusedConv", "convolution"},
 }};
 
 constexpr ExpertPart kExpertParts[] = {ExpertPart::kGateUp, ExpertPart::kDown};
@@ -94,6 +97,17 @@ ArrayOperator describe_product(const Node& node) {
   return {.sizes = {std::move(sizes)},
           .multiply_adds = product.inner * product.columns,
           .rows = x.rank() == 0 ? 0 : known_elements(*node.input(0), 0, x.rank() - 1)};
+}
+
+ArrayOperator describe_convolution(const Node& node) {
+  const ConvolutionSizes convolution = sizes_of_convolution(node);
+  Node sizes = sizes_of(node);
+  each_size(convolution,
+            [&](const char* name, std::int64_t size) { sizes.attributes[name] = size; });
+  const std::int64_t taps = convolution.kernel_height * convolution.kernel_width;
+  return {.sizes = {std::move(sizes)},
+          .multiply_adds = taps * convolution.channels * convolution.filters,
+          .rows = convolution.batch * convolution.lines() * convolution.pixels()};
 }
 
 // A mixture's products. Each expert gets its share of the rows of X.
@@ -197,7 +211,10 @@ Packed pack_sinks(const Node& attention) {
 
 }  // namespace
 
-bool is_operator(const Node& node) { return node.domain == kDomain && stem_of(node) != nullptr; }
+bool is_operator(const Node& node) {
+  if (is_convolution(node)) return node.domain != kNpuDomain && takes_convolution(node);
+  return node.domain == kDomain && stem_of(node) != nullptr;
+}
 
 bool is_operator_on_array(const Node& node) {
   return node.domain == kNpuDomain && stem_of(node) != nullptr;
@@ -206,12 +223,15 @@ bool is_operator_on_array(const Node& node) {
 ArrayOperator describe_operator(const Node& node) {
   const Node of_graph = operator_of_graph(node);
   if (is_mixture(of_graph)) return describe_mixture(of_graph);
+  if (is_convolution(of_graph)) return describe_convolution(of_graph);
   return transformer::is_attention(of_graph) ? describe_attention(of_graph)
                                              : describe_product(of_graph);
 }
 
 Node operator_on_array(Node node) {
-  if (transformer::is_dense_product(node)) {
+  if (is_convolution(node)) {
+    node.packed.push_back(pack_filters(node));
+  } else if (transformer::is_dense_product(node)) {
     node.packed.push_back(pack_panels(node));
   } else if (transformer::is_projection(node)) {
     node.packed.push_back(pack_blocks(node));
@@ -260,7 +280,11 @@ Node expert_product(const Node& mixture, ExpertPart part, std::int64_t expert) {
 }
 
 Node operator_of_graph(Node node) {
-  node.domain = kDomain;
+  if (is_convolution(node)) {
+    node = convolution_of_graph(std::move(node));
+  } else {
+    node.domain = kDomain;
+  }
   node.packed.clear();
   node.attributes.erase(kLeastOfOneRow);
   return node;

@@ -311,17 +311,17 @@ void EncoderMatcher::match(const Node& convolution) {
   }
 }
 
-bool is_convolution(const Node& node) { return transformer::is(node, "", "Conv"); }
+bool is_standard_convolution(const Node& node) { return transformer::is(node, "", "Conv"); }
 
 }  // namespace
 
 bool is_for_encoder(const Node& node) {
-  return is_convolution(node) || transformer::is_dense_product(node) ||
+  return is_standard_convolution(node) || transformer::is_dense_product(node) ||
          transformer::is_projection(node) || transformer::is_attention(node);
 }
 
 bool is_encoder(const std::vector<Node>& nodes) {
-  return std::ranges::any_of(nodes, is_convolution) &&
+  return std::ranges::any_of(nodes, is_standard_convolution) &&
          std::ranges::any_of(nodes, [](const Node& node) {
            return transformer::is_attention(node) && node.integer("causal", 1) == 0;
          });
@@ -331,7 +331,7 @@ std::vector<Node> with_encoder_layers(const std::vector<Node>& nodes,
                                       const std::vector<std::string>& outputs) {
   const transformer::GraphWalk graph(nodes, outputs);
   EncoderMatcher found(graph);
-  const auto convolution = std::ranges::find_if(nodes, is_convolution);
+  const auto convolution = std::ranges::find_if(nodes, is_standard_convolution);
   if (convolution == nodes.end())
     fail("the array computes encoders of images, and there is no convolution");
   found.match(*convolution);

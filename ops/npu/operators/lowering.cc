@@ -10,6 +10,7 @@
 
 #include "ops/error.h"
 #include "ops/npu/match/array_operator.h"
+#include "ops/npu/match/convolution.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/operators/programs.h"
 #include "ops/transformer/graph/operators.h"
@@ -55,12 +56,15 @@ bool may_be_worth(const ArrayOperator& found,
 }
 
 // Records why a node stays on the host. An existing reason is replaced only if `better` is set and
-// there are no layers. Dense products beside layers need no reason.
+// there are no layers. Dense products beside layers need no reason, and convolutions none but those
+// that they have: a graph may have them without any part for the array.
 void leave(Lowered& lowered, const Node& node, const std::string& reason, bool better) {
   const bool has_layers = std::ranges::any_of(lowered.nodes, is_layers);
   if (has_layers && transformer::is_dense_product(node)) return;
   const auto known = std::ranges::find(lowered.on_host, node.name, &Lowered::OnHost::node);
-  if (known == lowered.on_host.end())
+  const bool is_new = known == lowered.on_host.end();
+  if (is_new && is_convolution(node)) return;
+  if (is_new)
     lowered.on_host.push_back({node.name, node.op_type, reason});
   else if (better && !has_layers)
     known->reason = reason;
@@ -81,7 +85,7 @@ class OperatorLowering {
       try {
         place(node, describe_operator(node));
       } catch (const Error& error) {
-        leave(lowered_, node, error.what(), true);
+        leave_with(node, error.what(), true);
       }
     }
     const std::string of_one = threshold_.one_row == threshold_.rows
@@ -93,6 +97,7 @@ class OperatorLowering {
       summarise("by themselves on the array: " + listed(on_array_) + " (runs below " + least +
                 ": the host is faster)");
     }
+    if (!convolutions_.empty()) summarise(listed(convolutions_) + " on the host: " + reason_);
     if (!below_.empty()) summarise(listed(below_) + " below " + least + ": the host is faster");
   }
 
@@ -116,7 +121,7 @@ class OperatorLowering {
       try {
         artifacts_.require(sizes.op_type, sizes);
       } catch (const DeviceError& error) {
-        leave(lowered_, node, error.what(), artifacts_.has(sizes.op_type));
+        leave_with(node, error.what(), artifacts_.has(sizes.op_type));
       }
       return;
     }
@@ -124,6 +129,14 @@ class OperatorLowering {
     keep(node, on_array_);
     node = operator_on_array(std::move(node));
     node.attributes[kLeastOfOneRow] = threshold_.one_row;
+  }
+
+  // The summary has the first convolution's reason.
+  void leave_with(const Node& node, const std::string& reason, bool better) {
+    leave(lowered_, node, reason, better);
+    if (!is_convolution(node)) return;
+    if (convolutions_.empty()) reason_ = reason;
+    ++convolutions_[node.op_type];
   }
 
   // Counts a node, and drops its reason from the search for a decoder.
@@ -137,6 +150,8 @@ class OperatorLowering {
   Threshold threshold_;
   Counts on_array_;
   Counts below_;
+  Counts convolutions_;
+  std::string reason_;
 };
 
 }  // namespace

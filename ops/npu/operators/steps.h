@@ -24,6 +24,13 @@ std::unique_ptr<Step> make_product_step(const Node& node,
                                         std::unique_ptr<OperatorPrograms> programs,
                                         std::unique_ptr<Step> host, const cpu::Context& context);
 
+// A convolution. The host lays out pictures channels-last, reads planes back, and adds what
+// follows.
+std::unique_ptr<Step> make_convolution_step(const Node& node,
+                                            std::unique_ptr<OperatorPrograms> programs,
+                                            std::unique_ptr<Step> host,
+                                            const cpu::Context& context);
+
 // The products of a Q4NXMoE, expert by expert, each with the rows that chose it. The host computes
 // routing, activations and sums. `programs_of`: makes the programs of an expert's product.
 std::unique_ptr<Step> make_mixture_step(

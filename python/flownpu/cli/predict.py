@@ -15,6 +15,8 @@ from flownpu.cli.output import console, print_json, waiting
 from flownpu.model.folder import read_genai_config
 
 if TYPE_CHECKING:
+    from flownpu.aie.cost.chips import Chip
+    from flownpu.aie.cost.parameters import Values
     from flownpu.convert.weight_bits import WeightBits
     from flownpu.predict.pair import PairReport
     from flownpu.predict.report import PredictionReport
@@ -28,7 +30,7 @@ def predict(
         typer.Argument(
             metavar="TARGET",
             help="A model's folder (converted, of GenAI, or a checkpoint), its config.json, or a name such as "
-            "gemma3-4b.",
+            "gemma3-4b or stable-diffusion-1.4.",
         ),
     ],
     device: Annotated[
@@ -99,12 +101,19 @@ def predict(
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
+    from flownpu.predict import pictures  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
 
     if device not in CHIPS:
         raise typer.BadParameter(f"no such chip: {device}{nearest(device, CHIPS)}", param_hint="--device")
+    if model == pictures.NAME:
+        if context or weights or kv_dtype == "int8":
+            raise typer.BadParameter("expected no --context, --weights or --kv-dtype for pictures")
+        values = measured_values(measured) if measured else VALUES
+        _predict_picture(CHIPS[device], values, as_json=as_json)
+        return
     contexts = parse_contexts(context) if context else ()
     values = measured_values(measured) if measured else VALUES
     with waiting("pricing the programs ..."):
@@ -114,6 +123,30 @@ def predict(
         print_json(_document(report, {name: values[name] for name in values if values[name] != VALUES[name]}))
         return
     _print(report, CHIPS[device].description, "published" if measured is None else f"those of {measured}")
+
+
+def _predict_picture(chip: "Chip", values: "Values", *, as_json: bool) -> None:
+    from flownpu.predict import pictures  # noqa: PLC0415 other commands need none of it
+
+    with waiting("pricing the programs ..."):
+        found = pictures.predict_picture(chip, values)
+    if as_json:
+        print_json({"predicted": True, "picture_seconds": found.picture, **asdict(found)})
+        return
+    console.print(f"A picture of 512 x 512 by {pictures.NAME} on {chip.description}", markup=False)
+    console.print("Predicted, not measured: programs priced step by step, the host by its bytes.", markup=False)
+    for name, rows in found.networks.items():
+        title = (
+            f"{name}{f', of {pictures.STEPS}, with guidance' if name == 'step' else ''}: {found.seconds(name):.2f} s"
+        )
+        table = _table(title, "", "nodes", "on the array", "GMAC", "ms", "array alone, ms")
+        for kind, row in rows.items():
+            cells = [str(row.nodes), str(row.on_array), f"{row.multiply_adds / 1e9:.1f}"] if row.nodes else [""] * 3
+            table.add_row(kind, *cells, f"{row.seconds * 1e3:.0f}", f"{row.alone * 1e3:.0f}" if row.alone else "")
+        console.print(table)
+    console.print(f"The picture: {found.picture:.1f} s", markup=False)
+    others = ", ".join(f"{name} {seconds} s" for name, seconds in pictures.PUBLISHED.items())
+    console.print(f"GPUs in fp16, published by ML Drift: {others}", markup=False)
 
 
 def _bits(weights: str | None) -> "WeightBits | None":

@@ -12,12 +12,13 @@ import pytest
 
 from flownpu.aie.check import check
 from flownpu.aie.designs.bias import with_bias
+from flownpu.aie.designs.convolution import Convolution
 from flownpu.aie.designs.copy import Copy
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
-from flownpu.aie.designs.gemm import Gemm
+from flownpu.aie.designs.gemm import Gemm, Walk
 from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.one_tile import KERNELS as KERNELS_ALONE
 from flownpu.aie.designs.one_tile import OneTile
@@ -77,6 +78,23 @@ def test_products_of_few_and_many_tokens_pass_checker(name, target, weights):
         for tokens, e_y, e_x in ((17, 1, 1), (1023, 2, 1), (1, 1, 2)):
             gemm = Gemm(target, weights, epilogue, **({} if gated else {"e_y": e_y, "e_x": e_x}))
             assert violations(gemm.program(tokens, k, -(-m // 32) * 32)) == []
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "side", "stride"),
+    [(4, 320, 64, 1), (960, 320, 64, 1), (320, 320, 64, 2), (2560, 1280, 8, 1), (512, 512, 128, 1), (128, 128, 512, 1)],
+)
+def test_convolutions_of_stable_diffusion_pass_checker(channels, filters, side, stride):
+    """The least and most channels of its U-Net, a guided pair of latents; the decoder's longest lines."""
+    gemm = Gemm("npu2", "bfp16", m=32, k=64, k_mt=320, e_y=2, e_x=2)
+    batch = 2 if side < 128 else 1
+    assert violations(Convolution(gemm, channels, filters, side, side, batch, stride=stride).program()) == []
+
+
+@pytest.mark.parametrize("name", ["npu1", "npu2"])
+def test_gemm_of_one_column_of_tiles_passes_checker(name):
+    """Lines of C are a tile's; several tiles down."""
+    assert violations(Gemm(name, m=32, k=64, e_y=4).program(512, 256, 64)) == []
 
 
 @pytest.mark.parametrize("tokens", [64, 256])
@@ -206,7 +224,10 @@ def test_all_shapes_share_one_array(programs):
         (lambda: Gemm("npu2", epilogue="relu"), "expected an epilogue of none, gelu, geglu, swiglu, got 'relu'"),
         (lambda: Gemm("npu2").program(1, 64, 32), r"N in multiples of 32, 64 or more \(a column of tiles\), got 32"),
         (lambda: Gemm("npu2", epilogue="geglu").program(1, 64, 544), "N in multiples of 64, 64 or more"),
-        (lambda: Gemm("npu2").program(1, 16385, 512), "expected K of 16384 or less, got 16385"),
+        (lambda: Gemm("npu2").program(1, 65537, 512), "expected K of 65536 or less, got 65537"),
+        (lambda: Gemm("npu2").program(1, 768, 512, walk=Walk(64, 2)), r"in 2 runs of multiples of 256 .*, got 768"),
+        (lambda: Convolution(Gemm("npu2"), 3, 64, 8, 8), "expected even channels, and windows that fit"),
+        (lambda: Convolution(Gemm("npu2"), 4, 64, 8, 0, kernel=(3, 3)), "windows that fit the padded picture"),
         (lambda: Gemm("npu2", e_y=2).program(1, 64, 16416), "expected N of 16384 or less with e_y of 2, got 16416"),
         (lambda: Gemm("npu2").program(1, 128, 512, line=96), "expected lines of K, 128, or more, got 96"),
         (lambda: Gemm("npu2", k=60), "expected m, n, k and k_mt in multiples"),

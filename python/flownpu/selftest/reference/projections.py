@@ -30,6 +30,7 @@ from flownpu.selftest.reference.numbers import (
 )
 
 if TYPE_CHECKING:
+    from flownpu.aie.designs.convolution import Convolution
     from flownpu.aie.designs.dequant_engine import DequantEngine
     from flownpu.aie.designs.fused_dqp import FusedDQP
     from flownpu.aie.designs.gemm import Gemm
@@ -175,6 +176,54 @@ def gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng, *, plain: bool = F
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
     make = partial(design.program, m, k, n, plain=plain)
     return Case(make, {"a": a, "b": operand(b, design.weights)}, "c", expected, tolerance)
+
+
+def convolved(x: np.ndarray, w: np.ndarray, stride: int, pads: tuple[int, int, int, int]) -> np.ndarray:
+    """The definition: sums over windows of pictures x [batch, height, width, C] by w [N, C, kh, kw], in their type."""
+    top, left, bottom, right = pads
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (1, 2))[:, ::stride, ::stride]
+    return np.asarray(np.tensordot(windows, w, ((3, 4, 5), (1, 2, 3))))
+
+
+def convolution_case(design: Convolution, rng: Rng, *, whole_numbers: bool = False) -> Case:
+    """Pictures by filters; the pixels that are no picture's are 0, and outputs that are no pixel's must not matter.
+
+    `whole_numbers`: of -3 .. 3, which bf16 and bfp16 hold, as f32 holds their sums: only storing rounds. Else C is a
+    multiple of 8, so that blocks of bfp16 do not reach from tap to tap.
+    """
+    gemm, c, n = design.gemm, design.channels, design.filters
+    size = (design.batch, design.height, design.width, c)
+    draw = partial(rng.integers, -3, 4) if whole_numbers else partial(rng.normal, 0, 1)
+    x, w = bf16(draw(size=size)), bf16(draw(size=(n, c, *design.kernel)))
+    by_filter = np.ascontiguousarray(w.transpose(2, 3, 1, 0)).reshape(-1, n)  # rows (i, j, c)
+    left, right = (
+        (wide(x).reshape(-1, c), wide(by_filter))
+        if whole_numbers
+        else as_multiplied(x.reshape(-1, c), by_filter, gemm.target)
+    )
+    filters = right.reshape(*design.kernel, c, n).transpose(3, 2, 0, 1)
+    expected, magnitude = (
+        convolved(part(left).reshape(size), part(filters), design.stride, design.pads) for part in (np.array, np.abs)
+    )
+    tolerance = 0 if whole_numbers else (design.inner + 1) * F32_ROUNDING * magnitude
+    tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
+
+    walk, rows = design.stride * c, gemm.padded(design.rows, 1)[0]
+    a = np.zeros(((rows - 1) * walk + (design.kernel[0] - 1) * design.line * c + design.run), BFLOAT16)
+    pictures = np.zeros((design.batch, design.lines, design.line, c), BFLOAT16)
+    pictures[:, : design.height, : design.width] = x
+    a[design.head * c :][: pictures.size] = pictures.reshape(-1)[: len(a) - design.head * c]
+    b = np.zeros((design.kernel[0], design.run, n), BFLOAT16)
+    b[:, : design.kernel[1] * c] = by_filter.reshape(design.kernel[0], -1, n)
+
+    def pixels(out: np.ndarray) -> np.ndarray:
+        firsts = np.arange(design.batch) * design.picture_rows
+        high, across = (np.arange(length) for length in design.output)
+        return np.asarray(out.reshape(rows, n)[firsts[:, None, None] + high[:, None] * design.line + across])
+
+    inputs = {"a": a, "b": operand(b.reshape(-1, n), gemm.weights)}
+    return Case(design.program, inputs, "c", expected, tolerance, pixels)
 
 
 def gated_gemm_case(design: Gemm, m: int, k: int, n: int, rng: Rng) -> Case:

@@ -161,6 +161,15 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
          buffers, std::array{tokens});
 }
 
+ForwardPass::Attended ForwardPass::attended_by(std::size_t layer, const Segment& segment) const {
+  const std::int64_t table = decoder_.layers[layer].attention().table;
+  const std::size_t part = 2 * layers_[layer].attention;
+  return {.rotary = constants_.rotary[static_cast<std::size_t>(table)],
+          .keys = &segment.cache->part(part),
+          .values = &segment.cache->part(part + 1),
+          .capacity = segment.cache->capacity()};
+}
+
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.count == 1) {
@@ -174,11 +183,7 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
 void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   const LayerConstants& constants = constants_.layers[layer];
   const transformer::Attention& kind = decoder_.layers[layer].attention();
-  const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
-  const std::size_t part = 2 * layers_[layer].attention;
-  const Buffer* keys = &segment.cache->part(part);
-  const Buffer* values = &segment.cache->part(part + 1);
-  const std::int64_t capacity = segment.cache->capacity();
+  const auto [rotary, keys, values, capacity] = attended_by(layer, segment);
   std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
                                       keys,        values};
   if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
@@ -196,14 +201,10 @@ void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
   const LayerConstants& constants = constants_.layers[layer];
   const transformer::Attention& kind = decoder_.layers[layer].attention();
-  const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
-  const std::size_t part = 2 * layers_[layer].attention;
-  const Buffer* keys = &segment.cache->part(part);
-  const Buffer* values = &segment.cache->part(part + 1);
+  const auto [rotary, keys, values, capacity] = attended_by(layer, segment);
   const std::int64_t parts = parts_of(kind, segment);
   std::vector<const Buffer*> buffers{of(kPacked), keys, values};
-  std::vector<std::int64_t> parameters{segment.first, segment.past, 1, segment.cache->capacity(),
-                                       kind.window};
+  std::vector<std::int64_t> parameters{segment.first, segment.past, 1, capacity, kind.window};
   if (parts > 1) {
     buffers.insert(buffers.end(), {of(kPartSums), of(kPartStates)});
     parameters.push_back(parts);

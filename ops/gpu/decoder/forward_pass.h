@@ -207,6 +207,14 @@ class ForwardPass {
   Activation mix(std::size_t layer, std::int64_t tokens, std::span<const Segment> segments);
   void convolve(std::size_t layer, const Segment& segment, Activation into);
   void apply_delta(std::size_t layer, const transformer::GatedDelta& delta, const Segment& segment);
+  // A layer's rotary table, and a segment's keys and values of the layer.
+  struct Attended {
+    const PlacedConstants::Rotary& rotary;
+    const Buffer* keys;
+    const Buffer* values;
+    std::int64_t capacity;
+  };
+  Attended attended_by(std::size_t layer, const Segment& segment) const;
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend_prompt(std::size_t layer, const Segment& segment);
   // The row of a layer's rotary table that a segment's first token uses.

@@ -101,13 +101,14 @@ class Reader {
 
   MixtureWeights mixture() {
     const std::size_t left = node_.inputs.size() - std::min(next_, node_.inputs.size());
-    const auto values =
-        std::span(node_.inputs).subspan(node_.inputs.size() - left).first(
-            std::min(left, MixtureWeights::kValues));
+    const auto values = std::span(node_.inputs)
+                            .subspan(node_.inputs.size() - left)
+                            .first(std::min(left, MixtureWeights::kValues));
     next_ += MixtureWeights::kValues;
     return place_mixture(values, [&](const Value& value) {
-      return value.type == DataType::kUInt8 ? blocks(value)
-                                            : upload(value, static_cast<std::int64_t>(value.bytes()));
+      return value.type == DataType::kUInt8
+                 ? blocks(value)
+                 : upload(value, static_cast<std::int64_t>(value.bytes()));
     });
   }
 

@@ -4,9 +4,10 @@
 //
 //   for each layer  weights of the first projection (QKV), of gates if there are any, output, gate
 //                   and up, down, or in the place of these two the inputs of a Q4NXMoE from its
-//                   router on (MixtureWeights), some absent; norm weights of both entries of the residual stream; of attention
-//                   with QK-norm the weights for queries and for keys; biases of QKV and of the
-//                   output projection, each absent where a layer has none and others have; sinks
+//                   router on (MixtureWeights), some absent; norm weights of both entries of the
+//                   residual stream; of attention with QK-norm the weights for queries and for
+//                   keys; biases of QKV and of the output projection, each absent where a layer has
+//                   none and others have; sinks
 //   at last         norm weights of the last entry; the LM head; cosines and sines of each table,
 //                   absent for layers without RoPE; none if the graph makes tables
 //

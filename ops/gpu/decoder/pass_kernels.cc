@@ -91,8 +91,9 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
                                  given.qkv, &given.qkv_bias),
           .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
           .output = compile_product(output, adding(output), given.output, &given.output_bias),
-          .gate_up = has_experts ? CompiledProduct{}
-                                 : compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
+          .gate_up = has_experts
+                         ? CompiledProduct{}
+                         : compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
           .down = has_experts ? CompiledProduct{} : compile_product(down, adding(down), given.down),
           .experts = has_experts ? std::optional(compile_experts(given)) : std::nullopt};
 }

@@ -140,9 +140,11 @@ std::string read_of(const ProductShape& shape) {
   const bool is_four = shape.columns % 4 == 0;
   const std::string word = is_four ? "ReadFloats" : "Read";
   const std::string k = is_four ? "k" : "k + i";
-  return replaced(is_four ? kReadFour : kReadEach, "ELEMENT",
-                  shape.norm ? normalised(*shape.norm, "row", word, k)
-                             : text_of("args.x.", word, shape.experts ? "(token / args.share, " : "(token, ", k, ")"));
+  return replaced(
+      is_four ? kReadFour : kReadEach, "ELEMENT",
+      shape.norm
+          ? normalised(*shape.norm, "row", word, k)
+          : text_of("args.x.", word, shape.experts ? "(token / args.share, " : "(token, ", k, ")"));
 }
 
 // The first work-group of a token writes the sum.
@@ -184,9 +186,9 @@ KernelDescription fused_dqp(const ProductShape& shape) {
     kernel.tensors.push_back({.name = "weight", .sizes = {shape.columns}});
     add_skip(*shape.norm, kernel);
   }
-  add_experts(
-      shape, {{.name = "chosen", .element = Element::kInt32, .sizes = {std::string("tokens")}}},
-      kernel);
+  add_experts(shape,
+              {{.name = "chosen", .element = Element::kInt32, .sizes = {std::string("tokens")}}},
+              kernel);
   link_addends(shape, kernel);
   return kernel;
 }

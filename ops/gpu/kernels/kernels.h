@@ -59,9 +59,9 @@ struct ProductShape {
   bool has_residual = false;
   // fused_dqp: whether x is normalised first, each work-group for itself; x is then float32.
   std::optional<NormShape> norm = std::nullopt;
-  Element given = Element::kActivation;   // of x; or float32
-  Element result = Element::kActivation;  // of y; or float32
-  Storage storage = Storage::kBuffer;     // of the weight
+  Element given = Element::kActivation;                // of x; or float32
+  Element result = Element::kActivation;               // of y; or float32
+  Storage storage = Storage::kBuffer;                  // of the weight
   std::optional<ExpertsShape> experts = std::nullopt;  // not with a norm
   // Teams of lanes of a work-group of fused_dqp, which share the columns.
   std::int64_t teams = 1;

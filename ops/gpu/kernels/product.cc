@@ -72,14 +72,13 @@ void add_experts(const ProductShape& shape, std::vector<TensorDescription> choic
 std::int64_t parts_of(const ProductShape& shape) { return shape.gating == Gating::kNone ? 1 : 2; }
 
 TensorDescription weight_of(const ProductShape& shape) {
-  return {
-      .name = "w",
-      .element = Element::kQ4NX,
-      .sizes = {(shape.experts ? shape.experts->count : 1) * parts_of(shape) *
-                    q4nx::row_blocks(shape.rows) * q4nx::kBlockRows,
-                shape.columns},
-      .layout = shape.layout,
-      .storage = shape.storage};
+  return {.name = "w",
+          .element = Element::kQ4NX,
+          .sizes = {(shape.experts ? shape.experts->count : 1) * parts_of(shape) *
+                        q4nx::row_blocks(shape.rows) * q4nx::kBlockRows,
+                    shape.columns},
+          .layout = shape.layout,
+          .storage = shape.storage};
 }
 
 TensorDescription result_of(const ProductShape& shape) {

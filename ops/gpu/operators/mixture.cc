@@ -14,7 +14,8 @@ namespace flownpu::gpu {
 namespace {
 
 void launch_with(Context& context, const CompiledKernel& kernel, const Grid& grid,
-            std::span<const Buffer* const> buffers, std::span<const std::int64_t> parameters = {}) {
+                 std::span<const Buffer* const> buffers,
+                 std::span<const std::int64_t> parameters = {}) {
   std::vector<KernelArgument> arguments(buffers.begin(), buffers.end());
   for (const std::int64_t parameter : parameters)
     arguments.emplace_back(static_cast<std::int32_t>(parameter));
@@ -22,15 +23,17 @@ void launch_with(Context& context, const CompiledKernel& kernel, const Grid& gri
 }
 
 // Bytes of each part, for so many rows.
-std::array<std::int64_t, MixtureMemory::kParts> bytes_of_mixture(const MixtureShape& shape, std::int64_t rows) {
+std::array<std::int64_t, MixtureMemory::kParts> bytes_of_mixture(const MixtureShape& shape,
+                                                                 std::int64_t rows) {
   constexpr auto kWord = static_cast<std::int64_t>(sizeof(float));
   const RouterShape& router = shape.router;
   const std::int64_t choices = rows * router.per_row;
-  const std::int64_t groups = std::max(rows * q4nx::groups_of(router.hidden),
-                                       choices * q4nx::groups_of(shape.inner));
+  const std::int64_t groups =
+      std::max(rows * q4nx::groups_of(router.hidden), choices * q4nx::groups_of(shape.inner));
   std::array<std::int64_t, MixtureMemory::kParts> bytes{};
   bytes[MixtureMemory::kLogits] = rows * router.experts * kWord;
-  bytes[MixtureMemory::kChosen] = bytes[MixtureMemory::kShares] = bytes[MixtureMemory::kOrder] = choices * kWord;
+  bytes[MixtureMemory::kChosen] = bytes[MixtureMemory::kShares] = bytes[MixtureMemory::kOrder] =
+      choices * kWord;
   bytes[MixtureMemory::kTiles] = tiles_of_experts(router.experts, choices, kMatmulTile) * 3 * kWord;
   bytes[MixtureMemory::kCodes] = groups * q4nx::kGroup;
   bytes[MixtureMemory::kScales] = bytes[MixtureMemory::kSums] = groups * kWord;
@@ -108,19 +111,18 @@ Mixture::Mixture(Context& context, const MixtureShape& shape, const MixtureWeigh
                           .experts = outwards};
   if (rounds_ && ways_with_matrices(options.matrices, gate_up, context).front())
     matrices_ = context.facts().matrices;
-  if (weights.has(kMoeRouter))
-    logits_ = context.compile(router_logits(router), options.activation);
+  if (weights.has(kMoeRouter)) logits_ = context.compile(router_logits(router), options.activation);
   choose_ = context.compile(choose_experts(router));
   if (rounds_)
-    sort_ = context.compile(
-        sort_by_expert(router.experts, matrices_ ? kMatricesTile : kMatmulTile));
+    sort_ =
+        context.compile(sort_by_expert(router.experts, matrices_ ? kMatricesTile : kMatmulTile));
   gate_up_ = compile_product(context, gate_up, kMoeGateUp, options);
   if (inwards.has_bias) gate_up_.bias = &weights.of(kMoeGateUpBias);
   down_ = compile_product(context, down, kMoeDown, options);
   AnswersShape summed{.experts = router.experts,
-                       .per_row = router.per_row,
-                       .hidden = router.hidden,
-                       .has_bias = weights.has(kMoeDownBias)};
+                      .per_row = router.per_row,
+                      .hidden = router.hidden,
+                      .has_bias = weights.has(kMoeDownBias)};
   sum_ = context.compile(sum_of_answers(summed));
   summed.has_residual = true;
   sum_with_residual_ = context.compile(sum_of_answers(summed));
@@ -135,9 +137,9 @@ Mixture::Product Mixture::compile_product(Context& context, ProductShape shape, 
   product.fused = context.compile(fused_dqp(shape), options.activation);
   if (!rounds_) return product;
   product.quantize = context.compile(quantize_rows(shape.columns, shape.given), options.activation);
-  product.rounded = context.compile(
-      matrices_ ? q4nx_matmul_of_matrices(shape, *matrices_) : q4nx_matmul(shape),
-      options.activation);
+  product.rounded =
+      context.compile(matrices_ ? q4nx_matmul_of_matrices(shape, *matrices_) : q4nx_matmul(shape),
+                      options.activation);
   return product;
 }
 
@@ -147,19 +149,25 @@ void Mixture::multiply(Context& context, const MixtureMemory& memory, const Prod
   const ProductShape& shape = product.shape;
   std::vector<const Buffer*> buffers{x, product.weight, y, part(MixtureMemory::kChosen)};
   if (sorted)
-    buffers = {part(MixtureMemory::kCodes), part(MixtureMemory::kScales), part(MixtureMemory::kSums), product.weight,
-               y,                    part(MixtureMemory::kOrder),  part(MixtureMemory::kTiles)};
+    buffers = {part(MixtureMemory::kCodes),
+               part(MixtureMemory::kScales),
+               part(MixtureMemory::kSums),
+               product.weight,
+               y,
+               part(MixtureMemory::kOrder),
+               part(MixtureMemory::kTiles)};
   if (product.bias != nullptr) buffers.push_back(product.bias);
-  if (!sorted)
-    return launch_with(context, *product.fused, fused_dqp_grid(shape, choices), buffers);
+  if (!sorted) return launch_with(context, *product.fused, fused_dqp_grid(shape, choices), buffers);
   launch_with(context, *product.quantize,
-         quantize_rows_grid(shape.columns, choices / shape.experts->share),
-         std::array{x, part(MixtureMemory::kCodes), part(MixtureMemory::kScales), part(MixtureMemory::kSums)});
+              quantize_rows_grid(shape.columns, choices / shape.experts->share),
+              std::array{x, part(MixtureMemory::kCodes), part(MixtureMemory::kScales),
+                         part(MixtureMemory::kSums)});
   const std::int64_t tile = matrices_ ? kMatricesTile : kMatmulTile;
   const std::int64_t places = tiles_of_experts(shape_.router.experts, choices, tile) * tile;
-  launch_with(context, *product.rounded,
-         matrices_ ? q4nx_matmul_of_matrices_grid(shape, places) : q4nx_matmul_grid(shape, places),
-         buffers, std::array{choices});
+  launch_with(
+      context, *product.rounded,
+      matrices_ ? q4nx_matmul_of_matrices_grid(shape, places) : q4nx_matmul_grid(shape, places),
+      buffers, std::array{choices});
 }
 
 void Mixture::enqueue(Context& context, MixtureMemory& memory, std::int64_t rows, const Buffer* x,
@@ -174,23 +182,26 @@ void Mixture::enqueue(Context& context, MixtureMemory& memory, std::int64_t rows
     if (router.has_logits_bias) buffers.push_back(&weights_.of(kMoeLogitsBias));
     launch_with(context, *logits_, router_logits_grid(router, rows), buffers);
   }
-  std::vector<const Buffer*> chosen{logits, part(MixtureMemory::kChosen), part(MixtureMemory::kShares)};
+  std::vector<const Buffer*> chosen{logits, part(MixtureMemory::kChosen),
+                                    part(MixtureMemory::kShares)};
   if (router.has_bias) chosen.push_back(&weights_.of(kMoeBias));
   if (router.has_scales) chosen.push_back(&weights_.of(kMoeScales));
   launch_with(context, *choose_, choose_experts_grid(rows), chosen);
   const bool sorted = rounds_ && rows > 1;
   if (sorted)
     launch_with(context, *sort_, sort_by_expert_grid(router.experts),
-           std::array{part(MixtureMemory::kChosen), part(MixtureMemory::kOrder), part(MixtureMemory::kTiles)},
-           std::array{choices});
+                std::array{part(MixtureMemory::kChosen), part(MixtureMemory::kOrder),
+                           part(MixtureMemory::kTiles)},
+                std::array{choices});
   multiply(context, memory, gate_up_, choices, x, part(MixtureMemory::kGated), sorted);
-  multiply(context, memory, down_, choices, part(MixtureMemory::kGated), part(MixtureMemory::kAnswers), sorted);
+  multiply(context, memory, down_, choices, part(MixtureMemory::kGated),
+           part(MixtureMemory::kAnswers), sorted);
   std::vector<const Buffer*> summed{part(MixtureMemory::kAnswers), part(MixtureMemory::kShares), y};
   if (weights_.has(kMoeDownBias))
     summed.insert(summed.end(), {part(MixtureMemory::kChosen), &weights_.of(kMoeDownBias)});
   if (residual != nullptr) summed.push_back(residual);
   launch_with(context, residual != nullptr ? *sum_with_residual_ : *sum_,
-         sum_of_answers_grid(router.hidden, rows), summed);
+              sum_of_answers_grid(router.hidden, rows), summed);
 }
 
 }  // namespace flownpu::gpu

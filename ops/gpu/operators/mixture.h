@@ -50,7 +50,7 @@ struct MixtureWeights {
 MixtureWeights place_mixture(std::span<const Value> values,
                              const std::function<Buffer(const Value&)>& place);
 
-// What a mixture's kernels hand on, which mixtures that run one after another share.
+// The values that a mixture's kernels hand on. Mixtures that run one after another share them.
 struct MixtureMemory {
   enum Part : std::uint8_t {
     kLogits,

@@ -60,7 +60,7 @@ def run_all(session, hidden, stops, capacity):
 
 
 # A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
-@pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("experts", 0)])
+@pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 0), ("experts", 0)])
 def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
     session = opened_in_turn(name)
@@ -79,7 +79,8 @@ def test_token_is_one_list_of_commands(name, tokens, of_layer, models, opened_in
 
     Four products and attention are a layer's kernels, and a norm and the LM head follow. With experts there are a norm,
     the router, the choice and the sum of answers, too, and of the weights of experts the host sees none. Each kernel
-    needs what the one before it wrote. Vulkan's commands are recorded once; what differs from token to token are their arguments.
+    needs what the one before it wrote. Vulkan's commands are recorded once; what differs from token to token are their
+    arguments.
     """
     session = opened_in_turn(name)
     sizes = session.attributes

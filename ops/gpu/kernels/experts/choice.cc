@@ -66,7 +66,8 @@ constexpr const char* kChoice = R"(
 )";
 
 // Where tiles begin: expert e's at first / tile + e, the next one's at (first + count) / tile + e +
-// 1, which is at least ceil(count / tile) behind it; what is between them are tiles without choices.
+// 1, which is at least ceil(count / tile) behind it; what is between them are tiles without
+// choices.
 constexpr const char* kSort = R"(
   const int expert = group(0);
   shared int lower[args.lanes];
@@ -124,10 +125,8 @@ constexpr const char* kAnswers = R"(
 
 TensorDescription by_row(const char* name, std::int64_t columns, Access access = Access::kRead,
                          Element element = Element::kFloat32) {
-  return {.name = name,
-          .element = element,
-          .access = access,
-          .sizes = {std::string("rows"), columns}};
+  return {
+      .name = name, .element = element, .access = access, .sizes = {std::string("rows"), columns}};
 }
 
 }  // namespace
@@ -204,9 +203,8 @@ std::int64_t tiles_of_experts(std::int64_t experts, std::int64_t choices, std::i
 KernelDescription sum_of_answers(const AnswersShape& shape) {
   KernelDescription kernel{
       .name = "sum_of_answers",
-      .body = replaced(
-          kAnswers, "BIASED",
-          shape.has_bias ? "+ args.bias.Read(args.chosen.Read(row, i), m)" : ""),
+      .body = replaced(kAnswers, "BIASED",
+                       shape.has_bias ? "+ args.bias.Read(args.chosen.Read(row, i), m)" : ""),
       .tensors = {by_row("answers", shape.hidden), by_row("shares", shape.per_row),
                   by_row("y", shape.hidden, Access::kWrite)},
       .constants = {{"hidden", shape.hidden}, {"per_row", shape.per_row}},

@@ -206,7 +206,7 @@ def _mixture(
         inside, off = _gated(gating, gate, of_gate, up + beta, of_up, swiglu.get("swiglu_alpha", 1))
         packed, weight, magnitude = _weight(rng, LAYOUTS[layout], _HIDDEN, _INNER)
         blocks[1].append(packed)
-        # What the device rounds has errors of its own, so each element is off by half a step of the largest.
+        # The device rounds numbers with errors of their own, so each is off by half a step of the largest.
         step = (np.abs(inside) + off).max(axis=1, initial=0, keepdims=True) / 127 if rounds else 0
         made, of_made = _multiplied(inside, weight, magnitude, rounds=False, rounds_to_halves=matrices == "on")
         of_made = of_made * (1 + step) + (off + step / 2) @ np.abs(weight).T

@@ -30,7 +30,7 @@ std::string expanded(std::string text, const std::string& word, const std::strin
        at = text.find(word + "(", at)) {
     const std::size_t begin = at + word.size() + 1;
     const std::size_t end = text.find(')', begin);
-    const std::string by = before + text.substr(begin, end - begin) + after;
+    const std::string by = text_of(before, text.substr(begin, end - begin), after);
     text.replace(at, end + 1 - at, by);
   }
   return text;
@@ -106,8 +106,7 @@ void link_addends(const ProductShape& shape, KernelDescription& kernel) {
 
 std::string gated(const ProductShape& shape, const std::string& of_gate, const std::string& of_up) {
   const bool has_bias = shape.experts && shape.experts->has_bias;
-  const std::string gate =
-      has_bias ? "(" + of_gate + " + args.of_experts.Read(expert, m))" : of_gate;
+  std::string gate = has_bias ? "(" + of_gate + " + args.of_experts.Read(expert, m))" : of_gate;
   const std::string up =
       has_bias ? "(" + of_up + " + args.of_experts.Read(expert, args.rows + m))" : of_up;
   if (shape.experts && shape.experts->is_special())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMoE, whose weights stay on the device (mixture.h).
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -41,7 +41,7 @@ class Experts final : public HostCheckedStep {
 
   void compile(const Node& node, const Mixture::Options& options) {
     const std::lock_guard lock(context().mutex());
-    mixture_.emplace(context(), mixture_of(node), weights_, options);
+    mixture_ = std::make_unique<Mixture>(context(), mixture_of(node), weights_, options);
   }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -59,7 +59,7 @@ class Experts final : public HostCheckedStep {
  private:
   MixtureWeights weights_;
   bool has_logits_;
-  std::optional<Mixture> mixture_;
+  std::unique_ptr<const Mixture> mixture_;
   mutable MixtureMemory memory_;  // under the context's mutex
 };
 

@@ -117,6 +117,7 @@ Mixture::Mixture(Context& context, const MixtureShape& shape, const MixtureWeigh
     sort_ =
         context.compile(sort_by_expert(router.experts, matrices_ ? kMatricesTile : kMatmulTile));
   gate_up_ = compile_product(context, gate_up, kMoeGateUp, options);
+  gate_up_.share = router.per_row;
   if (inwards.has_bias) gate_up_.bias = &weights.of(kMoeGateUpBias);
   down_ = compile_product(context, down, kMoeDown, options);
   AnswersShape summed{.experts = router.experts,
@@ -159,7 +160,7 @@ void Mixture::multiply(Context& context, const MixtureMemory& memory, const Prod
   if (product.bias != nullptr) buffers.push_back(product.bias);
   if (!sorted) return launch_with(context, *product.fused, fused_dqp_grid(shape, choices), buffers);
   launch_with(context, *product.quantize,
-              quantize_rows_grid(shape.columns, choices / shape.experts->share),
+              quantize_rows_grid(shape.columns, choices / product.share),
               std::array{x, part(MixtureMemory::kCodes), part(MixtureMemory::kScales),
                          part(MixtureMemory::kSums)});
   const std::int64_t tile = matrices_ ? kMatricesTile : kMatmulTile;

@@ -98,6 +98,7 @@ class Mixture {
     ProductShape shape;
     const Buffer* weight = nullptr;
     const Buffer* bias = nullptr;
+    std::int64_t share = 1;  // choices that read the same row of x
     Compiled fused;
     Compiled quantize;
     Compiled rounded;

@@ -60,7 +60,9 @@ def run_all(session, hidden, stops, capacity):
 
 
 # A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
-@pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 0), ("experts", 0)])
+@pytest.mark.parametrize(
+    ("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 0), ("experts", 0)]
+)
 def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
     session = opened_in_turn(name)

@@ -191,7 +191,8 @@ def _mixture(
     rounds = tokens > 1 and activations == "int8"
     swiglu = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 1.5} if biases else {}
     limit = swiglu.get("swiglu_limit", np.inf)
-    y, tolerance, blocks = np.zeros(x.shape), np.zeros(x.shape), ([], [])
+    y, tolerance = np.zeros(x.shape), np.zeros(x.shape)
+    blocks: tuple[list[q4nx.Bytes], list[q4nx.Bytes]] = ([], [])
     for e in range(_EXPERTS):
         row, rank = np.nonzero(experts == e)
         pairs = []

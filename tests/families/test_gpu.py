@@ -17,15 +17,20 @@ from tests.families.checkpoints import make_checkpoint
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
 
 # Whether the form's layers and LM head are one node: biases of QKV, and of the output projection, too; layers without
-# RoPE; two tables of RoPE, between which positions choose.
+# RoPE; two tables of RoPE, between which positions choose; windows; a part of each head rotated; mixtures of experts.
 FORMS = {
     "qwen2": True,
     "llama with biases": True,
     "smollm3": True,
+    "phi3": True,
+    "phi3 as phi4-mini": True,
     "phi3 with longrope": True,
+    "qwen2 with windows": True,
+    "qwen3_moe": True,
+    "granitemoe": True,
     "gemma4_text": False,
     "gemma4_text with experts": False,
-    "gpt_oss": False,
+    "gpt_oss": True,
 }
 
 

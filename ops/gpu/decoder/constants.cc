@@ -99,6 +99,19 @@ class Reader {
     return found;
   }
 
+  MixtureWeights mixture() {
+    const std::size_t left = node_.inputs.size() - std::min(next_, node_.inputs.size());
+    const auto values = std::span(node_.inputs)
+                            .subspan(node_.inputs.size() - left)
+                            .first(std::min(left, MixtureWeights::kValues));
+    next_ += MixtureWeights::kValues;
+    return place_mixture(values, [&](const Value& value) {
+      return value.type == DataType::kUInt8
+                 ? blocks(value)
+                 : upload(value, static_cast<std::int64_t>(value.bytes()));
+    });
+  }
+
   EntryNorms norms(const transformer::Decoder& decoder, bool adds) {
     EntryNorms norms;
     if (decoder.post_norms() && adds) norms.added = vector(Shape{decoder.hidden});
@@ -183,7 +196,8 @@ std::size_t count_of_constants(const transformer::Decoder& decoder) {
   std::size_t count = norms + 1 + tables - left_out;
   for (const transformer::Layer& layer : decoder.layers) {
     const transformer::Attention attention = attention_of(layer);
-    count += 4 + 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0);
+    count += decoder.feed_forward().experts > 0 ? 2 + MixtureWeights::kValues : 4;
+    count += 2 * norms + (gate_rows(decoder, layer) > 0 ? 1 : 0);
     count += attention.has_qk_norm() ? 2 : 0;
     for (const bool has : {attention.qkv_bias, attention.output_bias, attention.sinks})
       count += has ? 1 : 0;
@@ -201,6 +215,7 @@ void write_factors(Node& node, const transformer::DecoderConstants& constants) {
 
 std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
                                        const transformer::DecoderConstants& constants,
+                                       const std::vector<const Node*>& mixtures,
                                        const std::vector<Node>& nodes) {
   std::unordered_map<const void*, const Value*> values;
   for (const Node& node : nodes) {
@@ -219,8 +234,13 @@ std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
     const transformer::LayerConstants& layer = constants.layers[i];
     add(layer.qkv.blocks);
     if (layer.gates) add(layer.gates->blocks);
-    for (const transformer::Q4NXWeight* weight : {&layer.output, &layer.gate_up, &layer.down})
-      add(weight->blocks);
+    add(layer.output.blocks);
+    for (std::size_t input = 0; input < MixtureWeights::kValues && !mixtures.empty(); ++input) {
+      const Value* value = mixtures[i]->input(kMoeRouter + input);
+      all.push_back(value == nullptr ? Value{} : *value);
+    }
+    if (mixtures.empty()) add(layer.gate_up.blocks);
+    if (mixtures.empty()) add(layer.down.blocks);
     for (const float* norm : layer.norms) add(norm);
     const transformer::Attention attention = attention_of(decoder.layers[i]);
     if (attention.has_qk_norm())
@@ -255,8 +275,12 @@ PlacedConstants place_constants(Context& context, const transformer::Decoder& de
     layer.qkv = read.weight({decoder.input_rows(own) - gates, decoder.hidden});
     if (gates > 0) layer.gates = read.weight({gates, decoder.hidden});
     layer.output = read.weight({decoder.hidden, decoder.output_columns(own)});
-    layer.gate_up = read.weight({decoder.feed_forward().size, decoder.hidden, 2});
-    layer.down = read.weight({decoder.hidden, decoder.feed_forward().size});
+    if (decoder.feed_forward().experts > 0) {
+      layer.experts = read.mixture();
+    } else {
+      layer.gate_up = read.weight({decoder.feed_forward().size, decoder.hidden, 2});
+      layer.down = read.weight({decoder.hidden, decoder.feed_forward().size});
+    }
     layer.first = read.norms(decoder, i > 0);
     layer.middle = read.norms(decoder, true);
     const auto [of_output, of_down] = factors_of(node, i);

@@ -3,9 +3,11 @@
 // the device's domain, in this order:
 //
 //   for each layer  weights of the first projection (QKV), of gates if there are any, output, gate
-//                   and up, down; norm weights of both entries of the residual stream; of attention
-//                   with QK-norm the weights for queries and for keys; biases of QKV and of the
-//                   output projection, each absent where a layer has none and others have; sinks
+//                   and up, down, or in the place of these two the inputs of a Q4NXMoE from its
+//                   router on (MixtureWeights), some absent; norm weights of both entries of the
+//                   residual stream; of attention with QK-norm the weights for queries and for
+//                   keys; biases of QKV and of the output projection, each absent where a layer has
+//                   none and others have; sinks
 //   at last         norm weights of the last entry; the LM head; cosines and sines of each table,
 //                   absent for layers without RoPE; none if the graph makes tables
 //
@@ -22,6 +24,7 @@
 
 #include "ops/formats/q4nx.h"
 #include "ops/gpu/context/context.h"
+#include "ops/gpu/operators/mixture.h"
 #include "ops/nodes/node.h"
 #include "ops/transformer/decoder.h"
 #include "ops/transformer/decoder_constants.h"
@@ -58,6 +61,7 @@ struct LayerConstants {
   Weight output;
   Weight gate_up;
   Weight down;
+  MixtureWeights experts;  // in the place of these two
   EntryNorms first;
   EntryNorms middle;
   Buffer q_norm;
@@ -96,9 +100,10 @@ void write_factors(Node& node, const transformer::DecoderConstants& constants);
 std::size_t count_of_constants(const transformer::Decoder& decoder);
 
 // The constants as values of the graph, in the node's order. `nodes`: those in which the constants
-// were found.
+// were found; `mixtures`: of each layer, if there are any.
 std::vector<Value> values_of_constants(const transformer::Decoder& decoder,
                                        const transformer::DecoderConstants& constants,
+                                       const std::vector<const Node*>& mixtures,
                                        const std::vector<Node>& nodes);
 
 // A weight's blocks where the file is mapped; without a handle if kernels do not read them there. A

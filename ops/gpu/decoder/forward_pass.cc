@@ -78,8 +78,11 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
 std::int64_t ForwardPass::activation_bytes(const transformer::Decoder& decoder,
                                            const StoredType& stored) {
   const SharedBuffers shared = share_buffers(lifetimes(decoder, stored));
-  return static_cast<std::int64_t>(
+  const auto bytes = static_cast<std::int64_t>(
       std::accumulate(shared.bytes.begin(), shared.bytes.end(), std::size_t{0}));
+  return decoder.feed_forward().experts == 0
+             ? bytes
+             : bytes + mixture_shape(decoder).bytes(most_tokens(decoder));
 }
 
 ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::Decoder& decoder,
@@ -116,6 +119,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
   append_ = compile(append_heads(heads_shape_));
   compile_attention();
   for (std::size_t i = 0; i < decoder.layers.size(); ++i) layers_.push_back(compile_layer(i));
+  if (decoder.feed_forward().experts > 0)
+    experts_.reserve(*context_, mixture_shape(decoder), most_tokens());
   const ProductShape head{
       .rows = decoder.vocabulary, .columns = decoder.hidden, .result = Element::kFloat32};
   head_ = compile_product(head, head, constants.head);
@@ -156,6 +161,15 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
          buffers, std::array{tokens});
 }
 
+ForwardPass::Attended ForwardPass::attended_by(std::size_t layer, const Segment& segment) const {
+  const std::int64_t table = decoder_.layers[layer].attention().table;
+  const std::size_t part = 2 * layers_[layer].attention;
+  return {.rotary = constants_.rotary[static_cast<std::size_t>(table)],
+          .keys = &segment.cache->part(part),
+          .values = &segment.cache->part(part + 1),
+          .capacity = segment.cache->capacity()};
+}
+
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.count == 1) {
@@ -169,11 +183,7 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
 void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   const LayerConstants& constants = constants_.layers[layer];
   const transformer::Attention& kind = decoder_.layers[layer].attention();
-  const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
-  const std::size_t part = 2 * layers_[layer].attention;
-  const Buffer* keys = &segment.cache->part(part);
-  const Buffer* values = &segment.cache->part(part + 1);
-  const std::int64_t capacity = segment.cache->capacity();
+  const auto [rotary, keys, values, capacity] = attended_by(layer, segment);
   std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
                                       keys,        values};
   if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
@@ -191,14 +201,10 @@ void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
   const LayerConstants& constants = constants_.layers[layer];
   const transformer::Attention& kind = decoder_.layers[layer].attention();
-  const PlacedConstants::Rotary& rotary = constants_.rotary[static_cast<std::size_t>(kind.table)];
-  const std::size_t part = 2 * layers_[layer].attention;
-  const Buffer* keys = &segment.cache->part(part);
-  const Buffer* values = &segment.cache->part(part + 1);
+  const auto [rotary, keys, values, capacity] = attended_by(layer, segment);
   const std::int64_t parts = parts_of(kind, segment);
   std::vector<const Buffer*> buffers{of(kPacked), keys, values};
-  std::vector<std::int64_t> parameters{segment.first, segment.past, 1, segment.cache->capacity(),
-                                       kind.window};
+  std::vector<std::int64_t> parameters{segment.first, segment.past, 1, capacity, kind.window};
   if (parts > 1) {
     buffers.insert(buffers.end(), {of(kPartSums), of(kPartStates)});
     parameters.push_back(parts);
@@ -289,8 +295,24 @@ void ForwardPass::multiply_into_residual(const CompiledProduct& product, const B
 void ForwardPass::normalise_token(std::size_t layer) {
   const EntryNorms& norms = constants_.layers[layer].first;
   if (decoder_.post_norms() && layer > 0) return enter(norms, 1);
-  launch(*first_norm_, rms_norm_grid(decoder_.hidden, 1),
-         {of(residual_), &norms.sum, of(kNormalised)});
+  normalise(norms.sum, 1);
+}
+
+void ForwardPass::normalise(const Buffer& weight, std::int64_t tokens) {
+  launch(*first_norm_, rms_norm_grid(decoder_.hidden, tokens),
+         {of(residual_), &weight, of(kNormalised)});
+}
+
+// Experts' router reads the normalised stream, too, so that it is normalised once.
+void ForwardPass::feed_forward_token(const LayerProducts& layer, const EntryNorms& norms) {
+  if (!layer.experts) {
+    multiply_residual(layer.gate_up, norms, of(kGated));
+    return multiply_into_residual(layer.down, of(kGated));
+  }
+  normalise(norms.sum, 1);
+  layer.experts->enqueue(*context_, experts_, 1, of(kNormalised), of(other_residual()),
+                         of(residual_));
+  residual_ = other_residual();
 }
 
 void ForwardPass::multiply_first(const LayerProducts& layer, std::int64_t tokens) {
@@ -308,25 +330,26 @@ void ForwardPass::run_token(const Segment& segment) {
       multiply_first(layer, 1);
     }
     multiply_into_residual(layer.output, of(mix(i, 1, {&segment, 1})));
-    multiply_residual(layer.gate_up, constants_.layers[i].middle, of(kGated));
-    multiply_into_residual(layer.down, of(kGated));
+    feed_forward_token(layer, constants_.layers[i].middle);
   }
   if (decoder_.post_norms()) return enter(constants_.last, 1);
-  launch(*first_norm_, rms_norm_grid(decoder_.hidden, 1),
-         {of(residual_), &constants_.last.sum, of(kNormalised)});
+  normalise(constants_.last.sum, 1);
 }
 
 void ForwardPass::run_layers(std::int64_t tokens, std::span<const Segment> segments) {
   if (tokens == 1) return run_token(segments.front());
-  launch(*first_norm_, rms_norm_grid(decoder_.hidden, tokens),
-         {of(residual_), &constants_.layers.front().first.sum, of(kNormalised)});
+  normalise(constants_.layers.front().first.sum, tokens);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const LayerProducts& layer = layers_[i];
     multiply_first(layer, tokens);
     multiply(layer.output, tokens, of(mix(i, tokens, segments)), of(kUpdate));
     enter(constants_.layers[i].middle, tokens);
-    multiply(layer.gate_up, tokens, of(kNormalised), of(kGated));
-    multiply(layer.down, tokens, of(kGated), of(kUpdate));
+    if (layer.experts) {
+      layer.experts->enqueue(*context_, experts_, tokens, of(kNormalised), of(kUpdate));
+    } else {
+      multiply(layer.gate_up, tokens, of(kNormalised), of(kGated));
+      multiply(layer.down, tokens, of(kGated), of(kUpdate));
+    }
     enter(i + 1 < layers_.size() ? constants_.layers[i + 1].first : constants_.last, tokens);
   }
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "ops/gpu/decoder/states.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/operators/mixture.h"
 #include "ops/nodes/tensor.h"
 #include "ops/transformer/decoder.h"
 
@@ -122,6 +124,7 @@ class ForwardPass {
     CompiledProduct output;
     CompiledProduct gate_up;
     CompiledProduct down;
+    std::optional<Mixture> experts;  // in the place of these two
   };
   enum Activation : std::uint8_t {
     kResidual,
@@ -163,6 +166,8 @@ class ForwardPass {
                                   const Weight& weight, const Buffer* bias = nullptr);
   LayerProducts compile_layer(std::size_t layer);
   LayerMixer compile_mixer(const transformer::Layer& layer);
+  static MixtureShape mixture_shape(const transformer::Decoder& decoder);
+  Mixture compile_experts(const LayerConstants& constants);
   // Kernels of a layer for one token of one sequence.
   static std::int64_t kernels_of(const transformer::Decoder& decoder,
                                  const transformer::Layer& layer);
@@ -184,6 +189,10 @@ class ForwardPass {
   // neither API promises.
   void run_token(const Segment& segment);
   void normalise_token(std::size_t layer);
+  // The norm's result of the residual stream, to which nothing is added.
+  void normalise(const Buffer& weight, std::int64_t tokens);
+  // The gated product and down, or experts, added to the residual stream.
+  void feed_forward_token(const LayerProducts& layer, const EntryNorms& norms);
   // The first projection of the normalised rows, and that of gates where there are any.
   void multiply_first(const LayerProducts& layer, std::int64_t tokens);
   // y = the product with the normalised residual stream, to which the update is added first if
@@ -198,6 +207,14 @@ class ForwardPass {
   Activation mix(std::size_t layer, std::int64_t tokens, std::span<const Segment> segments);
   void convolve(std::size_t layer, const Segment& segment, Activation into);
   void apply_delta(std::size_t layer, const transformer::GatedDelta& delta, const Segment& segment);
+  // A layer's rotary table, and a segment's keys and values of the layer.
+  struct Attended {
+    const PlacedConstants::Rotary& rotary;
+    const Buffer* keys;
+    const Buffer* values;
+    std::int64_t capacity;
+  };
+  Attended attended_by(std::size_t layer, const Segment& segment) const;
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend_prompt(std::size_t layer, const Segment& segment);
   // The row of a layer's rotary table that a segment's first token uses.
@@ -236,6 +253,7 @@ class ForwardPass {
   std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null unless the decoder has blocks
   std::shared_ptr<const CompiledKernel> merge_;
   std::vector<LayerProducts> layers_;
+  MixtureMemory experts_;  // if layers have experts
   CompiledProduct head_;
   // Which of the two residual buffers has the current residual stream.
   Activation residual_ = kResidual;

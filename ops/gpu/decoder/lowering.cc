@@ -42,6 +42,8 @@ std::vector<Node> with_decoder(const std::vector<Node>& nodes,
                                                  .int8_caches = true,
                                                  .without_rope = true,
                                                  .biases = true,
+                                                 .experts = true,
+                                                 .special_experts = true,
                                                  .states = true,
                                                  .all_logits = true,
                                                  .position_ids = true,
@@ -55,7 +57,7 @@ std::vector<Node> with_decoder(const std::vector<Node>& nodes,
   check(node, found.decoder);
   write_factors(node, found.constants);
   for (Value& value : found.state_inputs()) node.inputs.push_back(std::move(value));
-  for (Value& value : values_of_constants(found.decoder, found.constants, nodes))
+  for (Value& value : values_of_constants(found.decoder, found.constants, found.mixtures, nodes))
     node.inputs.push_back(std::move(value));
   return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
 }

@@ -36,11 +36,13 @@ ShortConvolutionShape convolution_shape(const transformer::Decoder& decoder,
 
 std::int64_t ForwardPass::kernels_of(const transformer::Decoder& decoder,
                                      const transformer::Layer& layer) {
-  constexpr std::int64_t kProducts = 4;
+  // A norm, the router, the choice and the sum of answers.
+  const std::int64_t of_experts = decoder.feed_forward().experts > 0 ? 4 : 0;
+  const std::int64_t products = 4 + of_experts;
   if (std::holds_alternative<GatedDelta>(layer.mixer))
-    return kProducts + 6;  // a norm, gates' product, rates, convolution, rule, norm and gate
-  if (!layer.has_attention()) return kProducts + 2;                // a norm, the convolution
-  return kProducts + 1 + (gate_rows(decoder, layer) > 0 ? 3 : 0);  // a norm, gates' product, gate
+    return products + 6;  // a norm, gates' product, rates, convolution, rule, norm and gate
+  if (!layer.has_attention()) return products + 2;                // a norm, the convolution
+  return products + 1 + (gate_rows(decoder, layer) > 0 ? 3 : 0);  // a norm, gates' product, gate
 }
 
 ForwardPass::LayerMixer ForwardPass::compile_mixer(const transformer::Layer& layer) {

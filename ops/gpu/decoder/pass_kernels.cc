@@ -24,6 +24,26 @@ Gating gating_of(const transformer::Decoder& decoder) {
 
 }  // namespace
 
+MixtureShape ForwardPass::mixture_shape(const transformer::Decoder& decoder) {
+  const transformer::FeedForward& kind = decoder.feed_forward();
+  return {.router = {.experts = kind.experts,
+                     .per_row = kind.experts_per_token,
+                     .hidden = decoder.hidden,
+                     .normalizes = kind.normalized_experts},
+          .inner = kind.size,
+          .gating = gating_of(decoder),
+          .alpha = kind.swiglu_alpha,
+          .beta = kind.swiglu_beta,
+          .limit = kind.swiglu_limit};
+}
+
+Mixture ForwardPass::compile_experts(const LayerConstants& constants) {
+  return {*context_,
+          mixture_shape(decoder_),
+          constants.experts,
+          {.rounds = rounds_, .matrices = matrices_, .activation = stored_.element}};
+}
+
 // The LM head does not normalise: it has many work-groups, each of which would do so.
 ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
   const LayerConstants& given = constants_.layers[layer];
@@ -61,6 +81,7 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
                           .given = Element::kFloat32,
                           .result = Element::kFloat32};
   const bool adds = decoder_.post_norms();
+  const bool has_experts = decoder_.feed_forward().experts > 0;
   const bool is_shared = gate > 0 || !own.has_attention();  // the normalised stream
   const auto before = std::span(decoder_.layers).first(layer);
   return {.mixer = compile_mixer(own),
@@ -70,8 +91,11 @@ ForwardPass::LayerProducts ForwardPass::compile_layer(std::size_t layer) {
                                  given.qkv, &given.qkv_bias),
           .gates = gate > 0 ? compile_product(gates, gates, given.gates) : CompiledProduct{},
           .output = compile_product(output, adding(output), given.output, &given.output_bias),
-          .gate_up = compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
-          .down = compile_product(down, adding(down), given.down)};
+          .gate_up = has_experts
+                         ? CompiledProduct{}
+                         : compile_product(gate_up, normalising(gate_up, adds), given.gate_up),
+          .down = has_experts ? CompiledProduct{} : compile_product(down, adding(down), given.down),
+          .experts = has_experts ? std::optional(compile_experts(given)) : std::nullopt};
 }
 
 std::shared_ptr<const CompiledKernel> ForwardPass::compile(const KernelDescription& kernel) {

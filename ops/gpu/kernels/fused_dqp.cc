@@ -37,6 +37,7 @@ constexpr std::int64_t kTeamsOfUnit = 4;
 constexpr const char* kBody = R"(
   const int strip = group(0);
   const int token = group(1);
+  EXPERT
   const int column = lane() % 8 * 4;
   shared float sums[16 * (args.lanes + 1)];
   NORM
@@ -52,7 +53,7 @@ constexpr const char* kBody = R"(
     READ
     const float total = (x[0] + x[1]) + (x[2] + x[3]);
     unrolled for (int part = 0; part < args.parts; ++part) {
-      const int row = (strip / 2 + part * args.row_blocks) * 32 + strip % 2 * 16;
+      const int row = (BLOCKS strip / 2 + part * args.row_blocks) * 32 + strip % 2 * 16;
       float8 of_even = (float8)(0.0f);
       float8 of_odd = (float8)(0.0f);
       DOTS
@@ -89,6 +90,11 @@ constexpr const char* kBody = R"(
   if (lane() < 16 && m < args.rows) {
     args.y.Write(RESULT, token, m);
   }
+)";
+
+constexpr const char* kExpert = R"(
+  const int expert = args.chosen.Read(token);
+  const int blocks = expert * args.parts * args.row_blocks;
 )";
 
 // READ: elements k to k + 3 of x, at once if the number of columns is a multiple of 4.
@@ -134,9 +140,11 @@ std::string read_of(const ProductShape& shape) {
   const bool is_four = shape.columns % 4 == 0;
   const std::string word = is_four ? "ReadFloats" : "Read";
   const std::string k = is_four ? "k" : "k + i";
-  return replaced(is_four ? kReadFour : kReadEach, "ELEMENT",
-                  shape.norm ? normalised(*shape.norm, "row", word, k)
-                             : text_of("args.x.", word, "(token, ", k, ")"));
+  return replaced(
+      is_four ? kReadFour : kReadEach, "ELEMENT",
+      shape.norm
+          ? normalised(*shape.norm, "row", word, k)
+          : text_of("args.x.", word, shape.experts ? "(token / args.share, " : "(token, ", k, ")"));
 }
 
 // The first work-group of a token writes the sum.
@@ -157,6 +165,8 @@ KernelDescription fused_dqp(const ProductShape& shape) {
       .name = "fused_dqp",
       .body =
           replaced(kBody, {{"RESULT", gated(shape, "product[0]", "product[1]")},
+                           {"EXPERT", shape.experts ? kExpert : ""},
+                           {"BLOCKS", shape.experts ? "blocks +" : ""},
                            {"NORM", norm_of(shape)},
                            {"READ", read_of(shape)},
                            {"DOTS", shape.layout.is_signed() ? dots_of_bytes() : kDotsOfNibbles}}),
@@ -176,6 +186,9 @@ KernelDescription fused_dqp(const ProductShape& shape) {
     kernel.tensors.push_back({.name = "weight", .sizes = {shape.columns}});
     add_skip(*shape.norm, kernel);
   }
+  add_experts(shape,
+              {{.name = "chosen", .element = Element::kInt32, .sizes = {std::string("tokens")}}},
+              kernel);
   link_addends(shape, kernel);
   return kernel;
 }

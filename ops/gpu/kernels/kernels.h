@@ -30,6 +30,22 @@ struct NormShape {
   bool writes_sum = false;
 };
 
+// A product whose weight has those of all experts of a mixture, one below the other. Rows of y are
+// choices: `share` of them follow one another that read the same row of x. gate and up get a bias
+// before they are joined, and with SwiGLU the result is
+//     g sigmoid(alpha g) (u + beta), g = min(gate, limit), u = max(-limit, min(up, limit))
+// (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card").
+struct ExpertsShape {
+  std::int64_t count = 0;
+  std::int64_t share = 1;
+  bool has_bias = false;
+  float alpha = 1;
+  float beta = 0;
+  float limit = 0;  // 0: none
+
+  bool is_special() const { return alpha != 1 || beta != 0 || limit > 0; }
+};
+
 // A product with a Q4NX weight of `rows` x `columns`: `rows` results of `columns` inputs. With
 // gating the weight has two such parts: the gate's rows of blocks, and below them the up
 // projection's.
@@ -43,9 +59,10 @@ struct ProductShape {
   bool has_residual = false;
   // fused_dqp: whether x is normalised first, each work-group for itself; x is then float32.
   std::optional<NormShape> norm = std::nullopt;
-  Element given = Element::kActivation;   // of x; or float32
-  Element result = Element::kActivation;  // of y; or float32
-  Storage storage = Storage::kBuffer;     // of the weight
+  Element given = Element::kActivation;                // of x; or float32
+  Element result = Element::kActivation;               // of y; or float32
+  Storage storage = Storage::kBuffer;                  // of the weight
+  std::optional<ExpertsShape> experts = std::nullopt;  // not with a norm
   // Teams of lanes of a work-group of fused_dqp, which share the columns.
   std::int64_t teams = 1;
 };
@@ -60,7 +77,8 @@ std::vector<Storage> storages_for(GpuWeights wanted, std::size_t bytes, const De
 
 // FusedDQP: y[t] = dequant(w) . x[t], where the weight is read anew for each row t. Arguments: x
 // [t, columns], w, y [t, rows], then, if the shape has them, the norm's weight, skip [t, columns],
-// the skip's norm weight and sum, as in rms_norm; bias [rows] and residual [t, rows].
+// the skip's norm weight and sum, as in rms_norm; of experts, chosen int32 [t], and their bias
+// [experts, 2 rows]; bias [rows] and residual [t, rows].
 KernelDescription fused_dqp(const ProductShape& shape);
 Grid fused_dqp_grid(const ProductShape& shape, std::int64_t tokens);
 
@@ -71,7 +89,10 @@ KernelDescription quantize_rows(std::int64_t columns, Element given = Element::k
 Grid quantize_rows_grid(std::int64_t columns, std::int64_t tokens);
 
 // Q4NXMatMul of rows that quantize_rows rounded: dot products of integers, scaled group by group.
-// Arguments: codes, scales, sums, w, y, then bias and residual as in fused_dqp; parameter: tokens.
+// Arguments: codes, scales, sums, w, y, of experts, order and tiles as sort_by_expert writes them
+// (experts/kernels.h) for kMatmulTile, and their bias; then bias and residual as in fused_dqp;
+// parameter: tokens. With experts the grid is of as many tokens as the tiles hold.
+inline constexpr std::int64_t kMatmulTile = 32;  // tokens of a work-group
 KernelDescription q4nx_matmul(const ProductShape& shape);
 Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens);
 

@@ -21,14 +21,13 @@
 namespace flownpu::gpu {
 namespace {
 
-// Tokens and rows of blocks of a work-group. Its lanes are 4 strips x 4 groups x 8 times 4 columns,
+// Rows of blocks of a work-group. Its lanes are 4 strips x 4 groups x 8 times 4 columns,
 // which is how they unpack a step.
-constexpr std::int64_t kTile = 32;
 constexpr std::int64_t kBlocks = 2;
 constexpr std::int64_t kLanes = 128;
 
 constexpr const char* kBody = R"(
-  const int first = group(1) * 32;
+  FIRST
   const int strip = lane() / 32;
   const int of_step = lane() / 8 % 4;
   const int quad = lane() % 8;
@@ -43,10 +42,10 @@ constexpr const char* kBody = R"(
   float product[args.parts][4][4];
   unrolled for (int part = 0; part < args.parts; ++part) {
     const int block = group(0) * 2 + strip / 2;
-    const int row = (min(block, args.row_blocks - 1) + part * args.row_blocks) * 32 + strip % 2 * 16;
+    const int row = (BLOCKS min(block, args.row_blocks - 1) + part * args.row_blocks) * 32 + strip % 2 * 16;
     unrolled for (int r = 0; r < 4; ++r)
       unrolled for (int t = 0; t < 4; ++t) product[part][r][t] = 0.0f;
-    for (int step = 0; step < args.groups; step += 4) {
+    for (int step = 0; step < GROUPS; step += 4) {
       const int g = min(step + of_step, args.groups - 1);
       const uint8 evens = args.w.EvenCodes(row, g * 32 + quad * 4);
       const uint8 odds = args.w.OddCodes(row, g * 32 + quad * 4);
@@ -69,11 +68,12 @@ constexpr const char* kBody = R"(
         minima[of_step * 64 + strip * 16 + r] = args.w.Minimum(row + r, g);
       }
       for (int i = lane(); i < 32 * 32; i += args.lanes) {
-        const int token = min(first + i / 32, args.tokens - 1);
+        const int token = TOKEN_OF(i / 32);
         const int k = min(step * 8 + i % 32, args.groups * 8 - 1) * 4;
         ((shared int*)given)[i / 32 * 36 + i % 32] = as_int(args.x.Read4(token, k));
       }
-      const int token = min(first + lane() % 32, args.tokens - 1);
+      const int at_token = lane() % 32;
+      const int token = TOKEN_OF(at_token);
       const int g_of_token = step + lane() / 32;
       of_tokens[lane()] =
           g_of_token < args.groups ? args.scales.Read(token, min(g_of_token, args.groups - 1)) : 0.0f;
@@ -103,9 +103,8 @@ constexpr const char* kBody = R"(
   unrolled for (int r = 0; r < 4; ++r) {
     const int m = group(0) * 64 + of_rows + r * 16;
     unrolled for (int t = 0; t < 4; ++t) {
-      const int token = first + of_tile + t * 8;
-      if (token < args.tokens && m < args.rows) {
-        args.y.Write(RESULT, token, m);
+      if (WITHIN(of_tile + t * 8) && m < args.rows) {
+        args.y.Write(RESULT, PLACE_OF(of_tile + t * 8), m);
       }
     }
   }
@@ -128,8 +127,10 @@ KernelDescription q4nx_matmul(const ProductShape& shape) {
   const std::string tokens = "tokens";
   KernelDescription kernel{
       .name = "q4nx_matmul",
-      .body = replaced(kBody, {{"RESULT", gated(shape, "product[0][r][t]", "product[1][r][t]")},
-                               {"DOTS", dots()}}),
+      .body = in_tiles(
+          shape, kMatmulTile,
+          replaced(kBody, {{"RESULT", gated(shape, "product[0][r][t]", "product[1][r][t]")},
+                           {"DOTS", dots()}})),
       .tensors = {{.name = "x",
                    .element = Element::kInt8,
                    .sizes = {tokens, groups * q4nx::kGroup}},
@@ -143,13 +144,19 @@ KernelDescription q4nx_matmul(const ProductShape& shape) {
                     {"parts", parts_of(shape)}},
       .parameters = {tokens},
       .lanes = kLanes};
+  add_experts(shape,
+              {{.name = "order", .element = Element::kInt32, .sizes = {tokens}},
+               {.name = "tiles",
+                .element = Element::kInt32,
+                .sizes = {std::string("tiles"), std::int64_t{3}}}},
+              kernel);
   link_addends(shape, kernel);
   return kernel;
 }
 
 Grid q4nx_matmul_grid(const ProductShape& shape, std::int64_t tokens) {
   return {.groups = {q4nx::ceil_div(q4nx::row_blocks(shape.rows), kBlocks),
-                     q4nx::ceil_div(tokens, kTile), 1},
+                     q4nx::ceil_div(tokens, kMatmulTile), 1},
           .lanes = kLanes};
 }
 

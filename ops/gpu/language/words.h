@@ -20,6 +20,12 @@ float rounded_to_half(float value) {
   const float magnitude = bits < 0x38800000u ? small : normal < 65536.0f ? normal : INFINITY;
   return isnan(value) ? value : value < 0.0f ? -magnitude : magnitude;
 }
+// The gate of experts (ExpertsShape); sigmoid by tanh, since exp would overflow. NaN stays NaN.
+float limited_swiglu(float of_gate, float of_up, float alpha, float beta, float limit) {
+  const float gate = of_gate > limit ? limit : of_gate;
+  const float up = of_up > limit ? limit : of_up < -limit ? -limit : of_up;
+  return 0.5f * gate * (1.0f + tanh(0.5f * alpha * gate)) * (up + beta);
+}
 // First pairs of bytes, then pairs of these pairs.
 uint4 transposed(uint4 four) {
   const uint mask = 0x00ff00ffu;

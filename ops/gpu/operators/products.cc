@@ -2,8 +2,10 @@
 // Q4NXMatMul, FusedDQP and Q4NXGather, whose weights stay on the device. A single row is multiplied
 // unrounded (dequantisation fused); several are rounded to int8 first, unless activations = bf16,
 // which on this device rounds nothing.
-#include <algorithm>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/error.h"
@@ -11,7 +13,6 @@
 #include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
-#include "ops/gpu/operators/weight_product.h"
 #include "ops/nodes/q4nx_matmul.h"
 
 namespace flownpu::gpu {
@@ -32,34 +33,70 @@ Gating gating_of(const Node& node) {
 
 class Product final : public HostCheckedStep {
  public:
+  // Teams, the weight's storage and matrix units are chosen here.
   Product(const Node& node, Activations activations, GpuWeights weights, GpuMatrices matrices,
           StepArguments arguments)
       : HostCheckedStep(node, std::move(arguments)),
-        product_(context(), *node.input(kProductWeight),
-                 {.rows = node.required_integer("M"),
-                  .columns = node.required_integer("K"),
-                  .layout = layout_of(node, kProductWeight),
-                  .gating = gating_of(node),
-                  .has_bias = node.input(kProductBias) != nullptr,
-                  .has_residual = node.input(kProductResidual) != nullptr},
-                 activations, weights, matrices) {}
+        shape_{.rows = node.required_integer("M"),
+               .columns = node.required_integer("K"),
+               .layout = layout_of(node, kProductWeight),
+               .gating = gating_of(node),
+               .has_bias = node.input(kProductBias) != nullptr,
+               .has_residual = node.input(kProductResidual) != nullptr},
+        rounds_(activations == Activations::kInt8),
+        weight_(upload(context(), *node.input(kProductWeight))) {
+    shape_.teams = teams_for(shape_, context().facts()).front();
+    shape_.storage = storages_for(weights, weight_.bytes(), context().facts()).front();
+    if (shape_.storage == Storage::kImage) image_ = context().image_of(weight_);
+    if (!rounds_) return;
+    const std::lock_guard lock(context().mutex());
+    if (ways_with_matrices(matrices, shape_, context()).front())
+      matrices_ = context().facts().matrices;
+  }
 
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> /*scratch*/) const override {
-    const std::int64_t tokens = inputs[kProductX].shape.elements() / product_.shape().columns;
+    const std::int64_t tokens = inputs[kProductX].shape.elements() / shape_.columns;
     if (tokens == 0) return;
     Run run(context());
-    const Buffer* x = run.input(inputs[kProductX]);
     const Buffer* y = run.output(outputs[0]);
-    std::vector<const Buffer*> addends;
-    if (product_.shape().has_bias) addends.push_back(at(run, inputs, kProductBias));
-    if (product_.shape().has_residual) addends.push_back(at(run, inputs, kProductResidual));
-    product_.enqueue(run, tokens, x, y, addends);
+    // In the order of fused_dqp's.
+    std::vector<const Buffer*> buffers{run.input(inputs[kProductX]),
+                                       shape_.storage == Storage::kImage ? &image_ : &weight_, y};
+    if (shape_.has_bias) buffers.push_back(at(run, inputs, kProductBias));
+    if (shape_.has_residual) buffers.push_back(at(run, inputs, kProductResidual));
+    if (tokens == 1 || !rounds_) {
+      run.launch(fused_dqp(shape_), fused_dqp_grid(shape_, tokens), buffers, {});
+    } else {
+      multiply_rounded(run, tokens, std::move(buffers));
+    }
     run.read(y, outputs[0]);
   }
 
  private:
-  WeightProduct product_;
+  void multiply_rounded(Run& run, std::int64_t tokens, std::vector<const Buffer*> buffers) const {
+    const std::int64_t groups = q4nx::groups_of(shape_.columns);
+    const auto count = static_cast<std::size_t>(tokens * groups);
+    const Buffer* codes = run.output(count * q4nx::kGroup);
+    const Buffer* scales = run.output(count * sizeof(float));
+    const Buffer* sums = run.output(count * sizeof(float));
+    run.launch(quantize_rows(shape_.columns), quantize_rows_grid(shape_.columns, tokens),
+               {buffers.front(), codes, scales, sums});
+    buffers.erase(buffers.begin());
+    buffers.insert(buffers.begin(), {codes, scales, sums});
+    if (matrices_.has_value()) {
+      run.launch(q4nx_matmul_of_matrices(shape_, *matrices_),
+                 q4nx_matmul_of_matrices_grid(shape_, tokens), buffers, std::vector{tokens});
+      return;
+    }
+    run.launch(q4nx_matmul(shape_), q4nx_matmul_grid(shape_, tokens), buffers, std::vector{tokens});
+  }
+
+  ProductShape shape_;
+  bool rounds_;
+  std::optional<MatrixUnits> matrices_;  // those that multiply rounded rows
+  Buffer weight_;
+  Buffer image_;  // of the weight, if kernels read it so
 };
 
 class Gather final : public HostCheckedStep {
@@ -105,43 +142,6 @@ class Gather final : public HostCheckedStep {
 };
 
 }  // namespace
-
-WeightProduct::WeightProduct(Context& context, const Value& weight, const ProductShape& shape,
-                             Activations activations, GpuWeights weights, GpuMatrices matrices)
-    : shape_(shape), rounds_(activations == Activations::kInt8), weight_(upload(context, weight)) {
-  shape_.teams = teams_for(shape_, context.facts()).front();
-  shape_.storage = storages_for(weights, weight_.bytes(), context.facts()).front();
-  if (shape_.storage == Storage::kImage) image_ = context.image_of(weight_);
-  if (!rounds_) return;
-  const std::lock_guard lock(context.mutex());
-  if (ways_with_matrices(matrices, shape_, context).front()) matrices_ = context.facts().matrices;
-}
-
-void WeightProduct::enqueue(Run& run, std::int64_t tokens, const Buffer* x, const Buffer* y,
-                            std::span<const Buffer* const> addends) const {
-  // In the order of fused_dqp's.
-  std::vector<const Buffer*> buffers{x, shape_.storage == Storage::kImage ? &image_ : &weight_, y};
-  buffers.insert(buffers.end(), addends.begin(), addends.end());
-  if (tokens == 1 || !rounds_) {
-    run.launch(fused_dqp(shape_), fused_dqp_grid(shape_, tokens), buffers, {});
-    return;
-  }
-  const std::int64_t groups = q4nx::groups_of(shape_.columns);
-  const auto count = static_cast<std::size_t>(tokens * groups);
-  const Buffer* codes = run.output(count * q4nx::kGroup);
-  const Buffer* scales = run.output(count * sizeof(float));
-  const Buffer* sums = run.output(count * sizeof(float));
-  run.launch(quantize_rows(shape_.columns), quantize_rows_grid(shape_.columns, tokens),
-             {x, codes, scales, sums});
-  buffers.erase(buffers.begin());
-  buffers.insert(buffers.begin(), {codes, scales, sums});
-  if (matrices_.has_value()) {
-    run.launch(q4nx_matmul_of_matrices(shape_, *matrices_),
-               q4nx_matmul_of_matrices_grid(shape_, tokens), buffers, std::vector{tokens});
-    return;
-  }
-  run.launch(q4nx_matmul(shape_), q4nx_matmul_grid(shape_, tokens), buffers, std::vector{tokens});
-}
 
 std::unique_ptr<Step> make_product(const Node& node, StepArguments arguments) {
   const Activations activations = arguments.activations;

@@ -19,11 +19,11 @@ def test_decoder_is_on_gpu(flownpu, model):
 
 
 def test_decoder_run_by_operators_has_reason(flownpu, models):
-    done = flownpu("explain", models.converted("experts"), "--device", "gpu", "--bandwidth", "10", "--json")
+    done = flownpu("explain", models.converted("olmo2"), "--device", "gpu", "--bandwidth", "10", "--json")
     assert done.code == 0, done.err
     summary = json.loads(done.out)["placement"]["summary"]
     assert "operators by themselves, since " in summary
-    assert "a mixture of experts" in summary
+    assert "a norm of all heads at once" in summary
 
 
 def test_explain_names_vulkan_device(flownpu, model, lavapipe):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small vision model in GenAI on device=gpu, on PoCL: its tower, operator by operator, and its decoder."""
+"""The small vision model in GenAI on device=gpu, on each API: its tower, operator by operator, and its decoder."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.test_emulated_images import CPU, QUESTIONS, Opened, pictures_of
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api", "not_optimised")]
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +22,11 @@ def folder(converted: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def on_gpu(
-    genai: Any, folder: Path, pocl: Any, not_optimised: None, tmp_path_factory: pytest.TempPathFactory
+    genai: Any, folder: Path, gpu_api: str, not_optimised: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Opened:
-    del pocl, not_optimised
-    return Opened(genai, folder, tmp_path_factory.mktemp("gpu") / "model", {"device": "gpu", "activations": "bf16"})
+    del not_optimised
+    options = {"device": "gpu", "activations": "bf16", "gpu_api": gpu_api}
+    return Opened(genai, folder, tmp_path_factory.mktemp("gpu") / "model", options)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.opencl
 VARIANTS = {variant.name: variant for variant in variants(large=False, images=False)}
 # Variants that compute exp, tanh and the like.
 WITH_FUNCTIONS = re.compile(
-    "geglu|swiglu|gelu$|tanh|attention|and silu|softmax|gated_|short_convolution, (one|as)"
+    "geglu|swiglu|gelu$|experts|tanh|attention|and silu|softmax|gated_|short_convolution, (one|as)"
     "|elementwise, (Cos|Erf|Exp|Gelu|Log|QuickGelu|Sigmoid|Sin|Swish|Tanh)$"
 )
 

@@ -60,7 +60,9 @@ def run_all(session, hidden, stops, capacity):
 
 
 # A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
-@pytest.mark.parametrize(("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0)])
+@pytest.mark.parametrize(
+    ("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 0), ("experts", 0)]
+)
 def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
     session = opened_in_turn(name)
@@ -73,22 +75,24 @@ def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
     assert np.abs(found[:, : expected.shape[1]] - expected).max() <= tolerance
 
 
-@pytest.mark.parametrize("tokens", [1, 50])
-def test_token_is_one_list_of_commands(tokens, models, opened_in_turn, gpu_api):
+@pytest.mark.parametrize(("name", "tokens", "of_layer"), [("trained", 1, 5), ("trained", 50, 5), ("experts", 3, 9)])
+def test_token_is_one_list_of_commands(name, tokens, of_layer, models, opened_in_turn, gpu_api):
     """A hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved.
 
-    Four products and attention are a layer's kernels, and a norm and the LM head follow. Each needs what the one before
-    it wrote. Vulkan's commands are recorded once; what differs from token to token are their arguments.
+    Four products and attention are a layer's kernels, and a norm and the LM head follow. With experts there are a norm,
+    the router, the choice and the sum of answers, too, and of the weights of experts the host sees none. Each kernel
+    needs what the one before it wrote. Vulkan's commands are recorded once; what differs from token to token are their
+    arguments.
     """
-    session = opened_in_turn("trained")
+    session = opened_in_turn(name)
     sizes = session.attributes
-    hidden = hidden_of(models, "trained", np.arange(3, 63))
+    hidden = hidden_of(models, name, np.arange(3, 63))
     _, past = run_all(session, hidden[:7], [6, 7], 64)
     before = session.device.counts()
     for end in range(8, 8 + tokens):
         _, past = session.run(hidden[end - 1 : end], end, past)
     spent = {name: count - before[name] for name, count in session.device.counts().items()}
-    kernels = 5 * sizes["layers"] + 2
+    kernels = of_layer * sizes["layers"] + 2
     replayed = gpu_api == "vulkan"
     assert spent == {
         "dispatches": tokens * kernels,
@@ -167,12 +171,14 @@ def test_context_without_room_is_refused_with_numbers(models, opened):
 
 def test_unsupported_decoder_becomes_operators_with_reason(models):
     nodes, outputs = read_nodes(models.converted("experts"))
+    for node in nodes:
+        if node.op_type == "FlowQKVAttention":
+            node.attributes["rotary_interleaved"] = 1
     lowered = gpu.SessionDevice().lower(partition(nodes), outputs=outputs)
-    assert not lowered.on_host
     assert lowered.summary.startswith("operators by themselves, since ")
-    assert "a mixture of experts, which the GPU's kernels have no place for" in lowered.summary
+    assert "expected rotary_interleaved = 0" in lowered.summary
     domains = {node.op_type: node.domain for node in lowered.nodes}
-    assert {domains[op_type] for op_type in ("Q4NXMoE", "FlowQKVAttention")} == {"ai.flownpu.gpu:ai.flownpu"}
+    assert domains["Q4NXMoE"] == "ai.flownpu.gpu:ai.flownpu"
 
 
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.EIGHT_BITS, q4nx.TABLE], ids=str)

@@ -29,7 +29,7 @@
 namespace flownpu::gpu {
 namespace {
 
-constexpr std::int64_t kTile = 64;  // rows, tokens, and columns of a step
+constexpr std::int64_t kTile = kMatricesTile;  // rows, tokens, and columns of a step
 constexpr std::int64_t kBlocks = kTile / q4nx::kBlockRows;
 constexpr std::int64_t kLanes = 128;
 constexpr std::int64_t kWords = 36;
@@ -57,7 +57,7 @@ std::int64_t scratch_of(const MatrixUnits& units) {
 }
 
 constexpr const char* kBody = R"(
-  const int first = group(1) * 64;
+  FIRST
   const int is_odd = lane() / 64;
   const int strip = lane() / 16 % 4;
   const int of_step = lane() / 8 % 2;
@@ -72,7 +72,8 @@ constexpr const char* kBody = R"(
   float largest = 0.0f;
   for (int g = lane() % 2; g < args.groups; g += 16) {
     unrolled for (int i = 0; i < 8; ++i) {
-      const int token = min(first + lane() / 2, args.tokens - 1);
+      const int of_largest = lane() / 2;
+      const int token = TOKEN_OF(of_largest);
       const float scale = args.scales.Read(token, min(g + i * 2, args.groups - 1));
       largest = isnan(largest) || scale <= largest ? largest : scale;
     }
@@ -94,10 +95,10 @@ constexpr const char* kBody = R"(
 // One part of the weight times all columns. The subgroup's sums are sum_PART_ROW_TOKEN.
 constexpr const char* kSweep = R"(
   SUMS
-  for (int step = 0; step < args.groups; step += 2) {
+  for (int step = 0; step < GROUPS; step += 2) {
     const int g = min(step + of_step, args.groups - 1);
     const int block = group(0) * 2 + strip / 2;
-    const int row = (min(block, args.row_blocks - 1) + PART * args.row_blocks) * 32 + strip % 2 * 16;
+    const int row = (BLOCKS min(block, args.row_blocks - 1) + PART * args.row_blocks) * 32 + strip % 2 * 16;
     const float8 scales = is_odd ? (float8)(args.w.Scales(row, g).odd, args.w.Scales(row + 8, g).odd)
                                  : (float8)(args.w.Scales(row, g).even, args.w.Scales(row + 8, g).even);
     const float8 minima = is_odd ? (float8)(args.w.Minima(row, g).odd, args.w.Minima(row + 8, g).odd)
@@ -107,7 +108,7 @@ constexpr const char* kSweep = R"(
     const int place = (strip * 16 + is_odd) * args.stride + of_step * 16 + quad * 2;
     UNPACK
     for (int i = lane(); i < 64 * 16; i += args.lanes) {
-      const int token = min(first + i / 16, args.tokens - 1);
+      const int token = TOKEN_OF(i / 16);
       const int of_token = min(step + i % 16 / 8, args.groups - 1);
       const float4 four = convert_float4(args.x.Read4(token, of_token * 32 + i % 8 * 4));
       const float scale = step + i % 16 / 8 < args.groups
@@ -140,11 +141,11 @@ constexpr const char* kResult = R"(
     const int row = (of % args.over * args.each_rows + ROW) * args.m + i % args.m;
     const int token = (of / args.over * args.each_tokens + TOKEN) * args.n + i / args.m % args.n;
     const int m = group(0) * 64 + row;
-    if (first + token < args.tokens && m < args.rows) {
+    if (WITHIN(token) && m < args.rows) {
       const float scale = largest_of[token];
       const float gate = scratch[i] * scale;
       const float up = scratch[(args.parts - 1) * args.scratch + i] * scale;
-      args.y.Write(RESULT, first + token, m);
+      args.y.Write(RESULT, PLACE_OF(token), m);
     }
   }
   synchronise();
@@ -206,7 +207,7 @@ bool can_multiply(const MatrixUnits& units, const ProductShape& shape, const Dev
       !divides(units.depth, kTile) || !divides(units.lanes, kLanes))
     return false;
   const Shares shares = shares_of(units);
-  constexpr std::int64_t kOthers = 2 * kTile * kWords + kLanes + kTile;
+  constexpr std::int64_t kOthers = 2 * kTile * kWords + kLanes + 2 * kTile;
   const std::int64_t floats = kOthers + parts_of(shape) * scratch_of(units);
   return shares.rows > 0 && shares.tokens > 0 && facts.work_group >= kLanes &&
          floats * static_cast<std::int64_t>(sizeof(float)) <= facts.local_memory;
@@ -218,7 +219,9 @@ KernelDescription q4nx_matmul_of_matrices(const ProductShape& shape, const Matri
   std::string sweeps;
   for (std::int64_t part = 0; part < parts_of(shape); ++part) sweeps += sweep_of(part, shares);
   kernel.name = "q4nx_matmul_of_matrices";
-  kernel.body = replaced(kBody, {{"SWEEPS", sweeps}, {"RESULTS", results_of(shape, shares)}});
+  kernel.body =
+      in_tiles(shape, kMatricesTile,
+               replaced(kBody, {{"SWEEPS", sweeps}, {"RESULTS", results_of(shape, shares)}}));
   // Below it 256 / largest would be infinite.
   constexpr float kNegligible = 0x1p-119F;
   kernel.constants.insert({{"m", units.rows},

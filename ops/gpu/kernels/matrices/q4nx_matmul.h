@@ -11,6 +11,8 @@ namespace flownpu::gpu {
 // Whether the units' sizes divide this kernel's tiles, and its work-groups fit the device.
 bool can_multiply(const MatrixUnits& units, const ProductShape& shape, const DeviceFacts& facts);
 
+inline constexpr std::int64_t kMatricesTile = 64;  // tokens of a work-group
+
 // The product of q4nx_matmul, with its arguments and parameter, of which `sums` are not read. The
 // factors are rounded to float16: results differ from q4nx_matmul's by at most 2^-9 of the sum of
 // the products' magnitudes (q4nx_matmul.cc).

@@ -5,12 +5,13 @@ Tolerances follow from the order of a sum: a term that takes part in n additions
 F32 times the running sum's magnitude, which is no larger than the sum of all magnitudes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 
 from flownpu.ops import q4nx
+from flownpu.ops.definitions import q4nx_moe
 from flownpu.selftest.gpu.case import F32, Case, Expected
 
 Rng = np.random.Generator
@@ -34,7 +35,9 @@ _AMBIGUOUS = 127 * 8 * F32
 # smallest normal float16 over the largest number that a token's activations are scaled to (q4nx_matmul_of_matrices).
 _HALF = 2.0**-10
 _LEAST = 2.0**-14 / (127 * 256)
-_MOST_SLOPE = 1.13  # largest slope of GELU; SiLU's is 1.1
+_MOST_SLOPE = 1.13  # largest slope of GELU; SiLU's is 1.1, that of its kin x sigmoid(a x), too
+_EXPERTS, _CHOSEN, _HIDDEN, _INNER = 5, 3, 70, 45
+_CLEAR = 1e-3  # by how much the last expert chosen is better than the next, so that no rounding changes the choice
 
 
 def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
@@ -52,6 +55,12 @@ def products() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "fused_dqp, several rows", partial(_product, "narrow", 40, 100, 5, activations="bf16")
     yield "q4nx_matmul int8, bias and residual", partial(_product, "narrow", 33, 65, 3, bias=True, residual=True)
     yield "q4nx_matmul int8, geglu", partial(_product, "narrow", 45, 130, 17, gating="geglu")
+    yield "experts, one row", partial(_mixture, "narrow", 1)
+    yield "experts, not rounded", partial(_mixture, "symmetric", 70, gating="geglu", normalizes=False)
+    yield "experts, not rounded as in gpt-oss", partial(_mixture, "table", 9, biases=True)
+    yield "experts int8", partial(_mixture, "wide", 130, activations="int8")
+    yield "experts int8 as in gpt-oss", partial(_mixture, "table", 130, activations="int8", biases=True)
+    yield "experts int8, ranked with a bias", partial(_mixture, "8 bits", 21, activations="int8", ranks=True)
 
 
 def products_of_images() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
@@ -68,6 +77,7 @@ def products_of_matrices() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
         yield f"q4nx_matmul_of_matrices, {layout}", of_matrices(layout, 77, 345, 70)
     yield "q4nx_matmul_of_matrices, bias and residual", of_matrices("narrow", 33, 65, 3, bias=True, residual=True)
     yield "q4nx_matmul_of_matrices, geglu", of_matrices("narrow", 45, 130, 17, gating="geglu")
+    yield "experts by matrices", partial(_mixture, "table", 130, activations="int8", biases=True, matrices="on")
 
 
 def large_products(*, images: bool) -> Iterator[tuple[str, Callable[[Rng], Case]]]:
@@ -159,13 +169,79 @@ def _rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gated(
-    gating: str, gate: np.ndarray, of_gate: np.ndarray, up: np.ndarray, of_up: np.ndarray
+    gating: str, gate: np.ndarray, of_gate: np.ndarray, up: np.ndarray, of_up: np.ndarray, alpha: float = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """act(gate) * up, and its tolerance: from both factors' tolerances, and from the activation's own error."""
-    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3) if gating == "geglu" else gate / 2
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3) if gating == "geglu" else alpha * gate / 2
     activated = 0.5 * gate * (1 + np.tanh(inner))
     off = _MOST_SLOPE * of_gate + _GATING * F32 * np.abs(gate)
     return activated * up, off * (np.abs(up) + of_up) + np.abs(activated) * of_up + F32 * np.abs(activated * up)
+
+
+def _mixture(
+    layout: str, tokens: int, rng: Rng, *, gating: str = "swiglu", activations: str = "bf16", biases: bool = False,
+    ranks: bool = False, normalizes: bool = True, matrices: str = "auto",
+) -> Case:  # fmt: skip
+    router = rng.standard_normal((_EXPERTS, _HIDDEN), dtype=np.float32) / np.float32(_HIDDEN**0.5)
+    by_expert = {"gate_up_bias": 2 * _INNER, "down_bias": _HIDDEN} if biases else {}
+    vectors = {name: rng.standard_normal((_EXPERTS, size), dtype=np.float32) for name, size in by_expert.items()}
+    of_experts = ["router_bias"] * ranks + ["logits_bias", "expert_scales"] * biases
+    vectors |= {name: rng.uniform(0.5, 1.5, _EXPERTS).astype(np.float32) for name in of_experts}
+    x, experts, shares = _decided(rng, tokens, router, vectors, normalizes=normalizes)
+    rounds = tokens > 1 and activations == "int8"
+    swiglu = {"swiglu_alpha": 1.702, "swiglu_beta": 1.0, "swiglu_limit": 1.5} if biases else {}
+    limit = swiglu.get("swiglu_limit", np.inf)
+    y, tolerance = np.zeros(x.shape), np.zeros(x.shape)
+    blocks: tuple[list[q4nx.Bytes], list[q4nx.Bytes]] = ([], [])
+    for e in range(_EXPERTS):
+        row, rank = np.nonzero(experts == e)
+        pairs = []
+        for part in range(2):
+            packed, weight, magnitude = _weight(rng, LAYOUTS[layout], _INNER, _HIDDEN)
+            blocks[0].append(packed)
+            made, off = _multiplied(x[row], weight, magnitude, rounds=rounds, rounds_to_halves=matrices == "on")
+            bias = vectors["gate_up_bias"][e, part * _INNER : (part + 1) * _INNER] if biases else 0
+            pairs.append((np.clip(made + bias, -limit if part else None, limit), off + F32 * np.abs(made + bias)))
+        (gate, of_gate), (up, of_up) = pairs
+        beta = swiglu.get("swiglu_beta", 0)
+        inside, off = _gated(gating, gate, of_gate, up + beta, of_up, swiglu.get("swiglu_alpha", 1))
+        packed, weight, magnitude = _weight(rng, LAYOUTS[layout], _HIDDEN, _INNER)
+        blocks[1].append(packed)
+        # The device rounds numbers with errors of their own, so each is off by half a step of the largest.
+        step = (np.abs(inside) + off).max(axis=1, initial=0, keepdims=True) / 127 if rounds else 0
+        made, of_made = _multiplied(inside, weight, magnitude, rounds=False, rounds_to_halves=matrices == "on")
+        of_made = of_made * (1 + step) + (off + step / 2) @ np.abs(weight).T
+        made = made + (vectors["down_bias"][e] if biases else 0)
+        share = (shares[row, rank] * (vectors["expert_scales"][e] if biases else 1))[:, None]
+        # A logit is off by the roundings of a sum of _HIDDEN terms, its share by twice that, exp and the quotient.
+        of_share = (2 * _HIDDEN * np.abs(x[row]).max(initial=1) + _EXPERTS + 16) * F32
+        y[row] += share * made
+        tolerance[row] += share * (of_made + (of_share + _CHOSEN * F32) * np.abs(made))
+    names = ["router_logits", "router_bias", "gate_up_bias", "down_bias", "logits_bias", "expert_scales"]
+    inputs = [x, router, np.concatenate(blocks[0]), np.concatenate(blocks[1]), *(vectors.get(name) for name in names)]
+    return Case(
+        op_type="Q4NXMoE", inputs=inputs, expected={0: Expected(y, tolerance)},
+        constants=[i for i in range(1, len(inputs)) if inputs[i] is not None],
+        attributes={
+            "num_experts": _EXPERTS, "experts_per_token": _CHOSEN, "hidden_size": _HIDDEN, "expert_size": _INNER,
+            "gating": gating, "normalize_routing_weights": int(normalizes), **swiglu,
+        },
+        options={"activations": activations} | ({"gpu_matrices": matrices} if matrices == "on" else {}),
+    )  # fmt: skip
+
+
+def _decided(
+    rng: Rng, tokens: int, router: np.ndarray, vectors: Mapping[str, np.ndarray], *, normalizes: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows with a clear choice of experts, these experts, and their shares."""
+    x = rng.standard_normal((2 * tokens + 8, _HIDDEN), dtype=np.float32)
+    logits = x.astype(np.float64) @ router.T.astype(np.float64) + vectors.get("logits_bias", 0)
+    bias = vectors.get("router_bias")
+    ranked = logits if bias is None else 1 / (1 + np.exp(-logits)) + bias
+    order = np.sort(ranked, axis=-1)
+    clear = np.nonzero(order[:, -_CHOSEN] - order[:, -_CHOSEN - 1] > _CLEAR)[0][:tokens]
+    bias = None if bias is None else bias.astype(np.float64)
+    return x[clear], *q4nx_moe.route(logits[clear], _CHOSEN, normalize=normalizes, bias=bias)
 
 
 def _gather(layout: str, rows: int, columns: int, rng: Rng) -> Case:

@@ -8,6 +8,11 @@
 //   [B, T, 1]
 //   output f32 [B, T, max(Hq, Hv) dv], present_state f32 [B, Hv, dk, dv]
 //
+// States of 16 bits are widened and narrowed a head at a time, in a core's caches: a token then
+// reads and writes half as many bytes, and rounds the state once. With random inputs, heads of 64
+// and decays of 0.998 to 1, states in bfloat16 changed the gated delta rule's outputs by 2 % (root
+// of mean squares) of the last 4,096 of 32,768 tokens, states in f32 by 3e-7.
+//
 // Head h of the values has the keys h Hk / Hv; output o is of query o Hq / n and values o Hv / n
 // for n = max(Hq, Hv). Each head of values is a task.
 #include <algorithm>
@@ -31,11 +36,12 @@ struct RecurrenceSizes {
   std::int64_t decays;
 };
 
+constexpr std::size_t kPastState = 3;
+
 class LinearAttention final : public Step {
   static constexpr std::size_t kQuery = 0;
   static constexpr std::size_t kKey = 1;
   static constexpr std::size_t kValue = 2;
-  static constexpr std::size_t kPast = 3;
   static constexpr std::size_t kDecay = 4;
   static constexpr std::size_t kBeta = 5;
 
@@ -58,9 +64,9 @@ class LinearAttention final : public Step {
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
     const RecurrenceSizes sizes = checked(inputs);
     const Shape state{sizes.batches, value_heads_, sizes.key_size, sizes.value_size};
-    if (is_given(inputs, kPast) && !(inputs[kPast].shape == state))
+    if (is_given(inputs, kPastState) && !(inputs[kPastState].shape == state))
       fail("[", name_, "] expected past_state of shape ", to_string(state), ", got ",
-           to_string(inputs[kPast].shape));
+           to_string(inputs[kPastState].shape));
     outputs[0] =
         Shape{sizes.batches, sizes.tokens, std::max(query_heads_, value_heads_) * sizes.value_size};
     if (outputs.size() > 1) outputs[1] = state;
@@ -158,10 +164,12 @@ class LinearAttention final : public Step {
       call.beta_stride = inputs[kBeta].shape[2];
       call.beta = part(kBeta, call.beta_stride == 1 ? 0 : head);
     }
-    if (is_given(inputs, kPast)) call.past = inputs[kPast].as<const float>() + task * elements;
     auto* state = parts.take<float>(elements);
+    if (is_given(inputs, kPastState))
+      call.past = wide_state(inputs[kPastState], task, elements, state);
     const bool has_state = outputs.size() > 1 && outputs[1].data != nullptr;
-    call.present = has_state ? outputs[1].as<float>() + task * elements : state;
+    const bool is_wide = has_state && outputs[1].type == DataType::kFloat32;
+    call.present = is_wide ? outputs[1].as<float>() + task * elements : state;
     call.strip = parts.take<float>(sizes.key_size * kRecurrenceColumns);
     auto* factors = parts.take<float>(sizes.tokens * sizes.decays);
     std::fill_n(factors, sizes.tokens * sizes.decays, 1.0F);
@@ -173,6 +181,19 @@ class LinearAttention final : public Step {
     call.decay = factors;
     call.decays = sizes.decays;
     kernels_.recurrence(call);
+    if (has_state && !is_wide) {
+      kernels_.store_cache(state, outputs[1].as<std::uint16_t>() + task * elements, outputs[1].type,
+                           elements);
+    }
+  }
+
+  // Head `task` of the states, in f32: in its place, or else in `memory`.
+  const float* wide_state(const Tensor& states, std::int64_t task, std::int64_t elements,
+                          float* memory) const {
+    if (states.type == DataType::kFloat32) return states.as<const float>() + task * elements;
+    kernels_.widen(states.as<const std::uint16_t>() + task * elements, states.type, memory,
+                   elements);
+    return memory;
   }
 
   std::shared_ptr<ThreadPool> pool_;
@@ -206,11 +227,18 @@ constexpr AttributeRule kAttributes[] = {required(count("q_num_heads", 1)),
                                          integer("chunk_size"),
                                          only("state_window", 0)};
 
+// With copies in f32 of all inputs and outputs of 16 bits but the states.
+std::unique_ptr<Step> make_linear_attention(const Node& node, const Context& context) {
+  Node own = node;
+  if (own.inputs.size() > kPastState) own.inputs[kPastState].type = DataType::kFloat32;
+  if (own.outputs.size() > 1) own.outputs[1].type = DataType::kFloat32;
+  return make_widened(own, context, make<LinearAttention>, kNoInput);
+}
+
 constexpr Operator kOperators[] = {
-    {{"", "LinearAttention", 27, 27, kInputs, kOutputs, kOnnxAttributes},
-     widened<make<LinearAttention>>},
+    {{"", "LinearAttention", 27, 27, kInputs, kOutputs, kOnnxAttributes}, make_linear_attention},
     {{"com.microsoft", "LinearAttention", 1, 1, kInputs, kOutputs, kAttributes},
-     widened<make<LinearAttention>>}};
+     make_linear_attention}};
 
 }  // namespace
 

@@ -9,6 +9,16 @@
 namespace flownpu::cpu {
 namespace {
 
+// to[i] = from[i STEP] for i < count; STEP 0 or 1.
+template <int STEP, typename T>
+void repeat(const T* from, T* to, std::int64_t count) {
+  if constexpr (STEP == 0) {
+    std::fill_n(to, count, *from);
+  } else {
+    std::copy_n(from, count, to);
+  }
+}
+
 class Where final : public Step {
  public:
   Where(const Node& node, const Context& context) : context_(context), name_(to_string(node)) {}
@@ -39,6 +49,10 @@ class Where final : public Step {
               const T* x = inputs[1].as<const T>() + offsets[1];
               const T* y = inputs[2].as<const T>() + offsets[2];
               T* to = output.as<T>() + first;
+              if constexpr (step_c == 0) {
+                *condition != 0 ? repeat<step_x>(x, to, count) : repeat<step_y>(y, to, count);
+                return;
+              }
               for (std::int64_t i = 0; i < count; ++i)
                 to[i] = condition[i * step_c] != 0 ? x[i * step_x] : y[i * step_y];
             });
@@ -61,11 +75,7 @@ void copy_broadcast(ThreadPool& pool, const Tensor& x, const Shape& from, const 
       broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
         const T* source = x.as<const T>() + offsets[0];
         T* target = y.as<T>() + first;
-        if (broadcast.step(0) == 0) {
-          std::fill_n(target, count, *source);
-        } else {
-          std::copy_n(source, count, target);
-        }
+        with_step(broadcast.step(0), [&](auto step) { repeat<step>(source, target, count); });
       });
     });
   });

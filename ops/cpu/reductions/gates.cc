@@ -23,6 +23,29 @@ namespace {
 float softplus(float x) { return std::max(x, 0.0F) + std::log1p(std::exp(-std::abs(x))); }
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 
+// Rows of `size` elements that one task takes at least: 4 Ki elements take some 4 us, and handing
+// out a task may take longer (kElementsEach).
+std::int64_t rows_at_once(std::int64_t size) {
+  constexpr std::int64_t kElements = 4096;
+  return std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(size, 1));
+}
+
+// The sum of the squares, or of the magnitudes, of x[i step] for i < n. Of several sums, none waits
+// for the last addition.
+double sum_of(const float* x, std::int64_t n, std::int64_t step, bool is_of_squares) {
+  constexpr int kSums = 4;
+  double sums[kSums] = {};
+  const auto part = [&](std::int64_t i) {
+    const double value = x[i * step];
+    return is_of_squares ? value * value : std::abs(value);
+  };
+  std::int64_t i = 0;
+  for (; i + kSums <= n; i += kSums)
+    for (int s = 0; s < kSums; ++s) sums[s] += part(i + s);
+  for (; i < n; ++i) sums[0] += part(i);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 class LinearAttentionGate final : public Step {
  public:
   LinearAttentionGate(const Node& node, const Context& context)
@@ -82,20 +105,23 @@ class GatedRmsNorm final : public Step {
            std::span<std::byte> /*scratch*/) const override {
     const std::int64_t width = inputs[1].shape[0];
     const auto* weight = inputs[1].as<const float>();
-    context_.pool->run_rows(inputs[0].shape.elements() / width, [&](std::int64_t row) {
-      const auto* gate = inputs[2].as<const float>() + row * width;
-      auto* y = outputs[0].as<float>() + row * width;
-      context_.kernels.rms_norm(inputs[0].as<const float>() + row * width, weight, epsilon_, y,
-                                width);
-      constexpr std::int64_t kBlock = 256;
-      std::array<float, kBlock> open;
-      for (std::int64_t i = 0; i < width; i += kBlock) {
-        const std::int64_t count = std::min(kBlock, width - i);
-        context_.kernels.apply(Function::kSigmoid, gate + i, open.data(), count);
-        for (std::int64_t j = 0; j < count; ++j)
-          y[i + j] *= is_silu_ ? gate[i + j] * open[j] : open[j];
-      }
-    });
+    context_.pool->run_rows(
+        inputs[0].shape.elements() / width,
+        [&](std::int64_t row) {
+          const auto* gate = inputs[2].as<const float>() + row * width;
+          auto* y = outputs[0].as<float>() + row * width;
+          context_.kernels.rms_norm(inputs[0].as<const float>() + row * width, weight, epsilon_, y,
+                                    width);
+          constexpr std::int64_t kBlock = 256;
+          std::array<float, kBlock> open;
+          for (std::int64_t i = 0; i < width; i += kBlock) {
+            const std::int64_t count = std::min(kBlock, width - i);
+            context_.kernels.apply(Function::kSigmoid, gate + i, open.data(), count);
+            for (std::int64_t j = 0; j < count; ++j)
+              y[i + j] *= is_silu_ ? gate[i + j] * open[j] : open[j];
+          }
+        },
+        rows_at_once(width));
   }
 
  private:
@@ -165,19 +191,18 @@ class LpNormalization final : public Step {
     const std::int64_t axis = wrap(name_, axis_, shape.rank());
     const std::int64_t size = shape[static_cast<int>(axis)];
     const std::int64_t step = elements_of(shape, axis + 1, shape.rank());
-    pool_->run_rows(elements_of(shape, 0, axis) * step, [&](std::int64_t line) {
-      const std::int64_t at = line / step * size * step + line % step;
-      const auto* x = inputs[0].as<const float>() + at;
-      auto* y = outputs[0].as<float>() + at;
-      double sum = 0;
-      for (std::int64_t i = 0; i < size; ++i) {
-        const double value = x[i * step];
-        sum += is_of_squares_ ? value * value : std::abs(value);
-      }
-      const double norm = is_of_squares_ ? std::sqrt(sum) : sum;
-      const auto factor = static_cast<float>(norm == 0 ? 0 : 1 / norm);
-      for (std::int64_t i = 0; i < size; ++i) y[i * step] = x[i * step] * factor;
-    });
+    pool_->run_rows(
+        elements_of(shape, 0, axis) * step,
+        [&](std::int64_t line) {
+          const std::int64_t at = line / step * size * step + line % step;
+          const auto* x = inputs[0].as<const float>() + at;
+          auto* y = outputs[0].as<float>() + at;
+          const double sum = sum_of(x, size, step, is_of_squares_);
+          const double norm = is_of_squares_ ? std::sqrt(sum) : sum;
+          const auto factor = static_cast<float>(norm == 0 ? 0 : 1 / norm);
+          for (std::int64_t i = 0; i < size; ++i) y[i * step] = x[i * step] * factor;
+        },
+        rows_at_once(size));
   }
 
  private:

@@ -16,7 +16,16 @@ from tests.pairwise import pairwise
 
 # (rows, K, M): few rows, few columns, both; columns and K that fill no block of 32 or 128; SigLIP's patch of 588; two
 # stretches of 1024 K.
-SHAPES = [(1, 33, 7), (4, 256, 72), (5, 40, 97), (13, 588, 96), (300, 72, 40), (300, 72, 72), (7, 2080, 80)]
+SHAPES = [
+    (1, 33, 7),
+    (3, 600, 16),
+    (4, 256, 72),
+    (5, 40, 97),
+    (13, 588, 96),
+    (300, 72, 40),
+    (300, 72, 72),
+    (7, 2080, 80),
+]
 TYPES = {"float": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "int8": np.int8}
 HOW = list(product(ISAS, ["bf16", "int8"], TYPES))
 FEW_ROWS, FEW_COLUMNS = 4, 64

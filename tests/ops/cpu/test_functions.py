@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of one number on every instruction set, against float64."""
+"""Functions of one number on every instruction set, against float64; of several tensors, against numpy."""
 
 import math
 from collections.abc import Callable
@@ -48,3 +48,16 @@ def test_sine_of_large_numbers_equals_float64(isa: str) -> None:
     x = np.array([1 << 20, 3e9, -1e30, 3.4e38] * 5, np.float32)
     found = one("Sin", [x], domain="", options={"cpu_isa": isa})
     np.testing.assert_allclose(found, np.sin(x.astype(np.float64)), rtol=2 * 2.0**-24)
+
+
+@pytest.mark.parametrize("condition", [(1,), (3, 1), (3, 9000), (9000,)], ids=str)
+@pytest.mark.parametrize("shapes", [((3, 9000), (3, 9000)), ((9000,), (1,)), ((1,), (3, 1))], ids=str)
+def test_choice_and_product_of_broadcast_tensors_equal_numpy(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], condition: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
+    chosen = rng.integers(0, 2, condition) == 1
+    np.testing.assert_array_equal(one("Where", [chosen, x, y], domain=""), np.where(chosen, x, y))
+    np.testing.assert_array_equal(one("Mul", [x, y], domain=""), x * y)
+    np.testing.assert_array_equal(one("Sub", [y, x], domain=""), y - x)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
 
 from tests.one_node import one_node
-from tests.ops.device import ISAS, run
+from tests.ops.device import ISAS, Node, run
 
 RNG = np.random.default_rng(0)
 U = 2.0**-24
@@ -117,6 +118,33 @@ def test_linear_attention_of_parts_equals_whole() -> None:
     np.testing.assert_allclose(state, whole[1], rtol=0, atol=500 * U * np.abs(whole[1]).max())
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_state_of_16_bits_is_rounded_once(tokens: int, dtype: type) -> None:
+    inputs = call(tokens, (2, 2, 4), (32, 72), "gated_delta")
+    inputs[3] = inputs[3].astype(dtype)
+    wide = [*inputs[:3], inputs[3].astype(np.float32), *inputs[4:]]
+    heads = {"q_num_heads": 2, "kv_num_heads": 4}
+    name = "bfloat16" if dtype is ml_dtypes.bfloat16 else "float16"
+    expected = run("LinearAttention", wide, outputs=("float",) * 2, domain="com.microsoft", **heads)
+    node = Node("LinearAttention", inputs, outputs=("float", name), domain="com.microsoft", **heads)
+    # In memory of its own, then in that of the state before.
+    for into in ({}, {1: inputs[3]}):
+        output, state = node(*inputs, into=into)
+        np.testing.assert_array_equal(output, expected[0])
+        np.testing.assert_array_equal(state, expected[1].astype(dtype))
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 40])
+def test_convolution_in_memory_of_last_state_equals_one_in_its_own(length: int) -> None:
+    inputs = [normal(2, length, 8214), normal(8214, 1, 4), None, normal(2, 3, 8214)]
+    attributes = {"domain": "com.microsoft", "channels_last": 1, "activation": "silu"}
+    node = Node("CausalConvWithState", inputs, outputs=("float",) * 2, **attributes)
+    expected = node(*inputs)
+    for ours, theirs in zip(node(*inputs, into={1: inputs[3]}), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def convolution(x: np.ndarray, weight: np.ndarray, bias: Any, past: Any, dilation: int, silu: bool) -> list[np.ndarray]:
     taps, length = weight.shape[2], x.shape[2]
     state = (taps - 1) * dilation
@@ -157,7 +185,7 @@ def test_equations_equal_kernels_of_onnxruntime(heads: tuple[int, int, int], rul
 def test_causal_convolution_equals_float64(
     length: int, taps: int, dilation: int, with_past: bool, activation: str, layout: str
 ) -> None:
-    channels = 2070  # two parts of a token, the last not in whole vectors
+    channels = 8214  # two parts of a token, the last not in whole vectors
     x, weight, bias = normal(2, channels, length), normal(channels, 1, taps), normal(channels) if with_past else None
     past = normal(2, channels, (taps - 1) * dilation) if with_past else None
     expected = convolution(x, weight, bias, past, dilation, activation == "silu")
@@ -201,6 +229,7 @@ def test_gates_equal_float64() -> None:
     (found,) = run("GatedAdd", [x, y, row], domain="com.microsoft")
     np.testing.assert_allclose(found, x + row.astype(np.float64) * y, rtol=0, atol=8 * U * 8)
 
+    x = normal(2, 3, 30)  # not in whole fours
     x[0, 0] = 0
     for p in (1, 2):
         (found,) = run("LpNormalization", [x], domain="", p=p)

@@ -71,10 +71,11 @@ void rows_of_columns(const DenseWeight& weight, const float* x, std::int64_t cou
   const auto* data = static_cast<const typename Type::Element*>(weight.data);
   for (std::int64_t c = begin; c < end; c += kDenseColumns) {
     float* block = in_blocks(out, count, 0, c - begin);
-    const bool is_whole = c + kDenseColumns <= weight.m;
+    const std::int64_t columns = std::min(kDenseColumns, weight.m - c);
+    const bool is_whole = columns % kLanes == 0;
     for (std::int64_t k = 0; k < weight.k; k += kFloatRange) {
       const std::int64_t stop = std::min(k + kFloatRange, weight.k);
-      // A vector would pass the end of a last row of fewer columns.
+      // A vector would pass the end of the last row.
       if (!is_whole) widen_columns(weight, k, stop - k, c / kDenseColumns, widened);
       for (std::int64_t r = 0; r < count; r += kRowsOfTile) {
         with_count<kRowsOfTile>(std::min<std::int64_t>(kRowsOfTile, count - r), [&]<int COUNT>() {
@@ -82,8 +83,10 @@ void rows_of_columns(const DenseWeight& weight, const float* x, std::int64_t cou
           float* sums = block + r * kDenseColumns;
           const float* from = x + r * weight.k + k;
           if (is_whole) {
-            tile_dense<Type, COUNT, kVectors, Columns::kStored>(
-                data + k * weight.m + c, weight.m, stop - k, from, weight.k, k > 0, sums);
+            with_count<kVectors>(columns / kLanes, [&]<int VECTORS>() {
+              tile_dense<Type, COUNT, VECTORS, Columns::kStored>(
+                  data + k * weight.m + c, weight.m, stop - k, from, weight.k, k > 0, sums);
+            });
           } else {
             tile_dense<Float, COUNT, kVectors, Columns::kPacked>(widened, kDenseColumns, stop - k,
                                                                  from, weight.k, k > 0, sums);

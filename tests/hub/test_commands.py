@@ -99,7 +99,8 @@ def unfinished(capsys):
     listed = json.loads(capsys.readouterr().out)["unfinished"]
     assert main(["list"]) == 0
     assert [f"flownpu pull {name}" in capsys.readouterr().err for name in listed] == [True] * len(listed)
-    assert [check.remedy for check in diagnose_hub() if check.name == "pull"] == [f"flownpu pull {name}" for name in listed]
+    remedies = [check.remedy for check in diagnose_hub() if check.name == "pull"]
+    assert remedies == [f"flownpu pull {name}" for name in listed]
     return listed
 
 

@@ -25,7 +25,9 @@ def diagnose_hub() -> Iterator[Check]:
         found = f"HF_HUB_OFFLINE is set: models can be pulled from {constants.HF_HUB_CACHE} only"
         yield Check("hub", Status.NOTE, found, "unset HF_HUB_OFFLINE")
     else:
-        token = "with a token" if get_token() else "without a token, which gated and private models want (hf auth login)"
+        token = (
+            "with a token" if get_token() else "without a token, which gated and private models want (hf auth login)"
+        )
         yield Check("hub", Status.GOOD, f"{constants.ENDPOINT}, {token}; {len(stored_models())} models were pulled")
     places = {"HF_HOME": Path(constants.HF_HUB_CACHE), "XDG_CACHE_HOME": models_folder()}
     for variable, folder in places.items():

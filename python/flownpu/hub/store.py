@@ -189,7 +189,9 @@ def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     try:
         locks.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FlowNPUError(f"{locks.parent} cannot be made ({error}): choose another folder by XDG_CACHE_HOME") from error
+        raise FlowNPUError(
+            f"{locks.parent} cannot be made ({error}): choose another folder by XDG_CACHE_HOME"
+        ) from error
     lock = filelock.FileLock(locks / f"{folder.name}.lock")
     try:
         lock.acquire(blocking=False)

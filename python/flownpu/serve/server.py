@@ -83,8 +83,10 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:
-    """A protocol of uvicorn with limits that uvicorn itself lacks: on the wait for a connection's first headers, and for a
-    client that reads nothing of an answer that fills all buffers, and would hold its connection and them for ever.
+    """A protocol of uvicorn with two limits on waiting that uvicorn lacks.
+
+    They are on a connection's first headers, and on a client that reads nothing of an answer that fills all buffers: it
+    would hold them, and its connection, for ever.
     """
 
     class Protocol(H11Protocol):

@@ -69,7 +69,10 @@ def test_both_connections_list_models_and_stream_same_answer(http):
 
 def test_title_is_made_beside_conversation(http):
     """Tasks such as a chat's title and tags are asked for whole, with the conversation in one text."""
-    task = {"role": "user", "content": f"### Task:\nWrite a title as JSON.\n<chat_history>\n{QUESTION}\n</chat_history>"}
+    task = {
+        "role": "user",
+        "content": f"### Task:\nWrite a title as JSON.\n<chat_history>\n{QUESTION}\n</chat_history>",
+    }
     asked = {"model": "topics", "messages": [task], "stream": False, "max_completion_tokens": 8}
     assert http.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
     asked = {"model": "topics", "messages": [task], "stream": False, "num_predict": 8, "metadata": {"task": "title"}}
@@ -78,7 +81,8 @@ def test_title_is_made_beside_conversation(http):
 
 def test_call_of_stream_is_sent_back_with_its_index(http):
     told = chunks(http, messages=[QUESTION], tools=[TOOL], tool_choice="required", max_tokens=150)
-    (call,) = [call for chunk in told if chunk["choices"] for call in chunk["choices"][0]["delta"].get("tool_calls") or []]
+    deltas = [choice["delta"] for chunk in told for choice in chunk["choices"]]
+    (call,) = [call for delta in deltas for call in delta.get("tool_calls") or []]
     assert (call["index"], call["function"]["name"]) == (0, "count")
     turns = [
         QUESTION,

@@ -101,7 +101,7 @@ def _parameters_of_tables(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """As `_parameters`: the values of rows whose codes all stand for 1.
 
-    They go to the gguf package as rows, since it takes 16 rows at a time: with a block a row that takes 15 times as long.
+    They go to the gguf package as rows, since it takes 16 rows at a time: a block a row takes 15 times as long.
     """
     ones = stored.copy()
     ones.reshape(-1, int(GGML_QUANT_SIZES[kind][1]))[:, len(KEPT[kind].unit) :] = _ONES[kind]

@@ -96,9 +96,9 @@ xrt: | xrt-headers
 client-suites: .venv/test
 	@$(BIN)/python -m scripts.environments
 
-# Third-party clients of Python and of npm: 620 MB, and too slow for every run of the tests.
+# Third-party clients of Python and of npm: 520 MB, and too slow for every run of the tests.
 clients: .venv/test
-	$(BIN)/python -m scripts.environments clients instructor npm-clients
+	$(BIN)/python -m scripts.environments clients npm-clients
 	$(BIN)/python -m pytest tests/serve/clients
 
 # A process more than cores, since tests wait for their own processes and files, but at most 4 (each needs some GB). A

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs other projects' packages for tests and benchmarks, each set into a separate environment.
 
-    python -m scripts.environments [compatcanary] [clients] [instructor] [npm-clients] [lm-eval] [ray]
+    python -m scripts.environments [compatcanary] [clients] [npm-clients] [lm-eval] [ray]
 
 Without names it installs compatcanary, which is small enough for every run of the tests. lm-eval and Ray take some
 770 MB each. The environments are kept in the cache folder ($XDG_CACHE_HOME/flownpu/environments).
@@ -28,12 +28,9 @@ ENVIRONMENTS = {
     "clients": (
         "langchain-openai==1.7.4",
         "litellm==1.110.2",
-        "llm==0.36",
         "ollama==0.6.3",
         "openai==3.57.0",
     ),
-    # It wants an openai below 3.4.
-    "instructor": ("instructor==1.17.0", "openai==3.3.0"),
     "lm-eval": ("lm-eval[api]==0.4.13",),
     "ray": ("ray[data,serve]==2.60.0", "openai==3.57.0"),
 }

@@ -2,16 +2,22 @@
 """Commands that take names of models, and processes that end in the middle of a download or a conversion."""
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import namedtuple
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from flownpu.cli import main, options
+from flownpu.doctor.checks import Status
+from flownpu.doctor.hub import diagnose_hub
 from flownpu.hub import store
 from flownpu.hub.reference import Reference
 from tests.hub.conftest import CHECKPOINT
@@ -45,7 +51,7 @@ def test_names_stand_for_folders(hub, capsys, tmp_path, monkeypatch):
     assert main(["remove", "someone/topics"]) == 0
     assert capsys.readouterr().err.endswith("`hf cache rm model/someone/topics` removes its download\n")
     assert main(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"models": []}
+    assert json.loads(capsys.readouterr().out) == {"models": [], "unfinished": []}
     assert main(["list"]) == 0
     assert "`flownpu pull NAME`" in capsys.readouterr().err
 
@@ -70,6 +76,34 @@ def test_pull_says_what_comes_next(capsys):
     assert "expected a short name, or a repository" in capsys.readouterr().err
 
 
+def test_doctor_says_what_hinders_pulls(hub, tmp_path, monkeypatch):
+    def remedies():
+        return {check.found: check.remedy for check in diagnose_hub() if check.status is Status.NOTE}
+
+    free = namedtuple("usage", "free")(2 * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    assert remedies() == {}
+    assert hub.asked == []
+    free = free._replace(free=10**8)
+    assert f"0.1 GB are free for {store.models_folder()}: make room" in remedies()
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
+    assert remedies()[f"{tmp_path} cannot be written, so no model can be pulled"].startswith("export XDG_CACHE_HOME=")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "unset HF_HUB_OFFLINE" in remedies().values()
+
+
+def unfinished(capsys):
+    """The pulls that `list` and `doctor` say to continue."""
+    capsys.readouterr()
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["unfinished"]
+    assert main(["list"]) == 0
+    assert [f"flownpu pull {name}" in capsys.readouterr().err for name in listed] == [True] * len(listed)
+    remedies = [check.remedy for check in diagnose_hub() if check.name == "pull"]
+    assert remedies == [f"flownpu pull {name}" for name in listed]
+    return listed
+
+
 def started(*arguments):
     script = "import sys; from flownpu.cli import main; sys.exit(main())"
     return subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True)
@@ -84,7 +118,7 @@ def test_warning_of_broken_download_is_printed_once(hub):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_ended_download_leaves_no_model(hub, number):
+def test_ended_download_leaves_no_model(hub, capsys, tmp_path, number):
     hub.hold = threading.Event()
     process = started("pull", "someone/topics")
     assert hub.held.wait(120)
@@ -95,11 +129,15 @@ def test_ended_download_leaves_no_model(hub, number):
     hub.hold.set()
     hub.hold = None
     assert [path.name for path in store.models_folder().iterdir()] == [".locks"]
+    # Who is killed removes nothing; the next pull does.
+    parts = list((tmp_path / "hf").rglob("*.incomplete"))
+    assert unfinished(capsys) == ["someone/topics"] * len(parts) == ["someone/topics"] * (number == signal.SIGKILL)
     assert main(["pull", "someone/topics"]) == 0
+    assert unfinished(capsys) == list((tmp_path / "hf").rglob("*.incomplete")) == []
     assert [model.name for model in store.stored_models()] == ["someone/topics"]
 
 
-def test_killed_conversion_leaves_no_model():
+def test_killed_conversion_leaves_no_model(capsys):
     process = started("pull", "someone/topics")
     while not (partial := list(store.models_folder().glob(".someone--topics.*.partial"))):
         assert process.poll() is None, process.communicate()
@@ -107,6 +145,7 @@ def test_killed_conversion_leaves_no_model():
     process.kill()
     process.communicate()
     assert store.stored_models() == []
+    assert unfinished(capsys) == ["someone/topics"]
     assert main(["pull", "someone/topics"]) == 0
     assert [model.name for model in store.stored_models()] == ["someone/topics"]
     assert not partial[0].exists()

@@ -144,12 +144,23 @@ def test_full_disk_is_reported_before_the_download(hub, monkeypatch, free):
     assert hub.downloaded() == []
 
 
-def test_disk_that_becomes_full_is_reported(monkeypatch):
-    def fill(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "the disk of .* became full; make room"), (errno.EROFS, "cannot be written .* HF_HOME")],
+)
+def test_disk_that_takes_no_more_is_reported(monkeypatch, number, remedy):
+    def fail(*_, **__):
+        raise OSError(number, "no")
 
-    monkeypatch.setattr("flownpu.hub.download.hf_hub_download", fill)
-    with pytest.raises(FlowNPUError, match=r"someone/topics: the disk of .* became full; make room"):
+    monkeypatch.setattr("flownpu.hub.download.hf_hub_download", fail)
+    with pytest.raises(FlowNPUError, match=f"someone/topics: .*{remedy}"):
+        pull()
+
+
+def test_cache_that_cannot_be_made_is_reported(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(FlowNPUError, match=r"file/flownpu/models cannot be made .* XDG_CACHE_HOME"):
         pull()
 
 

@@ -316,6 +316,21 @@ def test_slow_body_is_refused(guarded):
         assert answers(http)
 
 
+def test_reader_that_reads_nothing_is_cut(guarded):
+    """Its answer of some 10 MB would stay in buffers, and its connection open, for as long as it likes."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect(("127.0.0.1", guarded.port))
+    body = json.dumps(LONGER | {"stream": True, "max_tokens": 400})
+    lines = [f"POST {CHAT} HTTP/1.1", "Host: a", "Authorization: Bearer open sesame", "Content-Type: application/json"]
+    connection.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())
+    port, process = connection.getsockname()[1], psutil.Process(guarded.process.pid)
+    for held in (True, False):
+        wait_for(lambda held=held: held == any(port in one.raddr for one in process.net_connections()), seconds=120)
+    with guarded.http(headers=SHOWN) as http:
+        assert answers(http)
+
+
 def test_public_address_needs_key(capfd, topics):
     assert main(["serve", str(topics), "--host", "0.0.0.0", "--port", "0"]) == 2  # noqa: S104
     assert "FLOWNPU_API_KEY" in capfd.readouterr().err

@@ -20,10 +20,12 @@ def diagnose(host: Host, model: Path | None = None) -> Iterator[Check]:
     yield from software
     if any(check.name == "native module" and check.status is Status.BAD for check in software):
         return  # all other checks need the native module
-    from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 imports the native module
+    from flownpu.doctor.hub import diagnose_hub  # noqa: PLC0415 imports the native module
+    from flownpu.doctor.limits import diagnose_machine  # noqa: PLC0415 likewise
     from flownpu.doctor.npu import diagnose_model  # noqa: PLC0415 likewise
 
     yield from diagnose_machine(host)
+    yield from diagnose_hub()
     devices = list(windows.diagnose_devices() if IS_WINDOWS else _diagnose_devices(host))
     yield from devices
     if model is None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads what a conversion reads by huggingface_hub: into its cache, with its tokens, mirrors and offline mode."""
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 from httpx2 import TransportError
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import OfflineModeIsEnabled
@@ -57,6 +59,7 @@ def download(reference: Reference, output: Path | None, report: ProgressCallback
 
 def _download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
     repository, api = reference.repository, HfApi()
+    _remove_parts(repository)
     commit = api.resolve_revision(repository, revision=reference.revision or None).resolved
     files, names = _files(api, reference, commit)
     cached = [name for name in names if isinstance(try_to_load_from_cache(repository, name, revision=commit), str)]
@@ -76,6 +79,18 @@ def _download(reference: Reference, output: Path | None, report: ProgressCallbac
     if first.endswith(".gguf"):
         return Source(path, f"{repository}@{commit}:{first}")
     return Source(path.parents[first.count("/")], f"{repository}@{commit}")
+
+
+def _remove_parts(repository: str) -> None:
+    """Removes what killed processes left of files: huggingface_hub neither reads nor removes it.
+
+    A file's name is ETAG.NUMBER.incomplete, and whoever downloads it holds the lock of the ETAG.
+    """
+    folder = f"models--{repository.replace('/', '--')}"
+    for part in Path(constants.HF_HUB_CACHE, folder, "blobs").glob("*.incomplete"):
+        lock = Path(constants.HF_HUB_CACHE, ".locks", folder, f"{part.name.partition('.')[0]}.lock")
+        with contextlib.suppress(filelock.Timeout), filelock.FileLock(lock, blocking=False):
+            part.unlink(missing_ok=True)
 
 
 def _check_family(reference: Reference, path: Path, *, embeds: bool) -> None:

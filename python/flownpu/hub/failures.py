@@ -48,6 +48,11 @@ def explain(error: Exception, reference: Reference) -> FlowNPUError:
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FlowNPUError(f"{reference}: the disk of {constants.HF_HUB_CACHE} became full; make room")
+    if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
+        return FlowNPUError(
+            f"{reference}: {constants.HF_HUB_CACHE} cannot be written ({error}): lift that limit, or choose another "
+            "folder by HF_HOME"
+        )
     # Its own reason, if an error of the connection is behind it.
     reason = error.__cause__ or error
     return FlowNPUError(

@@ -61,6 +61,23 @@ def stored_models() -> list[StoredModel]:
     return found
 
 
+def unfinished_pulls() -> list[str]:
+    """The names of models whose download or conversion began and has not ended, whether it broke off or goes on."""
+    try:
+        from huggingface_hub import constants  # noqa: PLC0415 without the extra `convert` nothing was downloaded
+    except ModuleNotFoundError:
+        return []
+    found = []
+    for lock in sorted((models_folder() / ".locks").glob("*.lock")):
+        reference = parse(unquote(lock.stem).replace("--", "/", 1))
+        if reference is None or folder_of(reference).is_dir():
+            continue
+        downloads = Path(constants.HF_HUB_CACHE, f"models--{reference.repository.replace('/', '--')}", "blobs")
+        if any(downloads.glob("*.incomplete")) or any(models_folder().glob(f".{lock.stem}.*.partial")):
+            found.append(str(reference))
+    return found
+
+
 def locate(path: Path) -> Path | Reference:
     """Says whether a command's argument is a path or a name.
 
@@ -169,7 +186,12 @@ def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Waits until no other process works on the folder of a model."""
     filelock = require("filelock", extra="convert", purpose="A model's name")
     locks = models_folder() / ".locks"
-    locks.mkdir(parents=True, exist_ok=True)
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlowNPUError(
+            f"{locks.parent} cannot be made ({error}): choose another folder by XDG_CACHE_HOME"
+        ) from error
     lock = filelock.FileLock(locks / f"{folder.name}.lock")
     try:
         lock.acquire(blocking=False)

@@ -83,9 +83,31 @@ async def _run(server: "_Server", listening: socket.socket) -> None:
 
 
 def _protocol(seconds: float) -> type[H11Protocol]:
-    """A protocol of uvicorn with a limit on the wait for a connection's first headers, which uvicorn itself lacks."""
+    """A protocol of uvicorn with two limits on waiting that uvicorn lacks.
+
+    They are on a connection's first headers, and on a client that reads nothing of an answer that fills all buffers: it
+    would hold them, and its connection, for ever.
+    """
 
     class Protocol(H11Protocol):
+        _unread: asyncio.TimerHandle | None = None
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._forget_unread()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget_unread()
+            super().connection_lost(exc)
+
+        def _forget_unread(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+
         def connection_made(self, transport: "Transport") -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.loop.call_later(seconds, self._close_if_silent)

@@ -73,6 +73,14 @@ def has_switch(template: ChatTemplate) -> bool:
         return False
 
 
+def knows_thinking(template: ChatTemplate, *, tools: bool) -> bool:
+    """Whether the model thinks, or a request can choose that it does; true where the template cannot say."""
+    try:
+        return has_switch(template) or THINKS.search(template.text(tools=tools)) is not None
+    except FlowNPUError:  # the conversation's own error says why
+        return True
+
+
 def _switch(request: ChatRequest) -> bool | None:
     """Whether the model thinks; None leaves it to the model."""
     effort = None if request.reasoning_effort is None else request.reasoning_effort != "none"

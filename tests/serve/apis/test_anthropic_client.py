@@ -109,6 +109,20 @@ def test_built_in_tool_is_left_out_and_said(client, expected):
         client.messages.create(**GREEDY, max_tokens=1, tools=tools, tool_choice={"type": "any"})
 
 
+@pytest.mark.parametrize(
+    "wish", [{"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"output_config": {"effort": "low"}}]
+)
+def test_wish_for_thoughts_is_left_out_for_model_that_knows_none(client, expected, server_of_three, wish):
+    response = client.messages.with_raw_response.create(**GREEDY, max_tokens=24, **wish)
+    assert response.headers["FlowNPU-Left-Out"] == "thinking"
+    assert response.parse().content[0].text == expected[0]
+    counted = client.messages.with_raw_response.count_tokens(model="topics", messages=QUESTION, **wish)
+    assert (counted.headers["FlowNPU-Left-Out"], counted.parse().input_tokens) == ("thinking", expected[1])
+    plain = client.messages.with_raw_response.create(**GREEDY, max_tokens=1, thinking={"type": "disabled"})
+    assert "FlowNPU-Left-Out" not in plain.headers
+    assert "left out: 'thinking'" in server_of_three.text()
+
+
 def test_image_is_seen(client, server_of_three, tmp_path):
     Image.new("RGB", (64, 64), (200, 30, 30)).save(tmp_path / "red.png")
     data = base64.b64encode((tmp_path / "red.png").read_bytes()).decode()
@@ -188,7 +202,6 @@ def test_choice_of_thinking_becomes_that_of_chat(thinking, effort, expected):
         ({"extra_body": {"colour": 1}}, anthropic.BadRequestError, "unknown field colour"),
         ({"messages": [{"role": "user", "content": "loop " * 3000}]}, anthropic.BadRequestError, "shorten the prompt"),
         ({"messages": [{"role": "user", "content": [CITED]}]}, anthropic.BadRequestError, "should be False"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, anthropic.BadRequestError, "knows no thinking"),
     ],
 )
 def test_error_has_anthropics_form(client, fields, error, kind):

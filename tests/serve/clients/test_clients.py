@@ -99,9 +99,7 @@ SHARED = ("structured", "stream", "leave")
 CLIENTS = (
     Client("with_openai", None, (*CALLED, "structured_response", *SHARED)),
     Client("with_ollama", None, ("offered", *SHARED)),
-    Client("with_llm", "clients", ("offered", *SHARED)),
     Client("with_pydantic_ai", None, (*CALLED, "offered", "agent_of_ten_turns", *SHARED)),
-    Client("with_instructor", "instructor", (*CALLED, "structured")),
     Client("with_langchain", "clients", (*CALLED, "structured_response", *SHARED)),
     Client("with_litellm", "clients", ("tool", "offered", *SHARED)),
     Client("with_openai.mjs", "npm-clients", (*CALLED, "structured_response", *SHARED)),
@@ -127,7 +125,7 @@ def play(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             pytest.skip(environments.reason(str(client.suite)))
         home = tmp_path_factory.mktemp("home")
         # A separate home: the user's keys and settings must not affect the client.
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LLM_USER_PATH": str(home), **SILENT}
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), **SILENT}
         before = cancelled(server)
         done = subprocess.run(
             [*command, server.address],

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import ollama
 import pytest
 
 from flownpu.convert import convert
-from scripts import environments
 from tests.fixtures.tool_lessons import FOLDER, FORMATS, TOOLS, question, reply
 from tests.serve.clients.test_clients import ROOT, SILENT
 from tests.serve.conftest import Server
@@ -142,12 +142,9 @@ def test_ollama_client_converses_with_two_tools(server: Server, name: str) -> No
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_agent_converses_with_two_tools(server: Server, name: str, tmp_path: Path) -> None:
-    python = environments.python_of("clients")
-    if python is None:
-        pytest.skip(environments.reason("clients"))
     task = json.dumps({"model": name, "results": RESULTS, "questions": QUESTIONS[:2]})
     done = subprocess.run(
-        [python, "-m", "tests.serve.clients.loopback", "tools_with_pydantic_ai", server.address, task],
+        [sys.executable, "-m", "tests.serve.clients.loopback", "tools_with_pydantic_ai", server.address, task],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **SILENT},
         capture_output=True,

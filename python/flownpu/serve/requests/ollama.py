@@ -101,6 +101,7 @@ class OllamaCall(Strict):
 
     id: str | None = None
     type: str | None = None
+    index: int | None = None
     function: OllamaFunction
 
 
@@ -169,6 +170,8 @@ class OllamaShared(Strict):
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
+    num_predict: int | None = None
+    """As that of `options`, in the place where Open WebUI puts it for a chat's title."""
     keep_alive: str | Number | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Literal[False] | None = None
@@ -183,6 +186,8 @@ class OllamaShared(Strict):
         elif self.format == "json":
             form = {"type": "json_object"}
         options = self.options.fields() if self.options else {}
+        if self.num_predict is not None and self.num_predict > 0 and options.get("max_tokens") is None:
+            options["max_tokens"] = self.num_predict
         same = {"model": self.model.removesuffix(":latest"), "stream": self.stream is not False}
         return {**same, "response_format": form, **options}
 

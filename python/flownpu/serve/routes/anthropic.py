@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Anthropic's API: /v1/messages and /v1/messages/count_tokens."""
 
+import asyncio
 import json
 import logging
 import uuid
@@ -12,9 +13,11 @@ from fastapi.responses import JSONResponse, Response
 
 from flownpu.serve.errors import ApiError
 from flownpu.serve.requests.anthropic import CountRequest, MessagesRequest
+from flownpu.serve.requests.openai import ChatRequest
 from flownpu.serve.routes.json_route import JsonRoute
 from flownpu.serve.service import Chat, Delta, End, Service, left_out, usage
 from flownpu.serve.streams import event_stream, unless_gone
+from flownpu.serve.template_variables import knows_thinking
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +28,9 @@ def anthropic_routes(service: Service) -> APIRouter:
 
     @router.post("")
     async def messages(request: MessagesRequest, connection: Request) -> Response:
-        chat = await unless_gone(connection, service.chat(request.request()))
-        headers = chat.headers | left_out(request.left_out)
+        asked, missing = await asyncio.to_thread(_for_model, service, request)
+        chat = await unless_gone(connection, service.chat(asked))
+        headers = chat.headers | left_out(missing)
         told = events(chat, request.model, with_thoughts=request.shows_thoughts)
         if request.stream:
             seconds = service.settings.heartbeat_seconds
@@ -35,15 +39,30 @@ def anthropic_routes(service: Service) -> APIRouter:
 
     @router.post("/count_tokens")
     async def count_tokens(request: CountRequest, connection: Request) -> Response:
+        asked, missing = await asyncio.to_thread(_for_model, service, request)
+
         async def count() -> dict[str, Any]:
-            chat = await service.chat(request.request())
+            chat = await service.chat(asked)
             async for _ in chat.events():
                 pass
             return {"input_tokens": usage(chat.answers)["prompt_tokens"]}
 
-        return JSONResponse(await unless_gone(connection, count()), headers=left_out(request.left_out))
+        return JSONResponse(await unless_gone(connection, count()), headers=left_out(missing))
 
     return router
+
+
+def _for_model(service: Service, request: CountRequest) -> tuple[ChatRequest, list[str]]:
+    """The request as one for a chat, and what is left out of it.
+
+    Anthropic's clients ask for thoughts by default: such a wish is left out for a model that knows none.
+    """
+    asked, missing = request.request(), request.left_out
+    wishes = asked.enable_thinking or asked.reasoning_effort is not None
+    if wishes and not knows_thinking(service.model(request.model).template, tools=bool(asked.tools)):
+        asked = asked.model_copy(update={"enable_thinking": None, "reasoning_effort": None})
+        missing.append("thinking")
+    return asked, missing
 
 
 async def message(told: AsyncIterator[dict[str, Any]]) -> dict[str, Any]:

@@ -98,8 +98,8 @@ STATES: dict[str, State] = {
         [],
         {"npu": ("bad", "accel0, which this user may not open$", re.escape(JOIN_THE_GROUP)), **UNTRIED},
     ),
-    # Other failures are in tests/npu/over_xrt/test_runtime.py, other remedies in tests/cli/doctor/. The first call hangs,
-    # so that no call before it can exceed the limit.
+    # Other failures are in tests/npu/over_xrt/test_runtime.py, other remedies in tests/cli/doctor/.
+    # The first call hangs, so that no call before it can exceed the limit.
     "a call that nothing ends": (
         {"settings": "hang=-1", "time_limit": "1"},
         [],

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel in every variant, in both dialects of the kernel language: OpenCL C on PoCL, SPIR-V on lavapipe.
 
-Both are compared with float64, as `flownpu selftest --device gpu` does. PoCL does not fuse a product with a sum here, as
-lavapipe never does, so that both have the same arithmetic and equal results bit for bit. Only functions such as exp are
-each driver's own.
+Both are compared with float64, as `flownpu selftest --device gpu` does. PoCL does not fuse a product with a sum here,
+as lavapipe never does, so that both have the same arithmetic and equal results bit for bit. Only functions such as exp
+are each driver's own.
 """
 
 import re

@@ -16,7 +16,7 @@ from tests.ep.conftest import MakeSession, Placed, parse
 
 HEADS, GROUPS, SIZE, LAYERS = 4, 2, 16, 2
 WIDTH, KV_WIDTH = HEADS * SIZE, GROUPS * SIZE
-# Of slices of 768 tokens three, and two, which are enough for what does not depend on the slice before last.
+# Three slices of 768 tokens and less; and two, enough for what does not depend on the slice before last.
 TOKENS, TWO_SLICES = 2000, 1000
 NAMES = [f"{layer}_{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
 # Scores have a standard deviation of 16, so that a query attends almost only to a few keys, which may be anywhere: one

@@ -7,12 +7,16 @@ its own.
 import contextlib
 import ctypes
 import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from scripts import tools
 from tests import loader_double
 
 ROOT = tools.folder_of("vulkan") / "root"
+# The first words of a module of SPIR-V: magic, version 1.6, no generator.
+HEAD = struct.pack("<III", 0x07230203, 0x00010600, 0)
 
 
 class MissingError(Exception):
@@ -81,6 +85,16 @@ def _described(driver: Path, folder: Path) -> Path:
 def spirv_val() -> Path:
     """The validator of SPIR-V, which the same packages have."""
     return ROOT / "usr/bin/spirv-val"
+
+
+def modules_in(cache: Path) -> Iterator[bytes]:
+    """The modules of kernels that FlowNPU's cache has: behind the text of the device, before the binary."""
+    for file in cache.glob("*.bin"):
+        content = file.read_bytes()
+        begin = max(content.find(HEAD), 0)
+        length = content[content.rfind(b"\n", 0, begin) + 1 : max(begin - 1, 0)]
+        if length.isdigit():  # else it is what was found out about a kernel
+            yield content[begin : begin + int(length)]
 
 
 def _load_libraries(folder: Path) -> None:

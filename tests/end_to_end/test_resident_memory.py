@@ -16,8 +16,8 @@ from flownpu.npu.artifacts import build_artifacts
 
 PROMPT_TOKENS = 2048
 CAPACITY = 2560
-# Activations are those of one layer after the other, so 4 layers have the peak of all 26 but for weights and cache.
-LAYERS = 4
+# Activations are those of one layer after the other, so 2 layers have the peak of all 26 but for weights and cache.
+LAYERS = 2
 # One KV head of 256 a layer, K and V, bf16.
 CACHE = LAYERS * 2 * CAPACITY * 256 * 2
 # Beside the file and the KV cache: Python, ONNX Runtime and GenAI (some 70 MB), logits, activations of a slice of the

@@ -232,7 +232,7 @@ def test_device_opened_by_threads_is_made_once() -> None:
 def test_python_goes_on_while_operator_computes() -> None:
     """Another thread counts during one call; it could not if the call held the interpreter's lock."""
     rng = np.random.default_rng(3)
-    blocks, x = blocks_of(512, 512, rng), rng.standard_normal((6000, 512), dtype=np.float32)
+    blocks, x = blocks_of(512, 512, rng), rng.standard_normal((1500, 512), dtype=np.float32)
     counted, done = [0], threading.Event()
 
     def count() -> None:

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised
 CAPACITY = 640
 # A conversation's runs of text and images, and where its calls end. A chunk has 256 tokens, as an image has.
 CONVERSATIONS = {
-    "text, image, text": ([20, "image", 9], (283, 284, 285)),
     "images side by side": ([5, "image", "image", 2], (518, 519)),
     "deep in a conversation": ([75, "image", 30], (70, 355, 356, 361)),
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders that are one node on the GPU beyond plain layers, on each API: sinks, biases, factors, and what exporters'
-graphs have as inputs: positions, masks, tables; and logits of all tokens."""
+"""Decoders that are one node on the GPU beyond plain layers: sinks, biases, factors, and logits of all tokens; on each
+API what exporters' graphs have as inputs: positions, tables."""
 
 from copy import deepcopy
 
@@ -29,6 +29,8 @@ from tests.ops.device import testing
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api", "not_optimised")]
 
 gpu = testing.gpu
+# For what graphs become, and kernels that test_dialects.py compares on both.
+ON_OPENCL = pytest.mark.parametrize("gpu_api", ["opencl"], indirect=True)
 HEAD_SINK = 14
 IDS = np.random.default_rng(5).integers(3, 250, 24)
 STEPS = [(0, 20), (20, 21), (21, 24)]
@@ -62,6 +64,7 @@ def check(session, found, expected):
     assert np.abs(np.array(found) - expected).max() <= tolerance
 
 
+@ON_OPENCL
 def test_logits_with_sinks_equal_transformers(device, models, rng, monkeypatch):
     """GPT-OSS's attention in Llama's layers. A sink of -200 has no weight, a head whose sink is 40 gives nothing."""
     model, (nodes, outputs) = models.checkpoint("llama"), nodes_of(models)
@@ -88,6 +91,7 @@ def logits_without_biases(reference, layers):
         return reference(torch.from_numpy(IDS)[None]).logits[0, [stop - 1 for _, stop in STEPS]].numpy()
 
 
+@ON_OPENCL
 @pytest.mark.parametrize("rounds", [False, True])
 def test_bias_of_some_layers_equals_transformers(rounds, gpu_api, models):
     """Layers without the bias that others have get zeros, in a chunk, which may be rounded to int8, and for a token."""
@@ -105,6 +109,7 @@ def test_bias_of_some_layers_equals_transformers(rounds, gpu_api, models):
     return None
 
 
+@ON_OPENCL
 def test_logits_of_all_tokens_equal_transformers(device, models, rng):
     """A prompt of more than a chunk, and a token; logits of padding are zeros."""
     session, ids = Session(device, *nodes_of(models, logits="all")), rng.integers(3, 250, 259)
@@ -141,6 +146,7 @@ def test_position_ids_choose_rows_of_rotary_tables(device, models):
         given.run(hidden[:4], 4, past, positions=[0, 1, 1, 2])
 
 
+@ON_OPENCL
 def test_attention_bias_that_masks_later_keys_changes_nothing(device, models):
     nodes, outputs = nodes_of(models)
     plain = run_all(Session(device, nodes, outputs), hidden_of(models, IDS), STEPS)
@@ -175,6 +181,7 @@ def test_given_tables_may_change_between_calls(device, models):
     assert np.array(found).tobytes() == np.array(expected).tobytes()
 
 
+@ON_OPENCL
 def test_factor_of_updates_equals_scaled_weights(device, models):
     """Granite's residual_multiplier; powers of two, so that the same factor in scales and minima rounds nothing."""
     (plain, outputs), (others, _) = nodes_of(models), nodes_of(models)

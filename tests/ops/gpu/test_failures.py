@@ -52,29 +52,18 @@ def restored(session, past):
 # --- In a run: a token's 17 kernels, of 3 layers, or a prompt's -------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 9])
+# A token and a prompt by turns: a run's positions are added to whichever error its calls throw.
 @pytest.mark.parametrize(
-    ("call", "nth", "way", "code", "message"),
+    ("count", "call", "nth", "way", "code", "message"),
     [
-        (LAUNCH, 1, Way.ONCE, RESOURCES, r"kernel \w+: clEnqueueNDRangeKernel ended with CL_OUT_OF_RESOURCES"),
-        (
-            LAUNCH,
-            12,
-            Way.ONCE,
-            MEMORY,
-            r"kernel \w+: clEnqueueNDRangeKernel .* CL_MEM_OBJECT_ALLOCATION_FAILURE \(-4\)",
-        ),
-        (LAUNCH, 17, Way.LATE, RESOURCES, r"commands up to \w+: its execution ended with CL_OUT_OF_RESOURCES \(-5\)"),
-        ("clEnqueueReadBuffer", 1, Way.ONCE, RESOURCES, r"\d+ bytes to the host: clEnqueueReadBuffer ended with"),
-        ("clEnqueueWriteBuffer", 1, Way.ONCE, RESOURCES, r"\d+ bytes to the device: clEnqueueWriteBuffer ended with"),
-        (
-            "clSetKernelArg",
-            40,
-            Way.ONCE,
-            -49,
-            r"kernel \w+, argument \d: clSetKernelArg ended with CL_INVALID_ARG_INDEX",
-        ),
-        ("clFlush", 1, Way.ONCE, RESOURCES, r"clFlush ended with CL_OUT_OF_RESOURCES"),
+        (1, LAUNCH, 1, Way.ONCE, RESOURCES, r"kernel \w+: clEnqueueNDRangeKernel ended with CL_OUT_OF_RESOURCES"),
+        (9, LAUNCH, 12, Way.ONCE, MEMORY, r"kernel \w+: clEnqueueNDRangeKernel .* CL_MEM_OBJECT_ALLOCATION_FAILURE"),
+        (1, LAUNCH, 17, Way.LATE, RESOURCES, r"commands up to \w+: its execution ended with CL_OUT_OF_RESOURCES"),
+        (9, LAUNCH, 17, Way.LATE, RESOURCES, r"commands up to \w+: its execution ended with CL_OUT_OF_RESOURCES"),
+        (1, "clEnqueueReadBuffer", 1, Way.ONCE, RESOURCES, r"\d+ bytes to the host: clEnqueueReadBuffer ended with"),
+        (9, "clEnqueueWriteBuffer", 1, Way.ONCE, RESOURCES, r"\d+ bytes to the device: clEnqueueWriteBuffer ended"),
+        (1, "clSetKernelArg", 40, Way.ONCE, -49, r"kernel \w+, argument \d: clSetKernelArg ended with CL_INV"),
+        (9, "clFlush", 1, Way.ONCE, RESOURCES, r"clFlush ended with CL_OUT_OF_RESOURCES"),
     ],
 )
 def test_failed_call_is_named_and_run_can_be_repeated(count, call, nth, way, code, message, given, double):
@@ -93,7 +82,7 @@ def test_failed_call_is_named_and_run_can_be_repeated(count, call, nth, way, cod
     np.testing.assert_array_equal(again, fresh)
 
 
-@pytest.mark.parametrize("nth", [1, 9, 17])
+@pytest.mark.parametrize("nth", [1, 17])
 def test_lost_device_loses_caches_and_says_so(nth, given, double):
     """The KV caches in its memory are lost with it, and the error says so."""
     session, hidden, past = given

@@ -59,9 +59,18 @@ def run_all(session, hidden, stops, capacity):
     return np.array(found), past
 
 
-# A cache that grows (capacity 0) or is shared; both for the model that has layers with windows and layers without.
+# A cache that grows (capacity 0) or is shared, both for the model that has layers with windows and layers without.
 @pytest.mark.parametrize(
-    ("name", "capacity"), [("trained", 0), ("trained", 330), ("llama", 0), ("qwen3", 0), ("experts", 0)]
+    ("name", "capacity", "gpu_api"),
+    [
+        ("trained", 0, "opencl"),
+        ("trained", 330, "opencl"),
+        ("llama", 0, "opencl"),
+        ("experts", 0, "opencl"),
+        ("trained", 330, "vulkan"),
+        ("experts", 0, "vulkan"),
+    ],
+    indirect=["gpu_api"],
 )
 def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
     """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""

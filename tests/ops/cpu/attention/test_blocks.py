@@ -6,12 +6,12 @@ import pytest
 
 from tests.ops.cpu.attention.conversation import ATTENTION_ISAS, CACHE_TYPES, SIZES, Conversation, D, G, H, blocks_of
 from tests.ops.device import run
+from tests.pairwise import pairwise
 
 
-@pytest.mark.parametrize("isa", ATTENTION_ISAS)
-@pytest.mark.parametrize("cache", CACHE_TYPES)
 @pytest.mark.parametrize(
-    "attributes", [{}, {"local_window_size": 48}, pytest.param({"local_window_size": 200}, marks=pytest.mark.slow)]
+    ("isa", "cache", "attributes"),
+    pairwise(ATTENTION_ISAS, [*CACHE_TYPES], [{}, {"local_window_size": 48}, {"local_window_size": 200}]),
 )
 def test_tokens_of_block_see_later_ones(isa: str, cache: str, attributes: dict[str, int]) -> None:
     """Pictures of 100 tokens, one after text and two side by side; before a past, on top of it, and with one token."""

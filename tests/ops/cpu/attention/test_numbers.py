@@ -25,6 +25,7 @@ from tests.ops.cpu.attention.conversation import (
     stored,
 )
 from tests.ops.device import Node, run
+from tests.pairwise import pairwise
 
 
 @pytest.mark.parametrize("isa", ATTENTION_ISAS)
@@ -47,9 +48,7 @@ def test_head_counts_and_sizes_equal_float64(isa: str, cache: str, heads: tuple[
         talk.turn(tokens)
 
 
-@pytest.mark.parametrize("isa", ATTENTION_ISAS)
-@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
-@pytest.mark.parametrize("window", [-1, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("isa", "cache", "window"), pairwise(ATTENTION_ISAS, ["float", "bfloat16", "int8"], [-1, 300]))
 def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, window: int) -> None:
     """One and several queries on top of a past that is several parts of keys long."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
@@ -59,9 +58,7 @@ def test_long_cache_merged_from_parts_equals_float64(isa: str, cache: str, windo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isa", ATTENTION_ISAS)
-@pytest.mark.parametrize("cache", ["float", "bfloat16", "int8"])
-@pytest.mark.parametrize("window", [-1, 300])
+@pytest.mark.parametrize(("isa", "cache", "window"), pairwise(ATTENTION_ISAS, ["float", "bfloat16", "int8"], [-1, 300]))
 def test_long_prompt_equals_float64(isa: str, cache: str, window: int) -> None:
     """Every tile of queries over all the keys before it; test_blocks.py has prompts of 250 and 600 tokens."""
     talk = Conversation(capacity=0, isa=isa, cache=cache, rotary=False, heads=(2, 1, 256), local_window_size=window)
@@ -81,10 +78,9 @@ def test_parts_are_merged_in_one_order() -> None:
 
 
 @pytest.mark.slow  # numbers alone, because the other tests here read and write the same memory
-@pytest.mark.parametrize("isa", ATTENTION_ISAS)
-@pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("tokens", [1, 63])
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize(
+    ("isa", "cache", "tokens", "softcap"), pairwise(ATTENTION_ISAS, [*CACHE_TYPES], [1, 63], [0.0, 2.0])
+)
 def test_rounding_of_queries_and_weights_is_within_bounds(isa: str, cache: str, tokens: int, softcap: float) -> None:
     """Against float64 on the values that are multiplied.
 

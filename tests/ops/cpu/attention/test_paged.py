@@ -23,6 +23,7 @@ from tests.ops.cpu.attention.conversation import (
 from tests.ops.device import ISAS, Node
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
 from tests.ops.stock_onnxruntime import run as run_stock
+from tests.pairwise import pairwise
 
 H, G, D = 4, 2, 64
 ROWS = 8  # of a block
@@ -177,15 +178,9 @@ def check_caches(pool: Pool, expected: list[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize(
-    "attributes",
-    [
-        {},
-        {"local_window_size": 20},
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"softcap": 5.0}, {"scale": 0.05})),
-    ],
+    ("isa", "cache", "attributes"),
+    pairwise(ISAS, [*POOL_TYPES], [{}, {"local_window_size": 20}, {"softcap": 5.0}, {"scale": 0.05}]),
 )
-@pytest.mark.parametrize("cache", POOL_TYPES)
-@pytest.mark.parametrize("isa", ISAS)
 def test_mixed_calls_equal_float64(isa: str, cache: str, attributes: dict[str, Any]) -> None:
     """A prompt, a part of one and a single token in one call, after calls that left a past."""
     pool = Pool(cache, isa, norm=True, attributes=attributes)

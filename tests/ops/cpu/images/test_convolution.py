@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conv and FusedConv on the CPU, for every instruction set of this machine, against onnx's reference in float64."""
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from tests.one_node import by_reference
 from tests.ops.device import ISAS, one
 
 RNG = np.random.default_rng(0)
+PADS = [1, 1, 1, 1]
 # Name: sizes of the images, of the weight, and attributes. Up to 8 channels of the result in a group are sums of lines;
 # up to 4 channels of the images in a group are not rounded.
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -75,10 +77,10 @@ TILES = [
 ]  # fmt: skip
 
 
-def winograd_bound(
-    x: np.ndarray, weight: np.ndarray, isa: str, pads: list[int], groups: int = 1, *, upsampled: bool = False
+def winograd_sizes(
+    x: np.ndarray, weight: np.ndarray, pads: list[int], groups: int = 1, *, upsampled: bool = False
 ) -> np.ndarray:
-    """The same for tiles of 4 x 4 (3 x 3 if `upsampled`) pixels: sizes go through the transforms without signs.
+    """The same sums for tiles of 4 x 4 (3 x 3 if `upsampled`) pixels: sizes go through the transforms without signs.
 
     A sum of four pixels and one of nine taps are rounded a few times in f32 and, in bf16, once more; up to nine
     products, of C terms each, make a pixel.
@@ -95,40 +97,56 @@ def winograd_bound(
     sizes = np.concatenate([np.einsum("nctuij,mcij->nmtuij", *part, optimize=True) for part in parts], 1)
     pixels = (out @ sizes @ out.T).transpose(0, 1, 2, 4, 3, 5)
     count, channels, lines, _, columns, _ = pixels.shape
-    size = pixels.reshape(count, channels, 2 * lines, 2 * columns)[:, :, :height, :width]
-    terms = weight.shape[1] + 20
-    largest: np.ndarray = size * (terms * 2.0**-24 + (2.01 * 2.0**-8 if isa == "avx512" else 0)) + 1e-6
-    return largest
+    sizes: np.ndarray = pixels.reshape(count, channels, 2 * lines, 2 * columns)[:, :, :height, :width]
+    return sizes
+
+
+def winograd_bound(sizes: np.ndarray, channels: int, isa: str) -> np.ndarray:
+    """The largest error of each number, given `winograd_sizes` and how many channels are summed."""
+    return np.asarray(sizes * ((channels + 20) * 2.0**-24 + (2.01 * 2.0**-8 if isa == "avx512" else 0)) + 1e-6)
+
+
+@cache  # references take longer than kernels
+def upsampled_case(sizes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Images, weight, bias, the convolution, and its sizes."""
+    count, height, width, channels, m = sizes
+    x, weight, bias = normal((count, channels, height, width)), normal((m, channels, 3, 3)), normal((m,))
+    wide = [array.astype(np.float64) for array in (x.repeat(2, 2).repeat(2, 3), weight, bias)]
+    (expected,) = by_reference("Conv", wide, 1, opset=22, pads=PADS)
+    return x, weight, bias, expected, winograd_sizes(x.astype(np.float64), wide[1], PADS, upsampled=True)
+
+
+@cache
+def winograd_case(case: str) -> tuple[np.ndarray, ...]:
+    """The same of WINOGRAD."""
+    of_images, of_weight, attributes = WINOGRAD[case]
+    x, weight, bias = normal(of_images), normal(of_weight), normal(of_weight[:1])
+    wide = [array.astype(np.float64) for array in (x, weight, bias)]
+    (expected,) = by_reference("Conv", wide, 1, opset=22, **attributes)
+    pads, groups = attributes.get("pads", [0] * 4), attributes.get("group", 1)
+    return x, weight, bias, expected, winograd_sizes(wide[0], wide[1], pads, groups)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("sizes", [(3, 7, 5, 40, 33), (1, 130, 70, 64, 32)], ids=["odd sizes", "strips"])
 def test_convolution_of_images_read_twice_as_large_equals_reference(sizes: tuple[int, ...], isa: str) -> None:
-    count, height, width, channels, m = sizes
-    x, weight, bias = normal((count, channels, height, width)), normal((m, channels, 3, 3)), normal((m,))
-    wide = [array.astype(np.float64) for array in (x.repeat(2, 2).repeat(2, 3), weight, bias)]
-    pads = [1, 1, 1, 1]
-    (expected,) = by_reference("Conv", wide, 1, opset=22, pads=pads)
+    x, weight, bias, expected, summed = upsampled_case(sizes)
     z = normal(expected.shape)
     found = one(
         "FusedConv", [x, weight, bias, z], domain="com.microsoft", constants=(1, 2), options={"cpu_isa": isa},
-        pads=pads, upsample=2, activation="Relu",
+        pads=PADS, upsample=2, activation="Relu",
     )  # fmt: skip
-    largest = winograd_bound(x.astype(np.float64), wide[1], isa, pads, upsampled=True)
+    largest = winograd_bound(summed, weight.shape[1], isa)
     assert np.all(np.abs(found - np.maximum(expected + z, 0)) <= largest)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("case", WINOGRAD)
 def test_winograd_convolution_equals_reference(case: str, isa: str) -> None:
-    of_images, of_weight, attributes = WINOGRAD[case]
-    x, weight, bias = normal(of_images), normal(of_weight), normal(of_weight[:1])
-    wide = [array.astype(np.float64) for array in (x, weight, bias)]
-    (expected,) = by_reference("Conv", wide, 1, opset=22, **attributes)
-    found = one("Conv", [x, weight, bias], domain="", constants=(1, 2), options={"cpu_isa": isa}, **attributes)
+    x, weight, bias, expected, summed = winograd_case(case)
+    found = one("Conv", [x, weight, bias], domain="", constants=(1, 2), options={"cpu_isa": isa}, **WINOGRAD[case][2])
     assert found.shape == expected.shape
-    pads, groups = attributes.get("pads", [0] * 4), attributes.get("group", 1)
-    assert np.all(np.abs(found - expected) <= winograd_bound(wide[0], wide[1], isa, pads, groups))
+    assert np.all(np.abs(found - expected) <= winograd_bound(summed, weight.shape[1], isa))
 
 
 @pytest.mark.skipif("avx512" not in ISAS, reason="only there products are in bf16")

@@ -16,7 +16,6 @@ from flownpu.selftest.gpu.products import products_of_matrices
 from tests import lavapipe as packages
 from tests.ops.device import testing
 from tests.ops.gpu.test_session import hidden_of
-from tests.ops.gpu.vulkan.test_kernels import modules_in
 
 pytestmark = pytest.mark.opencl
 
@@ -61,7 +60,7 @@ def test_products_of_matrices_are_right(newest):
     for name, passed, text, kernels in results:
         assert passed, (name, text)
         assert "q4nx_matmul_of_matrices" in kernels, (name, kernels)
-    modules = [module for module in modules_in(newest.cache) if b"SPV_KHR_cooperative_matrix" in module]
+    modules = [module for module in packages.modules_in(newest.cache) if b"SPV_KHR_cooperative_matrix" in module]
     assert len(modules) >= len(results)
     for number, module in enumerate(modules):
         file = newest.cache / f"{number}.spv"

@@ -24,7 +24,7 @@
 
 #include "ops/formats/q4nx.h"
 #include "ops/gpu/context/context.h"
-#include "ops/gpu/operators/mixture.h"
+#include "ops/gpu/operators/experts/mixture.h"
 #include "ops/nodes/node.h"
 #include "ops/transformer/decoder.h"
 #include "ops/transformer/decoder_constants.h"

@@ -21,7 +21,7 @@
 #include "ops/gpu/decoder/states.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
-#include "ops/gpu/operators/mixture.h"
+#include "ops/gpu/operators/experts/mixture.h"
 #include "ops/nodes/tensor.h"
 #include "ops/transformer/decoder.h"
 

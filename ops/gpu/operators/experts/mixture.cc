@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/gpu/operators/mixture.h"
+#include "ops/gpu/operators/experts/mixture.h"
 
 #include <algorithm>
 #include <array>

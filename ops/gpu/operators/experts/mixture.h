@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixture: a Q4NXMoE (ops/nodes/q4nx_moe.h) on the device: as an operator (experts.cc), and in a
+// Mixture: a Q4NXMoE (ops/nodes/q4nx_moe.h) on the device: as an operator (step.cc), and in a
 // decoder's layers. A row alone, or rows that are not rounded, read the weights of their experts
 // each; several rounded rows are sorted by expert, so that tiles of them read an expert's weight
 // once. The host takes no part in it.

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Q4NXMoE, whose weights stay on the device (mixture.h).
+#include "ops/gpu/operators/step.h"
+
 #include <memory>
 #include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "ops/gpu/operators/mixture.h"
+#include "ops/gpu/operators/experts/mixture.h"
 #include "ops/gpu/operators/run.h"
-#include "ops/gpu/operators/step.h"
 
 namespace flownpu::gpu {
 namespace {

@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "lint"
+KERNELS = ROOT / "ops" / "cpu" / "kernels"
 # A finding of clang-tidy: its line, and the notes and code below it.
 FINDING = re.compile(r"^/\S+ (?:error|warning): .*\n(?:(?!/\S+ (?:error|warning): |\[\d|Error while).*\n)*", re.M)
 # From this number of files on, clang-tidy reads the units of a folder as one, as the tests' build compiles them.
@@ -59,6 +60,10 @@ def tidy(files: list[Path]) -> str:
 
     Of a kernel that is compiled for several instruction sets, few files are read for the last, which has most code.
     """
+    # A header of the CPU's kernels is for an instruction set: it is read with the units of the nearest folder.
+    kernels = {file for file in files if file.suffix == ".h" and KERNELS in file.parents}
+    units = {unit for header in kernels for unit in next(filter(None, map(_units, header.parents)))}
+    files = sorted({*files} - kernels | units)
     together = len(files) >= MANY
     settings = ("-G", "Ninja", "-DFLOWNPU_TESTING=ON", f"-DFLOWNPU_QUICK={'ON' if together else 'OFF'}")
     if text := complaints("cmake", "-S", ".", "-B", BUILD, *settings, f"-DPython_EXECUTABLE={sys.executable}"):
@@ -74,6 +79,10 @@ def tidy(files: list[Path]) -> str:
     # A finding in a header is reported for each unit that includes it; it is printed once.
     found = dict.fromkeys(finding for output in outputs for finding in FINDING.findall(output))
     return "".join(found) or next((output for output in outputs if output), "")
+
+
+def _units(folder: Path) -> list[Path]:
+    return list(folder.glob("*.cc"))
 
 
 def rules(file: Path) -> list[str]:

@@ -44,9 +44,9 @@ Node copy_of(const Value& value, std::string name) {
           .outputs = {copied}};
 }
 
-// Of an input of the session only the run knows the memory, so that each kernel that reads it takes
-// it to the device: here it is copied once where several do, like the text that a diffusion model's
-// layers attend to.
+// Only a run knows the memory of a session's input, so each kernel that reads it would take it to
+// the device. An input that several kernels read is copied once here, like the text that a
+// diffusion model's layers attend to.
 void share_inputs(std::vector<Node>& nodes) {
   std::set<std::string, std::less<>> made;
   std::map<std::string, std::vector<Value*>, std::less<>> readers;

@@ -78,6 +78,25 @@ def test_broken_connection_resumes_where_it_broke(hub, monkeypatch):
     assert ranges == ["", "bytes=100000-", "bytes=150000-"]
 
 
+def test_ended_download_goes_on_where_it_ended(hub, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+
+    def interrupt(progress):
+        if progress.stage == "download" and progress.done > progress.total - weights + 50_000:
+            raise KeyboardInterrupt
+
+    # They come last, in pieces of 10 kB.
+    weights = len(hub.repositories["someone/topics"].files["model.safetensors"])
+    with pytest.raises(KeyboardInterrupt):
+        pull(report=interrupt)
+    progress = []
+    pull(report=progress.append)
+    ranges = [bytes_ for method, path, bytes_ in hub.asked if method == "GET" and path.startswith("/apart/")]
+    assert ranges == ["", "bytes=50000-"]
+    last = [step for step in progress if step.stage == "download"][-1]
+    assert last.done == last.total
+
+
 def test_damaged_file_is_refused_and_downloaded_again(hub):
     hub.damages = True
     with pytest.raises(FlowNPUError, match=r"model.safetensors was damaged .* run the command again"):

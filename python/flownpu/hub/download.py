@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads what a conversion reads by huggingface_hub: into its cache, with its tokens, mirrors and offline mode."""
 
-import contextlib
 import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import filelock
 from httpx2 import TransportError
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils.tqdm import tqdm
 
 from flownpu.convert.encoder.families import is_text_encoder
@@ -59,18 +69,21 @@ def download(reference: Reference, output: Path | None, report: ProgressCallback
 
 def _download(reference: Reference, output: Path | None, report: ProgressCallback) -> Source:
     repository, api = reference.repository, HfApi()
-    _remove_parts(repository)
     commit = api.resolve_revision(repository, revision=reference.revision or None).resolved
     files, names = _files(api, reference, commit)
     cached = [name for name in names if isinstance(try_to_load_from_cache(repository, name, revision=commit), str)]
-    new = sum(files[name].size for name in set(names).difference(cached))
+    missing = [name for name in names if name not in cached]
     bar = None
-    if new:
-        _check_room(reference, new, output, sum(files[name].size for name in names))
+    if missing:
+        new = sum(files[name].size for name in missing)
+        there = sum(_downloaded(repository, files[name]) for name in missing)
+        _check_room(reference, new - there, output, sum(files[name].size for name in names))
         bar = _bar(Stage(report, "download", new, "B").advance)
     paths: dict[str, Path] = {}
     # One after the other in this thread: Ctrl-C would not end a thread that downloads. Weights come last.
     for name in sorted(names, key=lambda name: files[name].size):
+        if name in missing:
+            _complete(repository, name, commit, files[name], bar)
         paths[name] = Path(hf_hub_download(repository, name, revision=commit, tqdm_class=bar))
         if name == "config.json" and is_checkpoint(names):
             _check_family(reference, paths[name], embeds=MODULES in names)
@@ -81,16 +94,49 @@ def _download(reference: Reference, output: Path | None, report: ProgressCallbac
     return Source(path.parents[first.count("/")], f"{repository}@{commit}")
 
 
-def _remove_parts(repository: str) -> None:
-    """Removes what killed processes left of files: huggingface_hub neither reads nor removes it.
-
-    A file's name is ETAG.NUMBER.incomplete, and whoever downloads it holds the lock of the ETAG.
-    """
+def _part(repository: str, file: _File) -> Path:
+    """Where the part of a file is kept until it is whole: beside huggingface_hub's whole files, named by SHA-256."""
     folder = f"models--{repository.replace('/', '--')}"
-    for part in Path(constants.HF_HUB_CACHE, folder, "blobs").glob("*.incomplete"):
-        lock = Path(constants.HF_HUB_CACHE, ".locks", folder, f"{part.name.partition('.')[0]}.lock")
-        with contextlib.suppress(filelock.Timeout), filelock.FileLock(lock, blocking=False):
-            part.unlink(missing_ok=True)
+    return Path(constants.HF_HUB_CACHE, folder, "blobs", f"{file.sha256}.incomplete")
+
+
+def _downloaded(repository: str, file: _File) -> int:
+    """The bytes of a file that an ended process left."""
+    part = _part(repository, file)
+    return part.stat().st_size if file.sha256 and part.is_file() else 0
+
+
+def _complete(repository: str, name: str, commit: str, file: _File, bar: type[tqdm] | None) -> None:
+    """Downloads a large file to where hf_hub_download looks for it, from where the last process ended.
+
+    hf_hub_download would begin it again. It downloads those of which the hub gives no SHA-256, which are small, and
+    those that the hub does not give by HTTP.
+    """
+    part = _part(repository, file)
+    if file.sha256 is None or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        return
+    about = get_hf_file_metadata(hf_hub_url(repository, name, revision=commit))
+    headers = build_hf_headers()
+    if urlsplit(about.location).netloc != urlsplit(constants.ENDPOINT).netloc:
+        # The address has a signature of its own, and the user's token is not for other hosts.
+        headers.pop("authorization", None)
+    folder = part.parents[1].name
+    lock = Path(constants.HF_HUB_CACHE, ".locks", folder, f"{file.sha256}.lock")
+    for needed in (lock, part):
+        needed.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(lock):
+        if part.with_suffix("").exists():
+            return
+        with part.open("ab") as stream:
+            http_get(
+                about.location,
+                stream,
+                resume_size=stream.tell(),
+                headers=headers,
+                expected_size=file.size,
+                tqdm_class=bar,
+            )
+        part.replace(part.with_suffix(""))
 
 
 def _check_family(reference: Reference, path: Path, *, embeds: bool) -> None:
@@ -131,6 +177,7 @@ def _bar(advance: Callable[[int], None]) -> type[tqdm]:
     class Bar(tqdm):
         def __init__(self, *arguments: Any, name: str | None = None, **settings: Any) -> None:
             super().__init__(*arguments, **{**settings, "disable": True})  # type: ignore[no-untyped-call]
+            advance(int(settings.get("initial") or 0))
             # A file that comes in pieces has a second bar, which counts the compressed bytes of the network.
             self._counts = not (name or "").endswith(".transfer")
 

@@ -57,5 +57,5 @@ def explain(error: Exception, reference: Reference) -> FlowNPUError:
     reason = error.__cause__ or error
     return FlowNPUError(
         f"{reference}: {constants.ENDPOINT} cannot be reached, or broke off ({type(reason).__name__}: {reason}). Run "
-        "the command again: files that are complete are kept"
+        "the command again: it keeps what was downloaded"
     )

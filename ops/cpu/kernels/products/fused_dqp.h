@@ -59,10 +59,13 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
   const auto* x = static_cast<const std::int8_t*>(a.values) + first * a.padded_k;
   const float* scales = a.scales + first * a.groups;
   const float* sums = a.sums + first * a.groups;
+  constexpr int kQuads = kGroup / 4;
+  // Lines of the weight that are fetched for each two quads of a strip.
+  constexpr std::int64_t kLines = kGroupBytes<LAYOUT> / Fetch::kLine / (kStrips * kQuads / 2);
   Rows total[kStrips][COUNT];
   for (std::int64_t group = 0; group < weight.stored_groups;
        ++group, x += kGroup, ++scales, ++sums) {
-    fetch_ahead<LAYOUT>(weight, group).rest();
+    Fetch ahead = lines_ahead<LAYOUT>(weight, group);
     with_dots<LAYOUT>(weight, group, [&]<typename Dots>() {
       for (int strip = 0; strip < kStrips; ++strip) {
         Dots dot[COUNT];
@@ -73,7 +76,8 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
         // Two steps at once. If the loop is fully unrolled, GCC orders its additions so that the
         // operands do not fit 16 registers: a quarter of the speed.
 #pragma GCC unroll 1
-        for (int quad = 0; quad < kGroup / 4; quad += 2) {
+        for (int quad = 0; quad < kQuads; quad += 2) {
+          for (std::int64_t line = 0; line < kLines; ++line) ahead.step<0>();
           multiply(quad);
           multiply(quad + 1);
         }
@@ -84,6 +88,7 @@ void fused_dqp_int8(Q4NXRows weight, const RoundedActivations& a, std::int64_t f
         }
       }
     });
+    ahead.rest<0>();
   }
   store_strips(total, out);
 }

@@ -2,6 +2,7 @@
 """The errors whose text is shown to the user as it is: what was expected, what was found, what to do."""
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 
@@ -31,9 +32,17 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f'{purpose} needs the Python package {error.name or module}: pip install "flownpu[{extra}]"'
-        ) from error
+        raise _missing(error.name or module, extra, purpose) from error
+
+
+def check_installed(module: str, *, extra: str, purpose: str) -> None:
+    """Like `require`, for a module that only another process imports."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(module, extra, purpose)
+
+
+def _missing(module: str, extra: str, purpose: str) -> MissingDependencyError:
+    return MissingDependencyError(f'{purpose} needs the Python package {module}: pip install "flownpu[{extra}]"')
 
 
 def check_text(text: str) -> None:

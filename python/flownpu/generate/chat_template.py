@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chat templates of a model folder, which write a conversation in the form of the model's training.
-
-jinja2 is an optional dependency, so modules that need it are imported late.
-"""
+"""The chat templates of a model folder, which write a conversation in the form of the model's training."""
 
 import functools
 import os
@@ -11,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flownpu.errors import FlowNPUError, require
+from flownpu.errors import FlowNPUError, check_installed
+from flownpu.generate.template_process import TemplateProcesses
 from flownpu.model.folder import chat_templates, special_tokens
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -99,9 +97,8 @@ def _variables(template: str) -> frozenset[str]:
 @functools.cache
 def _processes() -> Any:
     """The processes that render this one's templates."""
-    processes = require(
-        "flownpu.generate.template_process", extra="genai", purpose="A chat template"
-    ).TemplateProcesses()
+    check_installed("jinja2", extra="genai", purpose="A chat template")
+    processes = TemplateProcesses()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=processes.forget)
     return processes

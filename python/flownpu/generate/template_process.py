@@ -10,6 +10,7 @@ with its result or its error.
 """
 
 import contextlib
+import functools
 import json
 import signal
 import subprocess
@@ -21,12 +22,13 @@ from functools import partial
 from typing import Any
 
 from flownpu.errors import FlowNPUError
-from flownpu.generate.template_environment import render, variables
 from flownpu.system import limit_memory
 
 RENDERING_SECONDS = 10.0
 """Limit on CPU seconds for one conversation. The slowest of 210 public templates, whose time grows with the square of
 the turns, takes 3.4 s for 1,000 turns of 1,000 characters; all but 8 take less than 0.2 s."""
+STARTING_SECONDS = 2.0
+"""CPU seconds beside these for a new process, which imports Jinja; alone it takes some 0.2."""
 WAITING = 6
 """The limit on the clock is this many times RENDERING_SECONDS, as the machine may be busy with other work."""
 RENDERING_MEMORY = 2**30
@@ -36,11 +38,13 @@ LONGEST = 2**25
 """Characters of a conversation: two for each of the 2^24 tokens that a context may have (convert/decoder_folder.py)."""
 
 
-WORK: dict[str, Callable[..., Any]] = {
-    "render": partial(render, most=LONGEST),
+@functools.cache
+def _work() -> dict[str, Callable[..., Any]]:
+    """The functions that a process calls, by name. Only these processes import Jinja, which takes 40 ms."""
+    from flownpu.generate.template_environment import render, variables  # noqa: PLC0415
+
     # Jinja evaluates constant expressions even while it finds the names in a template.
-    "variables": lambda template: sorted(variables(template)),
-}
+    return {"render": partial(render, most=LONGEST), "variables": lambda template: sorted(variables(template))}
 
 
 class TemplateProcesses:
@@ -77,9 +81,10 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._seconds = 0.0  # CPU seconds that the process has taken, when it last answered
 
     def ask(self, work: str, **arguments: Any) -> Any:
-        """Calls a function of `WORK` in the process, and returns its result.
+        """Calls a function of `_work` in the process, and returns its result.
 
         Raises:
             FlowNPUError: the template refuses, is none, or needs more time or memory than it may.
@@ -98,6 +103,7 @@ class TemplateProcess:
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "flownpu.generate.template_process"]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._seconds = STARTING_SECONDS
 
     def close(self) -> None:
         """Ends the process."""
@@ -113,7 +119,8 @@ class TemplateProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         answered, late = threading.Event(), threading.Event()
-        threading.Thread(target=_watch, args=(process, answered, late), daemon=True).start()
+        end = self._seconds + RENDERING_SECONDS
+        threading.Thread(target=_watch, args=(process, end, answered, late), daemon=True).start()
         line = b""
         try:
             with contextlib.suppress(OSError):  # it has ended
@@ -126,33 +133,38 @@ class TemplateProcess:
             if late.is_set() or not line.endswith(b"\n"):
                 self.close()
         if line.endswith(b"\n"):
-            return dict(json.loads(line))
+            answer = dict(json.loads(line))
+            self._seconds = answer.get("seconds", self._seconds)
+            return answer
         if late.is_set():
             return {"error": f"it took more than {RENDERING_SECONDS:.0f} s, and was given up"}
         return {"error": f"its process ended with code {process.returncode}"}
 
 
-def _watch(process: "subprocess.Popen[bytes]", answered: threading.Event, late: threading.Event) -> None:
-    """Kills the process and sets `late` if its time runs out before it has answered."""
-    import psutil  # noqa: PLC0415 here it is imported while the process computes
+def _watch(process: "subprocess.Popen[bytes]", end: float, answered: threading.Event, late: threading.Event) -> None:
+    """Kills the process and sets `late` if it has not answered when it has taken `end` CPU seconds in all."""
+    asked = time.monotonic()
+    if answered.wait(RENDERING_SECONDS):  # it has one thread, which cannot have taken more
+        return
+    import psutil  # noqa: PLC0415 few conversations come here, and it takes 30 ms
 
     with contextlib.suppress(psutil.NoSuchProcess):
         computing = psutil.Process(process.pid)
-        end, asked = sum(computing.cpu_times()[:2]) + RENDERING_SECONDS, time.monotonic()
-        left = RENDERING_SECONDS
-        while not answered.wait(max(left, 0.01)):
-            left = end - sum(computing.cpu_times()[:2])  # user, system
-            if left <= 0 or time.monotonic() - asked > WAITING * RENDERING_SECONDS:
-                late.set()
-                process.kill()
+        while (left := end - sum(computing.cpu_times()[:2])) > 0:  # user, system
+            if time.monotonic() - asked > WAITING * RENDERING_SECONDS:
+                break
+            if answered.wait(max(left, 0.01)):
                 return
+        late.set()
+        process.kill()
 
 
 def answer(line: bytes) -> bytes:
     """The answer to a request."""
     try:
         work, arguments = json.loads(line)
-        return json.dumps({"value": WORK[work](**arguments)}).encode()
+        value = _work()[work](**arguments)
+        return json.dumps({"value": value, "seconds": time.process_time()}).encode()
     except MemoryError:
         answer = {"error": f"it needs more than {RENDERING_MEMORY >> 20} MiB of memory"}
     except RecursionError:
@@ -167,6 +179,7 @@ def main() -> None:
     """Answers requests until its input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal's group
     limit_memory(RENDERING_MEMORY)
+    _work()
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(answer(line) + b"\n")
         sys.stdout.buffer.flush()

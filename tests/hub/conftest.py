@@ -9,15 +9,22 @@ import pytest
 
 from tests.hub.server import Hub, Repository, Server, files_of
 
-CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "gemma3-topics"
+# Nearly all tests convert it: it has a fifteenth of the weights of gemma3-topics.
+CHECKPOINT = Path(__file__).parents[1] / "fixtures" / "tool-calls"
 # Other forms of the same weights, as repositories have them; a download of one of them is a mistake.
 OTHER_FORMS = ("pytorch_model.bin", "original/consolidated.00.pth", "consolidated.safetensors", "onnx/model.onnx")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def checkpoint() -> Path:
+    """The folder of the hub's model; a file of tests may have another."""
+    return CHECKPOINT
+
+
+@pytest.fixture
+def hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the model `someone/topics`; huggingface_hub, the cache and the models' folder belong to the test."""
-    found = Hub({"someone/topics": Repository(files_of(CHECKPOINT) | dict.fromkeys(OTHER_FORMS, b"not needed"))})
+    found = Hub({"someone/topics": Repository(files_of(checkpoint) | dict.fromkeys(OTHER_FORMS, b"not needed"))})
     server = Server(found)
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)

@@ -21,6 +21,7 @@ from flownpu.doctor.hub import diagnose_hub
 from flownpu.hub import store
 from flownpu.hub.reference import Reference
 from tests.hub.conftest import CHECKPOINT
+from tests.hub.server import Repository, files_of
 
 pytestmark = pytest.mark.usefixtures("hub")
 PROMPT = ["--no-chat-template", "-p", 'The "for" statement', "--max-new-tokens", "4", "--temperature", "0", "--json"]
@@ -136,7 +137,9 @@ def test_ended_download_leaves_no_model(hub, capsys, tmp_path, number):
     assert [model.name for model in store.stored_models()] == ["someone/topics"]
 
 
-def test_killed_conversion_leaves_no_model(capsys):
+def test_killed_conversion_leaves_no_model(hub, capsys):
+    # Its conversion takes long enough for the kill to come before the end.
+    hub.repositories["someone/topics"] = Repository(files_of(CHECKPOINT.parent / "gemma3-topics"))
     process = started("pull", "someone/topics")
     while not (partial := list(store.models_folder().glob(".someone--topics.*.partial"))):
         assert process.poll() is None, process.communicate()

@@ -4,6 +4,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ollama
 import pytest
@@ -13,7 +14,14 @@ from flownpu.serve.routes.pulling import MOST
 from tests.hub.conftest import hub as hub  # noqa: PLC0414 a fixture
 from tests.serve.conftest import serve
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 QUESTION = [{"role": "user", "content": "Tell me about loops."}]
+
+
+@pytest.fixture
+def checkpoint():
+    """That of `topics`: a test compares the texts of both."""
+    return FIXTURES / "gemma3-topics"
 
 
 @pytest.fixture

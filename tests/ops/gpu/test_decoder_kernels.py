@@ -81,7 +81,7 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
 
 def check_attention(
     context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, has_sinks=False,
-    matrices=None, **shape,
+    block=2, matrices=None, **shape,
 ):  # fmt: skip
     """The sequence's rows begin at 3; keys fill more than one chunk, and the cache has more room than keys."""
     first, past = 3, 130
@@ -96,7 +96,7 @@ def check_attention(
     # From beside all scores to above them, where the output is 0.
     sinks = np.linspace(-1, 40, heads, dtype=np.float32)
     ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
-    ends[first] = 2  # sees the token after it
+    ends[first : first + block] = block  # they see one another
     arrays = [query, key, value, *([ends] if has_blocks else []), y, *([sinks] if has_sinks else [])]
     context.run(kernel, grid, arrays, [first, past, tokens, capacity, window])
     for token in range(tokens):
@@ -151,6 +151,13 @@ def test_tile_tokens_equal_float64(context, rng, heads, kv_heads, size, window, 
         context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=11, window=window, has_blocks=has_blocks,
         in_tiles=True, lanes=lanes, has_sinks=not has_blocks,
     )  # fmt: skip
+
+
+def test_block_of_whole_chunk_equals_float64(context, rng):
+    """An image's 256 tokens, each of which sees all."""
+    check_attention(
+        context, rng, heads=2, kv_heads=1, size=8, tokens=256, has_blocks=True, block=256, in_tiles=True, lanes=64
+    )
 
 
 @pytest.mark.parametrize(("heads", "size"), [(8, 256), (4, 256), (1, 64), (8, 128), (16, 128), (71, 64), (8, 512)])

@@ -112,7 +112,7 @@ bool attends_the_same(Context& context, const AttentionShape& shape, const Matri
   return std::ranges::equal(found[0], found[1]);
 }
 
-// What `compute` says of the kernel, which is asked once for each driver.
+// Whether the kernel computes the right numbers: `compute` is asked once for each driver.
 bool is_right(Context& context, const KernelDescription& kernel,
               const std::function<bool()>& compute) {
   const std::string key =

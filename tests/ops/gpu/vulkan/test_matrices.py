@@ -44,7 +44,7 @@ def newest(tmp_path_factory):
 
 
 def validated(module: bytes, file: Path) -> subprocess.CompletedProcess:
-    """What the newest spirv-val says of a module."""
+    """Gives a module to the newest spirv-val."""
     file.write_bytes(module)
     command = [*packages.newest_spirv_val(), "--target-env", "vulkan1.3", str(file)]
     return subprocess.run(command, capture_output=True, text=True, check=False)

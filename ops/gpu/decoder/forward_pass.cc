@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ops/gpu/kernels/matrices/flow_attention.h"
 #include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/operators/run.h"
 
@@ -155,16 +156,18 @@ void ForwardPass::multiply(const CompiledProduct& product, std::int64_t tokens, 
          {x, of(kCodes), of(kScales), of(kSums)});
   std::vector<const Buffer*> buffers{of(kCodes), of(kScales), of(kSums), product.held(), y};
   if (product.bias != nullptr) buffers.push_back(product.bias);
-  launch(*product.rounded,
-         product.in_matrices ? q4nx_matmul_of_matrices_grid(product.shape, tokens)
-                             : q4nx_matmul_grid(product.shape, tokens),
+  launch(*product.rounded.kernel,
+         product.rounded.in_matrices ? q4nx_matmul_of_matrices_grid(product.shape, tokens)
+                                     : q4nx_matmul_grid(product.shape, tokens),
          buffers, std::array{tokens});
 }
 
 ForwardPass::Attended ForwardPass::attended_by(std::size_t layer, const Segment& segment) const {
-  const std::int64_t table = decoder_.layers[layer].attention().table;
+  const transformer::Attention& kind = decoder_.layers[layer].attention();
   const std::size_t part = 2 * layers_[layer].attention;
-  return {.rotary = constants_.rotary[static_cast<std::size_t>(table)],
+  return {.kind = kind,
+          .constants = constants_.layers[layer],
+          .rotary = constants_.rotary[static_cast<std::size_t>(kind.table)],
           .keys = &segment.cache->part(part),
           .values = &segment.cache->part(part + 1),
           .capacity = segment.cache->capacity()};
@@ -181,9 +184,7 @@ void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
 }
 
 void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
-  const LayerConstants& constants = constants_.layers[layer];
-  const transformer::Attention& kind = decoder_.layers[layer].attention();
-  const auto [rotary, keys, values, capacity] = attended_by(layer, segment);
+  const auto [kind, constants, rotary, keys, values, capacity] = attended_by(layer, segment);
   std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
                                       keys,        values};
   if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
@@ -193,15 +194,23 @@ void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   if (segment.has_blocks) buffers.push_back(of(kEnds));
   buffers.push_back(of(kAttended));
   if (kind.sinks) buffers.push_back(&constants.sinks);
-  launch(segment.has_blocks ? *attention_of_blocks_ : *attention_in_tiles_,
-         flow_attention_grid(tiles_shape_, 1, segment.count), buffers,
-         std::array{segment.first, segment.past, segment.count, capacity, kind.window});
+  launch_prompt(segment.has_blocks ? attention_of_blocks_ : attention_of_prompt_, buffers,
+                {segment.first, segment.past, segment.count, capacity, kind.window});
+}
+
+// `numbers`: flow_attention's parameters; the third are the tokens.
+void ForwardPass::launch_prompt(const PromptKernel& kernel, std::span<const Buffer* const> buffers,
+                                const std::array<std::int64_t, 5>& numbers) {
+  const std::int64_t tokens = numbers[2];
+  launch(*kernel.kernel,
+         kernel.in_matrices
+             ? flow_attention_of_matrices_grid(tiles_shape_, *context_->facts().matrices, 1, tokens)
+             : flow_attention_grid(tiles_shape_, 1, tokens),
+         buffers, numbers);
 }
 
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
-  const LayerConstants& constants = constants_.layers[layer];
-  const transformer::Attention& kind = decoder_.layers[layer].attention();
-  const auto [rotary, keys, values, capacity] = attended_by(layer, segment);
+  const auto [kind, constants, rotary, keys, values, capacity] = attended_by(layer, segment);
   const std::int64_t parts = parts_of(kind, segment);
   std::vector<const Buffer*> buffers{of(kPacked), keys, values};
   std::vector<std::int64_t> parameters{segment.first, segment.past, 1, capacity, kind.window};

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -92,6 +93,11 @@ class ForwardPass {
   void read_logits(std::span<float> logits, std::int64_t first = 0);
 
  private:
+  // A kernel for several tokens, which may be one of matrix units.
+  struct PromptKernel {
+    std::shared_ptr<const CompiledKernel> kernel = nullptr;
+    bool in_matrices = false;
+  };
   struct CompiledProduct {
     ProductShape shape;  // of one token
     const Buffer* weight = nullptr;
@@ -106,8 +112,7 @@ class ForwardPass {
     // For several tokens: `many` alone, or if they are rounded the two others.
     std::shared_ptr<const CompiledKernel> many;
     std::shared_ptr<const CompiledKernel> quantize;
-    std::shared_ptr<const CompiledKernel> rounded;
-    bool in_matrices = false;  // `rounded` is q4nx_matmul_of_matrices
+    PromptKernel rounded;
   };
   // Kernels of a layer's mixer beside attention's own; null where it has no such kernel.
   struct LayerMixer {
@@ -157,6 +162,8 @@ class ForwardPass {
   // compute unit four work-groups, so that some compute while others wait for memory.
   static constexpr std::int64_t kMostParts = 64;
   static constexpr std::int64_t kGroupsOfUnit = 4;
+  // Tokens before those of a prompt's attention that is measured.
+  static constexpr std::int64_t kPastOfMeasured = 1024;
 
   static std::array<Lifetime, kActivations> lifetimes(const transformer::Decoder& decoder,
                                                       const StoredType& stored);
@@ -173,9 +180,16 @@ class ForwardPass {
                                  const transformer::Layer& layer);
   std::vector<ProductShape> ways_of(const CompiledProduct& product) const;
   void tune(CompiledProduct& product);
+  // The fastest of `ways` (ways_with_matrices). `describe` makes the kernel of a way, `launch`
+  // launches it on as many tokens as are computed at once.
+  PromptKernel fastest(const std::vector<bool>& ways,
+                       const std::function<KernelDescription(bool)>& describe,
+                       const std::function<void(const PromptKernel&)>& launch);
   void compile_rounded(CompiledProduct& product, const ProductShape& shape);
   AttentionShape attention_shape() const;
   void compile_attention();
+  KernelDescription describe_prompt(const AttentionShape& shape, bool in_matrices) const;
+  PromptKernel fastest_prompt();
   Activation other_residual() const { return residual_ == kResidual ? kOtherResidual : kResidual; }
   const Buffer* of(Activation activation) const { return &buffers_[shared_.buffer[activation]]; }
 
@@ -207,8 +221,10 @@ class ForwardPass {
   Activation mix(std::size_t layer, std::int64_t tokens, std::span<const Segment> segments);
   void convolve(std::size_t layer, const Segment& segment, Activation into);
   void apply_delta(std::size_t layer, const transformer::GatedDelta& delta, const Segment& segment);
-  // A layer's rotary table, and a segment's keys and values of the layer.
+  // A layer's kind of attention, constants and rotary table, and a segment's keys and values.
   struct Attended {
+    const transformer::Attention& kind;
+    const LayerConstants& constants;
     const PlacedConstants::Rotary& rotary;
     const Buffer* keys;
     const Buffer* values;
@@ -217,6 +233,8 @@ class ForwardPass {
   Attended attended_by(std::size_t layer, const Segment& segment) const;
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend_prompt(std::size_t layer, const Segment& segment);
+  void launch_prompt(const PromptKernel& kernel, std::span<const Buffer* const> buffers,
+                     const std::array<std::int64_t, 5>& numbers);
   // The row of a layer's rotary table that a segment's first token uses.
   static std::int64_t turn_of(const PlacedConstants::Rotary& rotary, const Segment& segment) {
     return rotary.by_position ? segment.past + segment.shift : segment.first;
@@ -249,8 +267,8 @@ class ForwardPass {
   AttentionShape tiles_shape_;                       // for prompts
   std::shared_ptr<const CompiledKernel> attention_;  // of one token
   std::shared_ptr<const CompiledKernel> attention_in_parts_;
-  std::shared_ptr<const CompiledKernel> attention_in_tiles_;
-  std::shared_ptr<const CompiledKernel> attention_of_blocks_;  // null unless the decoder has blocks
+  PromptKernel attention_of_prompt_;
+  PromptKernel attention_of_blocks_;  // null unless the decoder has blocks
   std::shared_ptr<const CompiledKernel> merge_;
   std::vector<LayerProducts> layers_;
   MixtureMemory experts_;  // if layers have experts

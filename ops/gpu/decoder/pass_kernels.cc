@@ -6,6 +6,7 @@
 
 #include "ops/error.h"
 #include "ops/gpu/decoder/forward_pass.h"
+#include "ops/gpu/kernels/matrices/flow_attention.h"
 #include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/language/generate.h"
 
@@ -113,7 +114,7 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& sh
                           .fused = nullptr,
                           .many = nullptr,
                           .quantize = nullptr,
-                          .rounded = nullptr};
+                          .rounded = {}};
   product.shape.layout = weight.layout;
   tune(product);
   ProductShape many = shape;
@@ -129,33 +130,37 @@ ForwardPass::CompiledProduct ForwardPass::compile_product(const ProductShape& sh
   return product;
 }
 
-// The faster kernel of those that are right, measured with as many tokens as are computed at once.
-void ForwardPass::compile_rounded(CompiledProduct& product, const ProductShape& shape) {
-  const std::vector<bool> ways = ways_with_matrices(matrices_, shape, *context_);
-  std::vector<std::shared_ptr<const CompiledKernel>> kernels(ways.size());
+ForwardPass::PromptKernel ForwardPass::fastest(
+    const std::vector<bool>& ways, const std::function<KernelDescription(bool)>& describe,
+    const std::function<void(const PromptKernel&)>& launch) {
+  std::vector<PromptKernel> kernels(ways.size());
   const auto kernel_of = [&](std::size_t way) {
-    if (kernels[way] == nullptr)
-      kernels[way] = compile(ways[way] ? q4nx_matmul_of_matrices(shape, *context_->facts().matrices)
-                                       : q4nx_matmul(shape));
+    if (kernels[way].kernel == nullptr)
+      kernels[way] = {.kernel = compile(describe(ways[way])), .in_matrices = ways[way]};
     return kernels[way];
   };
-  const KernelDescription described = q4nx_matmul(shape);
+  return kernel_of(tuner_.fastest(generate(describe(false), context_->dialect(), stored_.element),
+                                  ways.size(), [&](std::size_t way) { launch(kernel_of(way)); }));
+}
+
+void ForwardPass::compile_rounded(CompiledProduct& product, const ProductShape& shape) {
+  const std::vector<bool> ways = ways_with_matrices(matrices_, shape, *context_);
   Buffer written;
   if (tuner_.measures() && ways.size() > 1)
     written =
         context_->allocate(static_cast<std::size_t>(most_tokens() * shape.rows) * sizeof(float));
   std::vector<const Buffer*> buffers{of(kCodes), of(kScales), of(kSums), product.held(), &written};
   if (product.bias != nullptr) buffers.push_back(product.bias);
-  const auto launch_way = [&](std::size_t one) {
-    launch(*kernel_of(one),
-           ways[one] ? q4nx_matmul_of_matrices_grid(shape, most_tokens())
-                     : q4nx_matmul_grid(shape, most_tokens()),
-           buffers, std::array{most_tokens()});
+  const auto describe = [&](bool in_matrices) {
+    return in_matrices ? q4nx_matmul_of_matrices(shape, *context_->facts().matrices)
+                       : q4nx_matmul(shape);
   };
-  const std::size_t way = tuner_.fastest(generate(described, context_->dialect(), stored_.element),
-                                         ways.size(), launch_way);
-  product.rounded = kernel_of(way);
-  product.in_matrices = ways[way];
+  product.rounded = fastest(ways, describe, [&](const PromptKernel& way) {
+    launch(*way.kernel,
+           way.in_matrices ? q4nx_matmul_of_matrices_grid(shape, most_tokens())
+                           : q4nx_matmul_grid(shape, most_tokens()),
+           buffers, std::array{most_tokens()});
+  });
 }
 
 // The ways to launch a product: numbers of teams, and storages of the weight. The rule's choice
@@ -241,7 +246,7 @@ void ForwardPass::compile_attention() {
   tiles_shape_.appends = false;
   tiles_shape_.scale = 1;  // append_heads has scaled queries
   tiles_shape_.in_tiles = true;
-  attention_in_tiles_ = compile(flow_attention(tiles_shape_));
+  attention_of_prompt_ = fastest_prompt();
   AttentionShape in_parts = attention_shape_;
   in_parts.has_parts = true;
   attention_in_parts_ = compile(flow_attention(in_parts));
@@ -249,7 +254,32 @@ void ForwardPass::compile_attention() {
   if (!decoder_.attention().bidirectional_blocks) return;
   AttentionShape of_blocks = tiles_shape_;
   of_blocks.has_blocks = true;
-  attention_of_blocks_ = compile(flow_attention(of_blocks));
+  const bool in_matrices = attention_of_prompt_.in_matrices;
+  attention_of_blocks_ = {.kernel = compile(describe_prompt(of_blocks, in_matrices)),
+                          .in_matrices = in_matrices};
+}
+
+KernelDescription ForwardPass::describe_prompt(const AttentionShape& shape,
+                                               bool in_matrices) const {
+  return in_matrices ? flow_attention_of_matrices(shape, *context_->facts().matrices)
+                     : flow_attention(shape);
+}
+
+ForwardPass::PromptKernel ForwardPass::fastest_prompt() {
+  const std::vector<bool> ways = ways_with_matrices(matrices_, tiles_shape_, *context_);
+  const std::int64_t capacity = kPastOfMeasured + most_tokens();
+  Buffer cached;  // in the place of keys, values and sinks; float32 is the largest type of a cache
+  if (tuner_.measures() && ways.size() > 1)
+    cached = context_->allocate(
+        static_cast<std::size_t>(tiles_shape_.kv_heads * capacity * tiles_shape_.head_size) *
+        sizeof(float));
+  std::vector<const Buffer*> buffers{of(kQuery), &cached, &cached, of(kAttended)};
+  if (tiles_shape_.has_sinks) buffers.push_back(&cached);
+  return fastest(
+      ways, [&](bool in_matrices) { return describe_prompt(tiles_shape_, in_matrices); },
+      [&](const PromptKernel& way) {
+        launch_prompt(way, buffers, {0, kPastOfMeasured, most_tokens(), capacity, 0});
+      });
 }
 
 }  // namespace flownpu::gpu

@@ -45,6 +45,14 @@ constexpr const char* kLengthsOfWhole = R"(
   const int first_row = 0;
 )";
 
+// The keys that a token sees, from `from` to `to`; none for a token that is padding.
+constexpr const char* kRange = R"(
+    int from = base;
+    int to = past + SEEN;
+    if (args.window > 0) from = max(from, past + token + 1 - args.window);
+    if (token >= valid) to = from;
+)";
+
 // A part without keys has a denominator of 0 and a maximum of -INFINITY, so that it adds nothing.
 constexpr const char* kMergeBody = R"(
   const int head = group(0);
@@ -69,9 +77,22 @@ constexpr std::int64_t kMergeLanes = 64;
 
 }  // namespace
 
-const char* lengths_of(const AttentionShape& shape) {
-  if (shape.is_whole) return kLengthsOfWhole;
-  return shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch;
+std::string attention_text(const AttentionShape& shape, std::string text) {
+  const char* lengths = shape.one_sequence ? kLengthsOfSequence : kLengthsOfBatch;
+  const char* seen = shape.appends      ? "0"  // the token's own key comes first
+                     : shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
+                     : shape.is_whole ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
+                                      : "(args.causal ? token + 1 : valid)";
+  const bool by_tokens = shape.is_whole && !shape.by_head;
+  return replaced(std::move(text),
+                  {{"LENGTHS", shape.is_whole ? kLengthsOfWhole : lengths},
+                   {"RANGE", kRange},
+                   {"SEEN", seen},
+                   {"PLACE_OF_ROW",
+                    shape.by_head ? "batch, head, token, element"
+                                  : "batch, first_row + token, head * args.head_size + element"},
+                   {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + element"
+                                              : "batch, kv, key, element"}});
 }
 
 void set_mask(const AttentionShape& shape, KernelDescription& kernel) {

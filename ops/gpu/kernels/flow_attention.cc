@@ -164,11 +164,11 @@ constexpr const char* kBody = R"(
       UNIT keys[args.ahead * args.passes];
       unrolled for (int i = 0; i < args.ahead; ++i) {
         const int unit = min(first + i * args.shares + share, args.units - 1);
+        const int element = unit * args.width;
         unrolled for (int pass = 0; pass < args.passes; ++pass) {
           const int key =
               start + min(pass * (args.lanes / args.shares) + key_of_pass, last) - base;
-          keys[i * args.passes + pass] =
-              args.key.READ(PLACE_OF_KEY);
+          keys[i * args.passes + pass] = args.key.READ(PLACE_OF_KEY);
         }
       }
       unrolled for (int i = 0; i < args.ahead; ++i) {
@@ -227,7 +227,7 @@ constexpr const char* kBody = R"(
       sums[i] *= of_rows[i % args.rows];
     if (team < args.teams) {
       unrolled for (int j = 0; j < args.each; ++j) {
-        const int unit = min(column + j * args.columns, args.units - 1);
+        const int element = min(column + j * args.columns, args.units - 1) * args.width;
         for (int first = team; first <= last; first += args.teams * args.values) {
           UNIT values[args.values];
           unrolled for (int i = 0; i < args.values; ++i) {
@@ -293,14 +293,6 @@ constexpr const char* kQuery = R"(
   }
 )";
 
-// The keys that a token sees, from `from` to `to`; none for a token that is padding.
-constexpr const char* kRange = R"(
-    int from = base;
-    int to = past + SEEN;
-    if (args.window > 0) from = max(from, past + token + 1 - args.window);
-    if (token >= valid) to = from;
-)";
-
 // Only a row without keys has a denominator of 0: otherwise the largest weight is 1.
 constexpr const char* kMean = R"(
         const float denominator = of_rows[row];
@@ -354,35 +346,21 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   const std::vector<Size> heads{batch, tokens, shape.heads * shape.head_size};
   const Plan plan = plan_of(shape);
   const bool is_wide = plan.width > 1;
-  const std::string seen =
-      shape.appends      ? "0"  // the token's own key comes first
-      : shape.has_blocks ? "args.ends.Read(first_row + min(token, args.tokens - 1))"
-      : shape.is_whole   ? "min(args.causal ? token + 1 : valid, args.capacity - past)"
-                         : "(args.causal ? token + 1 : valid)";
-  const bool by_tokens = shape.is_whole && !shape.by_head;
-  const std::string body = replaced(
-      kBody, {{"QUERY", shape.appends ? append_of_token(shape) : kQuery},
-              {"NEWEST_SCORE", shape.appends ? newest_score() : ""},
-              {"NEWEST_VALUE", shape.appends ? newest_value() : "0.0f"},
-              {"LENGTHS", lengths_of(shape)},
-              {"RANGE", kRange},
-              {"SEEN", seen},
-              {"PART", shape.has_parts ? kPart : ""},
-              {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
-                                  "(dot_of_unit.z + dot_of_unit.w)"
-                                : "dot_of_unit"},
-              {"ADD", add_of(plan)},
-              {"RESULT", shape.has_parts ? kSum : kMean},
-              {"MAXIMUM", shape.has_parts ? kMaximum : ""},
-              {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
-              {"SINK", shape.has_sinks && !shape.has_parts ? kSink : ""},
-              {"PLACE_OF_ROW", shape.by_head
-                                   ? "batch, head, token, element"
-                                   : "batch, first_row + token, head * args.head_size + element"},
-              {"PLACE_OF_KEY", by_tokens ? "batch, key, kv * args.head_size + unit * args.width"
-                                         : "batch, kv, key, unit * args.width"},
-              {"UNIT", is_wide ? "float4" : "float"},
-              {"READ", is_wide ? "ReadFloats" : "Read"}});
+  const std::string body = attention_text(
+      shape, replaced(kBody, {{"QUERY", shape.appends ? append_of_token(shape) : kQuery},
+                              {"NEWEST_SCORE", shape.appends ? newest_score() : ""},
+                              {"NEWEST_VALUE", shape.appends ? newest_value() : "0.0f"},
+                              {"PART", shape.has_parts ? kPart : ""},
+                              {"TOTAL", is_wide ? "(dot_of_unit.x + dot_of_unit.y) + "
+                                                  "(dot_of_unit.z + dot_of_unit.w)"
+                                                : "dot_of_unit"},
+                              {"ADD", add_of(plan)},
+                              {"RESULT", shape.has_parts ? kSum : kMean},
+                              {"MAXIMUM", shape.has_parts ? kMaximum : ""},
+                              {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+                              {"SINK", shape.has_sinks && !shape.has_parts ? kSink : ""},
+                              {"UNIT", is_wide ? "float4" : "float"},
+                              {"READ", is_wide ? "ReadFloats" : "Read"}}));
   std::vector<TensorDescription> tensors{
       {.name = "query_heads", .element = Element::kActivation, .sizes = heads},
       {.name = "key", .element = shape.cache, .sizes = cache},

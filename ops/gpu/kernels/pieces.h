@@ -96,9 +96,12 @@ struct TiledProduct {
 void fill_tiled_product(const TiledProduct& product, KernelDescription& kernel);
 Grid tiled_product_grid(std::int64_t rows, std::int64_t columns, std::int64_t third = 1);
 
-// Parts of flow_attention (attention_forms.cc): the text LENGTHS, the mask and its arguments, and
+// Parts of flow_attention (attention_forms.cc). attention_text() replaces the words for where a
+// sequence and its keys are: LENGTHS (declarations of batch, past, valid, base, first_row), RANGE
+// (of `from` and `to`, the keys that `token` sees), PLACE_OF_ROW (coordinates of an `element` of a
+// `token`'s `head`) and PLACE_OF_KEY (of a `key`). The others set the mask and its arguments, and
 // the arguments with is_whole.
-const char* lengths_of(const AttentionShape& shape);
+std::string attention_text(const AttentionShape& shape, std::string text);
 void set_mask(const AttentionShape& shape, KernelDescription& kernel);
 void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel);
 // States of the parts' softmax [parts, heads, 2], and sinks [heads].

@@ -45,7 +45,9 @@
 //                                 of an array of the work-group: rows of the left factor, columns
 //                                 of the right one, each of neighbouring elements from the index
 //                                 `place` on, `stride` indices behind the one before
+//   sum_from(a, place, stride)    of an array of float: the columns of a sum_matrix, likewise
 //   multiplied(left, right, sum)  sum + left right
+//   scaled(sum, factors)          each element of a sum_matrix times that of another one
 //   to_array(sum, a, place, stride);
 //                                 a statement; the columns of the sum, likewise
 //   halves(a, b)                  uint: two numbers as float16, a in the lower half; rounded to a

@@ -3,6 +3,7 @@
 // to the cache, as on the CPU device; then the device computes attention.
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "ops/cpu/checked_step.h"
 #include "ops/error.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/matrices/flow_attention.h"
 #include "ops/gpu/operators/host_step.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/operators/step.h"
@@ -40,6 +42,9 @@ class Attention final : public cpu::FlowQKVAttention {
       fail("[", attributes().name, "] expected heads that take at most ", most,
            " bytes of a work-group's memory on ", context_->facts().title(), ", got ", bytes,
            ": use device = cpu");
+    const std::lock_guard lock(context_->mutex());
+    in_matrices_ =
+        ways_with_matrices(arguments.matrices, shape_of(DataType::kFloat32), *context_).front();
   }
 
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override {
@@ -86,8 +91,15 @@ class Attention final : public cpu::FlowQKVAttention {
       for (int axis = 0; axis < mask.rank(); ++axis) parameters.push_back(mask[axis]);
     }
     if (has_sinks_) add(kHeadSink);
-    run.launch(flow_attention(shape), flow_attention_grid(shape, call.batch, call.tokens), buffers,
-               parameters);
+    if (in_matrices_ && shape.in_tiles) {
+      const MatrixUnits& units = *context_->facts().matrices;
+      run.launch(flow_attention_of_matrices(shape, units),
+                 flow_attention_of_matrices_grid(shape, units, call.batch, call.tokens), buffers,
+                 parameters);
+    } else {
+      run.launch(flow_attention(shape), flow_attention_grid(shape, call.batch, call.tokens),
+                 buffers, parameters);
+    }
     run.read(y, {reinterpret_cast<std::byte*>(output_row(call, 0, 0, 0)),
                  queries.size() * sizeof(float)});
   }
@@ -149,6 +161,7 @@ class Attention final : public cpu::FlowQKVAttention {
   bool tokens_on_host_;
   bool has_mask_;
   bool has_sinks_;
+  bool in_matrices_ = false;  // several tokens
 };
 
 }  // namespace

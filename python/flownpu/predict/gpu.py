@@ -25,6 +25,9 @@ _WEIGHT, _WEIGHT_OF_EIGHT_BITS = 640 / (32 * 32), 1088 / (32 * 32)
 _FLOAT, _CACHE = 4, 2  # bytes of activations, and of a key's or value's element in float16 or bfloat16
 # Bytes per int8 activation: itself, and a float scale and a float sum for each 32.
 _ROUNDED = 1 + 2 * _FLOAT / 32
+# Rows and columns of RDNA 3's matrices, and float operations of a score beside those: two comparisons with the range,
+# the maximum, a difference, exp (2), a product, the sum, a rounding.
+_MATRIX, _OF_SCORE = 16, 9
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Gpu:
         return 2 * self.lanes * self.clock
 
     @property
+    def halves(self) -> float:
+        """Operations of float16 products per second: RDNA 3's matrix units begin 512 in a cycle for each 64 lanes."""
+        return 8 * self.lanes * self.clock
+
+    @property
     def dots(self) -> float:
         """Integer operations per second: a lane does a dot product of four int8 pairs, 8 operations, in a cycle."""
         return 8 * self.lanes * self.clock
@@ -78,16 +86,18 @@ GPUS: dict[str, Gpu] = {
 
 @dataclass(frozen=True)
 class Kernel:
-    """One launch: the bytes that it moves, its float operations, and the operations of its int8 dot products."""
+    """One launch: the bytes that it moves, and its operations: float, of int8 dot products, and of matrix units."""
 
     name: str
     bytes: float
     floats: float = 0
     dots: float = 0
+    halves: float = 0
 
     def seconds(self, gpu: Gpu) -> float:
         """The longer of the times of memory and arithmetic, and a gap."""
-        return max(self.bytes / gpu.read, self.floats / gpu.floats + self.dots / gpu.dots) + gpu.GAP
+        computing = self.floats / gpu.floats + self.dots / gpu.dots + self.halves / gpu.halves
+        return max(self.bytes / gpu.read, computing) + gpu.GAP
 
 
 @dataclass(frozen=True)
@@ -179,13 +189,19 @@ def _product(
 
 
 def _attention(decoder: DecoderShape, window: int, past: int, tokens: int) -> Kernel:
-    """Memory is read once for all heads that share keys and values, and for all tokens of a chunk (GPU's cache)."""
+    """Memory is read once for all heads that share keys and values, and for all tokens of a chunk (GPU's cache).
+
+    Several tokens are multiplied by matrix units, if these divide the heads' size (ops/gpu/kernels/matrices).
+    """
     shape = decoder.shape
     keys = [min(past + token + 1, window or past + token + 1) for token in range(tokens)]
     seen = min(past + tokens, (window or past + tokens) + tokens - 1)
     width = shape.heads * shape.d
     moved = 2 * seen * shape.kv_heads * shape.d * _CACHE + 2 * tokens * width * _FLOAT
-    return Kernel("attention", moved, floats=4 * sum(keys) * width)
+    work = 4 * sum(keys) * width
+    if tokens == 1 or shape.d % _MATRIX:
+        return Kernel("attention", moved, floats=work)
+    return Kernel("attention", moved, floats=_OF_SCORE * sum(keys) * shape.heads, halves=work)
 
 
 def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[GpuPoint]:

@@ -10,6 +10,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/matrices/flow_attention.h"
 #include "ops/gpu/kernels/states/kernels.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/session_device.h"
@@ -152,7 +154,7 @@ void bind_gpu_session(nb::module_& module) {
       "attention_of_sequence",
       [](std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size, float softcap,
          bool has_blocks, bool in_tiles, std::int64_t lanes, std::int64_t tokens,
-         const std::string& cache, bool has_sinks) {
+         const std::string& cache, bool has_sinks, const std::array<std::int64_t, 4>& matrices) {
         const AttentionShape shape{.heads = heads,
                                    .kv_heads = kv_heads,
                                    .head_size = head_size,
@@ -163,11 +165,17 @@ void bind_gpu_session(nb::module_& module) {
                                    .in_tiles = in_tiles,
                                    .has_sinks = has_sinks,
                                    .lanes = lanes};
+        if (matrices[0] > 0) {
+          const MatrixUnits units{matrices[0], matrices[1], matrices[2], matrices[3]};
+          return std::pair(flow_attention_of_matrices(shape, units),
+                           flow_attention_of_matrices_grid(shape, units, 1, tokens).groups);
+        }
         return std::pair(flow_attention(shape), flow_attention_grid(shape, 1, tokens).groups);
       },
       nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_size"), nb::arg("softcap"),
       nb::arg("has_blocks"), nb::arg("in_tiles") = false, nb::arg("lanes") = AttentionShape{}.lanes,
-      nb::arg("tokens") = 1, nb::arg("cache") = "float", nb::arg("has_sinks") = false);
+      nb::arg("tokens") = 1, nb::arg("cache") = "float", nb::arg("has_sinks") = false,
+      nb::arg("matrices") = std::array<std::int64_t, 4>());
   // attention of a token that appends its key and value, as append_heads would
   module.def("appending_attention", [](const HeadsShape& heads, float softcap, std::int64_t parts,
                                        std::int64_t lanes, bool has_sinks) {

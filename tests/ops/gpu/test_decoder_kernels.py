@@ -10,6 +10,8 @@ import pytest
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
+from flownpu.selftest.gpu.attention import off_by_halves
+from flownpu.selftest.gpu.case import LEAST_HALF
 from tests.ops.device import testing
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
@@ -78,20 +80,23 @@ def test_heads_are_normalised_rotated_and_appended(context, rng, qk_norm, half_c
 
 
 def check_attention(
-    context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, has_sinks=False, **shape
-):
+    context, rng, *, heads, kv_heads, size, tokens, softcap=0.0, window=0, has_blocks=False, has_sinks=False,
+    block=2, matrices=None, **shape,
+):  # fmt: skip
     """The sequence's rows begin at 3; keys fill more than one chunk, and the cache has more room than keys."""
-    first, past, capacity = 3, 130, 148
+    first, past = 3, 130
+    capacity = past + tokens + 7
     query = rng.standard_normal((first + tokens, heads * size), dtype=np.float32)
     key, value = (rng.standard_normal((1, kv_heads, capacity, size), dtype=np.float32) for _ in range(2))
     y = np.full_like(query, 7)
     kernel, grid = gpu.attention_of_sequence(
-        heads, kv_heads, size, softcap, has_blocks, tokens=tokens, has_sinks=has_sinks, **shape
-    )
+        heads, kv_heads, size, softcap, has_blocks, tokens=tokens, has_sinks=has_sinks,
+        matrices=matrices or (0, 0, 0, 0), **shape,
+    )  # fmt: skip
     # From beside all scores to above them, where the output is 0.
     sinks = np.linspace(-1, 40, heads, dtype=np.float32)
     ends = np.arange(1 - first, tokens + 1, dtype=np.int32)
-    ends[first] = 2  # sees the token after it
+    ends[first : first + block] = block  # they see one another
     arrays = [query, key, value, *([ends] if has_blocks else []), y, *([sinks] if has_sinks else [])]
     context.run(kernel, grid, arrays, [first, past, tokens, capacity, window])
     for token in range(tokens):
@@ -108,10 +113,14 @@ def check_attention(
             largest = max(scores.max(), sinks[head] if has_sinks else -np.inf)
             weights = np.exp(scores - largest)
             weights /= weights.sum() + (np.exp(sinks[head] - largest) if has_sinks else 0)
-            # A score is a sum of `size` terms; its error changes the weights by the same share, twice (in the numerator
-            # and the denominator), as do the sums over at most 148 keys, by a rounding for each addition.
-            of_score = (size + 4) * F32 * np.abs(terms).sum(axis=1).max()
-            bound = (2 * of_score + 2 * 150 * F32) * (weights @ np.abs(v))
+            # A score is a sum of `size` terms; e to the power of its error changes the weights, twice (in the numerator
+            # and the denominator), as do the sums over all keys, by a rounding for each addition. With matrices all
+            # factors become float16, the weights times 2^15.
+            of_score, of_values = (size + 4) * F32 * np.abs(terms).sum(axis=1), 0.0
+            if matrices is not None:
+                of_score += off_by_halves("kd,d->k", np.abs(k), np.abs(query[first + token, at]))
+                of_values = off_by_halves("k,kd->d", weights, np.abs(v), LEAST_HALF / 2**15)
+            bound = (np.expm1(2 * of_score.max()) + 2 * (capacity + 2) * F32) * (weights @ np.abs(v)) + of_values
             assert (np.abs(y[first + token, at] - weights @ v) <= bound).all()
     assert (y[:first] == 7).all()
 
@@ -142,6 +151,13 @@ def test_tile_tokens_equal_float64(context, rng, heads, kv_heads, size, window, 
         context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=11, window=window, has_blocks=has_blocks,
         in_tiles=True, lanes=lanes, has_sinks=not has_blocks,
     )  # fmt: skip
+
+
+def test_block_of_whole_chunk_equals_float64(context, rng):
+    """An image's 256 tokens, each of which sees all."""
+    check_attention(
+        context, rng, heads=2, kv_heads=1, size=8, tokens=256, has_blocks=True, block=256, in_tiles=True, lanes=64
+    )
 
 
 @pytest.mark.parametrize(("heads", "size"), [(8, 256), (4, 256), (1, 64), (8, 128), (16, 128), (71, 64), (8, 512)])

@@ -25,8 +25,4 @@ Grid q4nx_matmul_of_matrices_grid(const ProductShape& shape, std::int64_t tokens
 std::vector<bool> ways_with_matrices(GpuMatrices wanted, const ProductShape& shape,
                                      Context& context);
 
-// Whether this device's matrices compute what q4nx_matmul computes, on numbers with which both are
-// exact; it is tried once for each driver. Throws GpuError.
-bool matrices_are_right(Context& context);
-
 }  // namespace flownpu::gpu

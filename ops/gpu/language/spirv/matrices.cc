@@ -23,14 +23,15 @@ Id Compiler::element_of_array() {
 
 bool Compiler::call_matrix(const std::string& called, Value& result) {
   const bool is_left = called == "left_from";
-  if (!is_left && called != "right_from") return false;
+  const bool is_sum = called == "sum_from";
+  if (!is_left && !is_sum && called != "right_from") return false;
   expect("(");
   const Id pointer = element_of_array();
   expect(",");
   const Id stride = arithmetic_.converted(expression(), {}).components[0].id;
   expect(")");
   ++effects_;
-  const Type type{is_left ? Scalar::kLeft : Scalar::kRight};
+  const Type type{is_left ? Scalar::kLeft : is_sum ? Scalar::kSum : Scalar::kRight};
   const Id order = arithmetic_.integer(is_left ? kRowByRow : kColumnByColumn).components[0].id;
   result = {type,
             {{module_.emit(Op::kCooperativeMatrixLoad, arithmetic_.id_of(type),
@@ -67,10 +68,14 @@ Value Compiler::call_of_matrices(const std::string& called, const std::vector<Va
     return {{Scalar::kSum},
             {{module_.emit(Op::kCompositeConstruct, module_.matrix_of(Use::kSum), {number})}}};
   }
+  const auto id = [&](std::size_t which, Scalar scalar) {
+    return arithmetic_.converted(given[which], {scalar}).components[0].id;
+  };
+  if (called == "scaled" && given.size() == 2)
+    return {{Scalar::kSum},
+            {{module_.emit(Op::kFMul, module_.matrix_of(Use::kSum),
+                           {id(0, Scalar::kSum), id(1, Scalar::kSum)})}}};
   if (called == "multiplied" && given.size() == 3) {
-    const auto id = [&](std::size_t which, Scalar scalar) {
-      return arithmetic_.converted(given[which], {scalar}).components[0].id;
-    };
     return {{Scalar::kSum},
             {{module_.emit(Op::kCooperativeMatrixMulAdd, module_.matrix_of(Use::kSum),
                            {id(0, Scalar::kLeft), id(1, Scalar::kRight), id(2, Scalar::kSum)})}}};

@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 
 from flownpu.ops.definitions.int8_cache import dequantise_rows, quantise_rows
-from flownpu.selftest.gpu.case import F32, Case, Expected
+from flownpu.selftest.gpu.case import F32, HALF, LEAST_HALF, Case, Expected
 
 Rng = np.random.Generator
 
 _TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}
 # Errors of exp and tanh in F32: at most 3 and 5 units in the last place (OpenCL's bounds).
 _EXP, _TANH = 6, 10
-_LANES = 64  # keys in a chunk
+_CHUNK, _CHUNK_OF_MATRICES = 64, 32  # keys
 # Inputs attention_bias and head_sink, of 15.
 _MASK, _SINKS, _INPUTS = 10, 14, 15
 
@@ -37,9 +37,21 @@ def attention() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "flow_qkv_attention, sinks and window", partial(_attention, 4, 2, 26, 9, 70, window=7, has_sinks=True)
 
 
+def attention_of_matrices() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
+    """Cases that are multiplied by matrix units, whose sizes divide those of the heads."""
+    of_matrices = partial(partial, _attention, matrices=True)
+    for cache in _TYPES:
+        yield f"flow_attention_of_matrices, {cache} cache", of_matrices(4, 2, 32, 41, 50, cache=cache)
+    yield "flow_attention_of_matrices, first prompt", of_matrices(3, 1, 32, 35, 0)
+    yield "flow_attention_of_matrices, heads of 256", of_matrices(4, 1, 256, 13, 70, cache="float16")
+    yield "flow_attention_of_matrices, window and softcap", of_matrices(6, 2, 64, 90, 70, window=7, softcap=2.0)
+    yield "flow_attention_of_matrices, not causal", of_matrices(2, 1, 32, 37, 0, causal=False)
+    yield "flow_attention_of_matrices, sinks", of_matrices(8, 2, 64, 9, 70, has_sinks=True)
+
+
 def _attention(
     heads: int, kv_heads: int, size: int, tokens: int, past: int, rng: Rng, *, cache: str = "float", window: int = -1,
-    softcap: float = 0.0, causal: bool = True, has_mask: bool = False, has_sinks: bool = False,
+    softcap: float = 0.0, causal: bool = True, has_mask: bool = False, has_sinks: bool = False, matrices: bool = False,
 ) -> Case:  # fmt: skip
     batch, total = 2, past + tokens
     query = rng.standard_normal((batch, tokens, heads * size), dtype=np.float32) * 2
@@ -53,8 +65,9 @@ def _attention(
     mask[..., 1:][rng.random((1, heads, tokens, total - 1)) < 0.3] = -np.inf
     sinks = rng.standard_normal(heads, dtype=np.float32) * 3
     y, tolerance = _attended(
-        query.astype(np.float64), keys, values, seen, softcap, mask if has_mask else None, sinks if has_sinks else None
-    )
+        query.astype(np.float64), keys, values, seen, softcap, mask if has_mask else None,
+        sinks if has_sinks else None, rounds_to_halves=matrices,
+    )  # fmt: skip
     inputs: list[np.ndarray | None] = [query, *new, *[None] * 4]
     if past:
         lengths, all_tokens = np.full(batch, total - 1, np.int32), np.array(total, np.int32)
@@ -66,6 +79,7 @@ def _attention(
     return Case(
         op_type="FlowKVAttention" if tokens == 1 else "FlowQKVAttention", inputs=inputs,
         attributes=attributes, outputs=["float", cache, cache], expected={0: Expected(y, tolerance)},
+        options={"gpu_matrices": "on"} if matrices else {},
     )  # fmt: skip
 
 
@@ -88,19 +102,22 @@ def _seen(tokens: int, past: int, window: int, *, causal: bool) -> np.ndarray:
 
 def _attended(
     query: np.ndarray, keys: np.ndarray, values: np.ndarray, seen: np.ndarray, softcap: float,
-    mask: np.ndarray | None = None, sinks: np.ndarray | None = None,
+    mask: np.ndarray | None = None, sinks: np.ndarray | None = None, *, rounds_to_halves: bool,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """The output in float64 [batch, tokens, heads * size], and its tolerance.
 
     A score is a sum of `size` products with a scaled query: size + 2 roundings of the sum of magnitudes. A weight of
     the softmax is off by e to the power of the errors of its score and of the maximum, and by exp's own error.
-    Numerator and denominator are sums over all keys, and are rescaled with each chunk.
+    Numerator and denominator are sums over all keys, and are rescaled with each chunk. With `rounds_to_halves` both
+    factors of all products become float16: those of scores, values, and weights times 2^15, but not in the denominator.
     """
     batch, tokens, width = query.shape
     kv_heads, total, size = keys.shape[1:]
     q = query.reshape(batch, tokens, kv_heads, -1, size) * size**-0.5
     scores = np.einsum("btghd,bgkd->bghtk", q, keys)
     off = (size + 2) * F32 * np.einsum("btghd,bgkd->bghtk", np.abs(q), np.abs(keys))
+    if rounds_to_halves:
+        off += off_by_halves("btghd,bgkd->bghtk", np.abs(q), np.abs(keys))
     if softcap:
         scores = softcap * np.tanh(scores / softcap)  # its slope is 1 at most
         off += _TANH * F32 * softcap
@@ -120,9 +137,24 @@ def _attended(
     if sinks is not None:  # its weight has the error of the maximum alone
         denominators = denominators + np.exp(sinks.reshape(1, kv_heads, -1, 1, 1) - largest)
     weights /= denominators
-    chunks = -(-total // _LANES)
+    chunks = -(-total // (_CHUNK_OF_MATRICES if rounds_to_halves else _CHUNK))
     relative = 2 * off + 2 * spread + (_EXP * 2 + 2 * total + (_EXP + 2) * chunks) * F32
     y = np.einsum("bghtk,bgkd->bghtd", weights, values)
     tolerance = 2 * relative * np.einsum("bghtk,bgkd->bghtd", weights, np.abs(values))
+    if rounds_to_halves:  # the largest weight is 2^15, so that all are off by at most the second number of it
+        tolerance += off_by_halves("bghtk,bgkd->bghtd", weights, np.abs(values), LEAST_HALF / 2**15)
     by_token = [part.transpose(0, 3, 1, 2, 4).reshape(batch, tokens, width) for part in (y, tolerance)]
     return by_token[0], by_token[1]
+
+
+def off_by_halves(product: str, left: np.ndarray, right: np.ndarray, least: float = LEAST_HALF) -> np.ndarray:
+    """How far sums of products, as np.einsum names them, are off whose factors become float16.
+
+    Args:
+        product: of left and right.
+        left: magnitudes of the left factors.
+        right: likewise.
+        least: the left factor below which it may become 0.
+    """
+    rounded = np.einsum(product, left * (1 + HALF) + least, right * (1 + HALF) + LEAST_HALF)
+    return np.asarray(rounded - np.einsum(product, left, right))

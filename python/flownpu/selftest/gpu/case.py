@@ -12,6 +12,9 @@ from flownpu.ops.eager_call import DTYPES, as_pair
 
 # The largest relative error of a rounding to float32: half the distance between neighbouring numbers.
 F32 = 2.0**-24
+# The relative error of a number that becomes one of its two neighbours of float16 (Vulkan does not say which), and the
+# smallest normal float16: a smaller number may become 0.
+HALF, LEAST_HALF = 2.0**-10, 2.0**-14
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from flownpu.ops import q4nx
 from flownpu.ops.definitions import q4nx_moe
-from flownpu.selftest.gpu.case import F32, Case, Expected
+from flownpu.selftest.gpu.case import F32, HALF, LEAST_HALF, Case, Expected
 
 Rng = np.random.Generator
 
@@ -31,10 +31,9 @@ _GATING = 10
 # A quotient is off by 2.5 units (OpenCL's bound), so an activation this near the middle of two integers may become
 # either.
 _AMBIGUOUS = 127 * 8 * F32
-# The relative error of a number that becomes one of its two neighbours of float16 (Vulkan does not say which), and the
-# smallest normal float16 over the largest number that a token's activations are scaled to (q4nx_matmul_of_matrices).
-_HALF = 2.0**-10
-_LEAST = 2.0**-14 / (127 * 256)
+# The smallest normal float16 over the largest number that a token's activations are scaled to
+# (q4nx_matmul_of_matrices).
+_LEAST = LEAST_HALF / (127 * 256)
 _MOST_SLOPE = 1.13  # largest slope of GELU; SiLU's is 1.1, that of its kin x sigmoid(a x), too
 _EXPERTS, _CHOSEN, _HIDDEN, _INNER = 5, 3, 70, 45
 _CLEAR = 1e-3  # by how much the last expert chosen is better than the next, so that no rounding changes the choice
@@ -149,9 +148,9 @@ def _multiplied(
     additions = -(-x.shape[1] // _GROUP) + _OTHERS
     tolerance = additions * F32 * (np.abs(rounded) @ magnitude.T) + doubtful @ np.abs(weight).T
     if rounds_to_halves:
-        # Each factor is off by at most _HALF of itself; below the smallest normal number, with which its group's scale
+        # Each factor is off by at most HALF of itself; below the smallest normal number, with which its group's scale
         # makes it _LEAST of the token's largest magnitude, it may become 0.
-        tolerance += 2 * _HALF * (np.abs(rounded) @ np.abs(weight).T)
+        tolerance += 2 * HALF * (np.abs(rounded) @ np.abs(weight).T)
         tolerance += _LEAST * np.abs(rounded).max(axis=1, keepdims=True) * np.abs(weight).sum(axis=1)
         tolerance += 2.0**-14 * np.abs(rounded).sum(axis=1, keepdims=True)  # likewise of a weight
     return rounded @ weight.T, tolerance

@@ -12,7 +12,7 @@ import numpy as np
 
 from flownpu import __version__, _native
 from flownpu.machine import describe_machine
-from flownpu.selftest.gpu.attention import attention
+from flownpu.selftest.gpu.attention import attention, attention_of_matrices
 from flownpu.selftest.gpu.case import Case, PreparedCase
 from flownpu.selftest.gpu.dense import dense_products
 from flownpu.selftest.gpu.graphs import graphs
@@ -95,7 +95,7 @@ def variants(*, large: bool = True, images: bool = True, matrices: bool = False)
     parts = [
         products(),
         *([products_of_images()] if images else []),
-        *([products_of_matrices()] if matrices else []),
+        *([products_of_matrices(), attention_of_matrices()] if matrices else []),
         dense_products(),
         *([large_products(images=images)] if large else []),
         attention(),

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from flownpu import _native
+from flownpu.selftest.gpu.attention import attention_of_matrices
 from flownpu.selftest.gpu.case import PreparedCase
 from flownpu.selftest.gpu.products import products_of_matrices
 from tests import lavapipe as packages
@@ -41,33 +43,74 @@ def newest(tmp_path_factory):
     return run
 
 
+def validated(module: bytes, file: Path) -> subprocess.CompletedProcess:
+    """Gives a module to the newest spirv-val."""
+    file.write_bytes(module)
+    command = [*packages.newest_spirv_val(), "--target-env", "vulkan1.3", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 _VARIANTS = """
 import json
-from flownpu.selftest.gpu.products import products_of_matrices
-from flownpu.selftest.gpu.trials import Devices, Variant, run_variant
+from flownpu.selftest.gpu.trials import Devices, run_variant, variants
 devices = Devices({"gpu_api": "vulkan"})
-results = [run_variant(Variant(name, make), devices) for name, make in products_of_matrices()]
+of_matrices = [one for one in variants(large=False, images=False, matrices=True) if "matrices" in one.name]
+results = [run_variant(one, devices) for one in of_matrices]
 found = [(one.name, one.passed, one.text, list(one.kernels)) for one in results]
 print(json.dumps([devices.first.facts.matrices, found]))
 """
 
 
-def test_products_of_matrices_are_right(newest):
-    """Against float64, within the bound of two roundings to float16; and their modules keep the format's rules."""
+def test_kernels_of_matrices_are_right(newest):
+    """Against float64, within the bounds of roundings to float16; and their modules keep the format's rules."""
     matrices, results = newest(_VARIANTS)
     assert matrices == "8 x 8 x 8 in 8 lanes"
-    assert len(results) == len(list(products_of_matrices()))
+    assert len(results) == len([*products_of_matrices(), *attention_of_matrices()])
     for name, passed, text, kernels in results:
         assert passed, (name, text)
-        assert "q4nx_matmul_of_matrices" in kernels, (name, kernels)
+        assert any(kernel.endswith("_of_matrices") for kernel in kernels), (name, kernels)
     modules = [module for module in packages.modules_in(newest.cache) if b"SPV_KHR_cooperative_matrix" in module]
     assert len(modules) >= len(results)
     for number, module in enumerate(modules):
-        file = newest.cache / f"{number}.spv"
-        file.write_bytes(module)
-        command = [*packages.newest_spirv_val(), "--target-env", "vulkan1.3", str(file)]
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = validated(module, newest.cache / f"{number}.spv")
         assert said.returncode == 0, said.stderr
+
+
+_SEQUENCES = """
+import json
+import numpy as np
+from tests.ops.gpu.test_decoder_kernels import check_attention, gpu
+context, rng = gpu.open(vulkan=True), np.random.default_rng(7)
+for heads, kv_heads, size, tokens, window, softcap in (
+    (4, 2, 32, 41, 0, 0.0), (7, 1, 24, 30, 5, 0.0), (2, 2, 136, 35, 70, 2.0)
+):
+    check_attention(
+        context, rng, heads=heads, kv_heads=kv_heads, size=size, tokens=tokens, window=window, softcap=softcap,
+        has_blocks=window != 5, has_sinks=window == 5, in_tiles=True, matrices=(8, 8, 8, 8),
+    )
+print(json.dumps("right"))
+"""
+
+
+def test_sequences_among_others_are_attended_by_matrices(newest):
+    """Rows of a tile that are no multiple of a token's heads, keys no multiple of a chunk's, and heads of slices."""
+    assert newest(_SEQUENCES) == "right"
+
+
+@pytest.mark.parametrize("units", [(16, 16, 16, 32), (16, 16, 16, 64), (16, 8, 16, 32), (8, 16, 16, 32)])
+@pytest.mark.parametrize(("heads", "size"), [(4, 64), (7, 80), (4, 128), (2, 256), (8, 512)])
+def test_attention_for_other_units_is_valid(units, heads, size, newest, tmp_path):
+    """Modules for RDNA 3, in both sizes of subgroups, and for units of NVIDIA and Intel, which no device ran; they take
+    32 KiB of a work-group's memory at most."""
+    del newest  # has the validator
+    kernel, _ = testing.gpu.attention_of_sequence(
+        heads, 1, size, 0.0, True, in_tiles=True, cache="float16", has_sinks=True, matrices=units
+    )
+    said = validated(testing.gpu.spirv(kernel), tmp_path / "kernel.spv")
+    assert said.returncode == 0, said.stderr
+    declared = re.findall(r"shared (?:uint|float) \w+\[([0-9 *]+)\];", testing.gpu.generate(kernel))
+    assert len(declared) == 6
+    assert sum(4 * eval(count) for count in declared) <= 2**15  # noqa: S307
 
 
 _MODEL = """

@@ -26,6 +26,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
   std::int64_t gates = 0;
   std::int64_t convolved = 0;
   std::int64_t rates = 0;
+  std::int64_t pairs = 0;
   for (const transformer::Layer& layer : decoder.layers) {
     mixed = std::max(mixed, decoder.output_columns(layer));
     gates = std::max(gates, gate_rows(decoder, layer));
@@ -33,6 +34,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
     if (const auto* delta = std::get_if<transformer::GatedDelta>(&layer.mixer)) {
       convolved = std::max(convolved, delta->channels());
       rates = std::max(rates, delta->value_heads);
+      pairs = std::max(pairs, delta_pairs_floats(delta_shape(*delta), tokens));
     }
   }
   const std::int64_t widest = std::max({decoder.hidden, mixed, decoder.feed_forward().size});
@@ -60,6 +62,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
     values[kConvolved] = {activations(convolved), {{1, 2}}};
     values[kDecays] = {floats(rates), {{1, 2}}};
     values[kShares] = {floats(rates), {{1, 2}}};
+    values[kPairs] = {static_cast<std::size_t>(pairs) * sizeof(float), {{2, 2}}};
   }
   values[kUpdate] = {floats(decoder.hidden), {{0, 0}, {3, 7}}};
   values[kGated] = {floats(decoder.feed_forward().size), {{5, 6}}};

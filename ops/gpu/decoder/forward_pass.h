@@ -22,6 +22,7 @@
 #include "ops/gpu/decoder/states.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/states/kernels.h"
 #include "ops/gpu/operators/experts/mixture.h"
 #include "ops/nodes/tensor.h"
 #include "ops/transformer/decoder.h"
@@ -119,6 +120,8 @@ class ForwardPass {
     std::shared_ptr<const CompiledKernel> convolution;
     std::shared_ptr<const CompiledKernel> rates;
     std::shared_ptr<const CompiledKernel> delta;
+    std::shared_ptr<const CompiledKernel> pairs;  // of prompts: these two
+    std::shared_ptr<const CompiledKernel> chunks;
     std::shared_ptr<const CompiledKernel> gate;
   };
   struct LayerProducts {
@@ -151,6 +154,7 @@ class ForwardPass {
     kConvolved,
     kDecays,
     kShares,
+    kPairs,
     kMixed,
     kActivations,
   };
@@ -172,6 +176,7 @@ class ForwardPass {
   CompiledProduct compile_product(const ProductShape& shape, const ProductShape& of_token,
                                   const Weight& weight, const Buffer* bias = nullptr);
   LayerProducts compile_layer(std::size_t layer);
+  static DeltaShape delta_shape(const transformer::GatedDelta& delta);
   LayerMixer compile_mixer(const transformer::Layer& layer);
   static MixtureShape mixture_shape(const transformer::Decoder& decoder);
   Mixture compile_experts(const LayerConstants& constants);

@@ -13,15 +13,6 @@ using transformer::GatedDelta;
 // States of a gated delta rule; a short convolution has the first alone.
 enum State : std::uint8_t { kOfConvolution, kOfRule };
 
-DeltaShape delta_shape(const GatedDelta& delta) {
-  return {.key_heads = delta.key_heads,
-          .value_heads = delta.value_heads,
-          .key_size = delta.key_size,
-          .value_size = delta.value_size,
-          .scale = 1 / std::sqrt(static_cast<float>(delta.key_size)),
-          .is_packed = true};
-}
-
 ShortConvolutionShape convolution_shape(const transformer::Decoder& decoder,
                                         const transformer::Layer& layer) {
   if (const auto* delta = std::get_if<GatedDelta>(&layer.mixer))
@@ -33,6 +24,15 @@ ShortConvolutionShape convolution_shape(const transformer::Decoder& decoder,
 }
 
 }  // namespace
+
+DeltaShape ForwardPass::delta_shape(const transformer::GatedDelta& delta) {
+  return {.key_heads = delta.key_heads,
+          .value_heads = delta.value_heads,
+          .key_size = delta.key_size,
+          .value_size = delta.value_size,
+          .scale = 1 / std::sqrt(static_cast<float>(delta.key_size)),
+          .is_packed = true};
+}
 
 std::int64_t ForwardPass::kernels_of(const transformer::Decoder& decoder,
                                      const transformer::Layer& layer) {
@@ -54,7 +54,12 @@ ForwardPass::LayerMixer ForwardPass::compile_mixer(const transformer::Layer& lay
   mixer.convolution = compile(short_convolution(convolution_shape(decoder_, layer)));
   if (const auto* delta = std::get_if<GatedDelta>(&layer.mixer)) {
     mixer.rates = compile(delta_rates(delta->value_heads, decoder_.hidden));
-    mixer.delta = compile(gated_delta(delta_shape(*delta)));
+    const DeltaShape shape = delta_shape(*delta);
+    mixer.delta = compile(gated_delta(shape));
+    if (takes_chunks(shape, most_tokens(), context_->facts().local_memory)) {
+      mixer.pairs = compile(delta_pairs(shape));
+      mixer.chunks = compile(gated_delta_chunks(shape));
+    }
     mixer.gate = compile(gated_rms_norm(delta->values(), delta->value_size, decoder_.epsilon));
   }
   return mixer;
@@ -99,11 +104,21 @@ void ForwardPass::apply_delta(std::size_t layer, const GatedDelta& delta, const 
          {of(kNormalised), &constants[kDecayWeight], &constants[kShareWeight],
           &constants[kTimeBias], &constants[kDecayScale], of(kDecays), of(kShares)},
          {segment.first});
-  launch(
-      *mixer.delta, gated_delta_grid(delta_shape(delta)),
-      {of(kConvolved), of(kConvolved), of(kConvolved), of(kDecays), of(kShares),
-       segment.states->before(layer, kOfRule), of(kMixed), segment.states->behind(layer, kOfRule)},
-      {segment.first, segment.count});
+  const DeltaShape shape = delta_shape(delta);
+  const Buffer* given = of(kConvolved);
+  const Buffer* before = segment.states->before(layer, kOfRule);
+  const Buffer* behind = segment.states->behind(layer, kOfRule);
+  if (takes_chunks(shape, segment.count, context_->facts().local_memory)) {
+    launch(*mixer.pairs, delta_pairs_grid(shape, segment.count),
+           {given, given, of(kDecays), of(kShares), of(kPairs)}, {segment.first, segment.count});
+    launch(*mixer.chunks, gated_delta_chunks_grid(shape),
+           {given, given, given, of(kPairs), before, of(kMixed), behind},
+           {segment.first, segment.count});
+    return;
+  }
+  launch(*mixer.delta, gated_delta_grid(shape),
+         {given, given, given, of(kDecays), of(kShares), before, of(kMixed), behind},
+         {segment.first, segment.count});
 }
 
 }  // namespace flownpu::gpu

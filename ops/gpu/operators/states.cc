@@ -76,10 +76,23 @@ class LinearAttention final : public HostCheckedStep {
     Run run(context());
     const Buffer* y = run.output(outputs[0]);
     const Buffer* behind = run.output(outputs[1]);
-    run.launch(gated_delta(shape), gated_delta_grid(shape, query[0]),
-               {at(run, inputs, 0), at(run, inputs, 1), at(run, inputs, 2), at(run, inputs, 4),
-                at(run, inputs, 5), at(run, inputs, kPastState), y, behind},
-               {0, query[1]});
+    const Buffer* q = at(run, inputs, 0);
+    const Buffer* k = at(run, inputs, 1);
+    const Buffer* v = at(run, inputs, 2);
+    const Buffer* decay = at(run, inputs, 4);
+    const Buffer* share = at(run, inputs, 5);
+    const Buffer* before = at(run, inputs, kPastState);
+    if (takes_chunks(shape, query[1], context().facts().local_memory)) {
+      const std::int64_t floats = delta_pairs_floats(shape, query[1], query[0]);
+      const Buffer* pairs = run.output(static_cast<std::size_t>(floats) * sizeof(float));
+      run.launch(delta_pairs(shape), delta_pairs_grid(shape, query[1], query[0]),
+                 {q, k, decay, share, pairs}, {0, query[1]});
+      run.launch(gated_delta_chunks(shape), gated_delta_chunks_grid(shape, query[0]),
+                 {q, k, v, pairs, before, y, behind}, {0, query[1]});
+    } else {
+      run.launch(gated_delta(shape), gated_delta_grid(shape, query[0]),
+                 {q, k, v, decay, share, before, y, behind}, {0, query[1]});
+    }
     run.read(y, outputs[0]);
     run.read(behind, outputs[1]);
   }

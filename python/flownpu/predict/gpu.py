@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flownpu.errors import FlowNPUError
+from flownpu._native import Attention, GatedDelta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from flownpu.aie.designs.decode_layer.call import CalledLayer
     from flownpu.aie.programs.decoder_shape import DecoderShape
     from flownpu.predict.target import Target
 
@@ -23,6 +24,8 @@ CHUNK = 256
 # Bytes per weight of 4 bits in narrow Q4NX blocks, 640 for 32 x 32, and of 8 bits without minima, 1088.
 _WEIGHT, _WEIGHT_OF_EIGHT_BITS = 640 / (32 * 32), 1088 / (32 * 32)
 _FLOAT, _CACHE = 4, 2  # bytes of activations, and of a key's or value's element in float16 or bfloat16
+# Tokens of a chunk of the delta rule: kDeltaChunk (ops/gpu/kernels/states/kernels.h).
+_DELTA_CHUNK = 16
 # Bytes per int8 activation: itself, and a float scale and a float sum for each 32.
 _ROUNDED = 1 + 2 * _FLOAT / 32
 # Rows and columns of RDNA 3's matrices, and float operations of a score beside those: two comparisons with the range,
@@ -133,39 +136,83 @@ def kernels(decoder: DecoderShape, past: int, tokens: int, *, head: bool) -> Ite
         tokens: tokens of the chunk.
         head: whether the LM head follows, for the last token.
     """
-    shape, attention = decoder.shape, decoder.shape.heads * decoder.shape.d
-    packed, feed_forward = (shape.heads + 2 * shape.kv_heads) * shape.d, decoder.model.layers[0].feed_forward
-    norm = Kernel("norm", 4 * tokens * shape.hidden * _FLOAT, floats=8 * tokens * shape.hidden)
-    append = Kernel("append", tokens * packed * (_FLOAT + _CACHE), floats=12 * tokens * packed)
-    sizes = (
-        ("QKV", packed, shape.hidden, 0),
-        ("output", shape.hidden, attention, 0),
-        ("gate and up", feed_forward.gate_up_rows, shape.hidden, feed_forward.size),
-        ("down", shape.hidden, feed_forward.size, 0),
-    )
-    bits = {layer.eight_bits for layer in decoder.layers}
-    products = {
-        of: [
-            list(_product(name, rows, columns, tokens, written, eight_bits=bool(of >> place & 1)))
-            for place, (name, rows, columns, written) in enumerate(sizes)
-        ]
-        for of in bits
-    }
-    attend = {window: _attention(decoder, window, past, tokens) for window in set(decoder.windows)}
     if tokens > 1:
-        yield norm
-    for window, layer in zip(decoder.windows, decoder.layers, strict=True):
-        qkv, output, gate_up, down = products[layer.eight_bits]
-        if tokens == 1:  # products normalise, and attention appends
-            yield from (*qkv, attend[window], *output, *gate_up, *down)
-        else:
-            yield from (*qkv, append, attend[window], *output, norm, *gate_up, *down, norm)
+        yield _norm(decoder, tokens)
+    launches: dict[CalledLayer, list[Kernel]] = {}
+    for index, layer in enumerate(decoder.layers):
+        if layer not in launches:
+            launches[layer] = list(_layer(decoder, index, past, tokens))
+        yield from launches[layer]
     if tokens == 1:
-        yield norm
+        yield _norm(decoder, tokens)
     if head:
         yield from _product(
-            "LM head", decoder.model.vocabulary, shape.hidden, 1, eight_bits=decoder.model.head_eight_bits
+            "LM head", decoder.model.vocabulary, decoder.shape.hidden, 1, eight_bits=decoder.model.head_eight_bits
         )
+
+
+def _layer(decoder: DecoderShape, index: int, past: int, tokens: int) -> Iterator[Kernel]:
+    layer, bits = decoder.model.layers[index], decoder.layers[index].eight_bits
+    hidden, mixer, feed_forward = decoder.shape.hidden, layer.mixer, decoder.model.layers[0].feed_forward
+    mixed = decoder.model.output_columns(layer)
+    has_gates = isinstance(mixer, GatedDelta) or (isinstance(mixer, Attention) and mixer.output_gate)
+    gates = mixed if has_gates else 0
+    norm = _norm(decoder, tokens)
+    if tokens == 1 and (gates or not isinstance(mixer, Attention)):  # else a token's products normalise
+        yield norm
+    first = decoder.model.input_rows(layer) - gates
+    yield from _product("QKV", first, hidden, tokens, eight_bits=bool(bits & 1))
+    if gates:
+        yield from _product("gates", gates, hidden, tokens, eight_bits=bool(bits & 1))
+    if isinstance(mixer, Attention):
+        if tokens > 1:  # a token's attention appends
+            yield Kernel("append", tokens * first * (_FLOAT + _CACHE), floats=12 * tokens * first)
+        yield _attention(decoder, mixer.window, past, tokens)
+    else:
+        yield _convolution(first, first if gates else mixed, mixer.taps, tokens)
+    if isinstance(mixer, GatedDelta):
+        yield from _delta(mixer, hidden, tokens)
+    if gates:
+        yield Kernel("gate", 3 * tokens * gates * _FLOAT, floats=12 * tokens * gates)
+    yield from _product("output", hidden, mixed, tokens, eight_bits=bool(bits >> 1 & 1))
+    if tokens > 1:
+        yield norm
+    rows, size = feed_forward.gate_up_rows, feed_forward.size
+    yield from _product("gate and up", rows, hidden, tokens, size, eight_bits=bool(bits >> 2 & 1))
+    yield from _product("down", hidden, size, tokens, eight_bits=bool(bits >> 3 & 1))
+    if tokens > 1:
+        yield norm
+
+
+def _norm(decoder: DecoderShape, tokens: int) -> Kernel:
+    hidden = decoder.shape.hidden
+    return Kernel("norm", 4 * tokens * hidden * _FLOAT, floats=8 * tokens * hidden)
+
+
+def _convolution(given: int, channels: int, taps: int, tokens: int) -> Kernel:
+    """A short convolution of rows of `given` elements, with its state."""
+    moved = tokens * (given + channels) + (taps + 2 * (taps - 1)) * channels
+    return Kernel("convolution", moved * _FLOAT, floats=2 * (taps + 2) * tokens * channels)
+
+
+def _delta(mixer: GatedDelta, hidden: int, tokens: int) -> Iterator[Kernel]:
+    """The rates, and the rule: token by token, or in chunks by two kernels (ops/gpu/kernels/states/)."""
+    heads, size = mixer.value_heads, mixer.key_size
+    values = heads * mixer.value_size
+    given = tokens * (2 * mixer.key_heads * size + values)
+    rates = (2 * hidden * heads + tokens * (hidden + 2 * heads)) * _FLOAT
+    yield Kernel("rates", rates, floats=4 * tokens * hidden * heads)
+    moved = (given + tokens * values + 2 * values * size) * _FLOAT
+    if tokens < _DELTA_CHUNK:
+        yield Kernel("delta rule", moved, floats=8 * tokens * values * size)
+        return
+    # A token's pairs with its chunk's tokens: dot products of keys and queries, and a triangular system.
+    pairs = tokens * heads * (2 * _DELTA_CHUNK + 4) * _FLOAT
+    of_pairs = 4 * _DELTA_CHUNK * size * mixer.key_heads + _DELTA_CHUNK**2 * heads
+    yield Kernel("delta rule: pairs", given * _FLOAT + pairs, floats=tokens * of_pairs)
+    # For each column a token's key, query and change, twice its chunk's tokens, and a share of the state's decay.
+    of_column = 3 * size + 2 * _DELTA_CHUNK + size / _DELTA_CHUNK
+    yield Kernel("delta rule: chunks", moved + pairs, floats=2 * tokens * values * of_column)
 
 
 def _product(
@@ -205,16 +252,7 @@ def _attention(decoder: DecoderShape, window: int, past: int, tokens: int) -> Ke
 
 
 def predict_gpu(target: Target, gpu: Gpu, contexts: Sequence[int] = ()) -> list[GpuPoint]:
-    """Predicts a model at these context lengths (none: see `Target.lengths`).
-
-    Raises:
-        FlowNPUError: layers of a kind whose launches have no prices.
-    """
-    if target.whole.keeps_states or target.whole.shape.output_gate:
-        raise FlowNPUError(
-            f"{target.name}: expected attention without an output's gate in each layer; a GPU computes others, too, "
-            "but they have no prices: predict it for --device kraken-350"
-        )
+    """Predicts a model at these context lengths (none: see `Target.lengths`)."""
     return [_point(target.whole, gpu, context) for context in target.lengths(contexts)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flownpu import _native
-from flownpu.predict.gpu import CHUNK, GPUS, kernels, predict_gpu
+from flownpu.predict.gpu import _DELTA_CHUNK, CHUNK, GPUS, kernels, predict_gpu
 from flownpu.predict.target import known
 
 RADEON = GPUS["radeon-780m"]
@@ -35,6 +35,26 @@ def test_token_time_is_bound_by_memory():
     gaps = 132 * RADEON.GAP
     slower = max(point.read_bytes / RADEON.read, 4 * PRODUCTS / RADEON.floats)
     assert 1 / point.decode_tokens_per_second == pytest.approx(slower + gaps, rel=0.05)
+
+
+def test_layers_with_states_have_their_launches():
+    """Qwen 3.5-0.8B: 18 layers of 16 heads, 128 x 128, by the delta rule, and 6 of attention with an output gate."""
+    decoder = known("qwen3.5-0.8b").decoder
+    token = list(kernels(decoder, 1023, 1, head=True))
+    assert len(token) == 18 * (4 + 6) + 6 * (4 + 4) + 2  # as many launches as ForwardPass::dispatches_of says
+    prompt = list(kernels(decoder, 0, CHUNK, head=True))
+    # Beside the products, each of two kernels: convolution, rates, pairs, chunks, the gated norm; append, attention,
+    # gate; two norms a layer, one before the first; the head.
+    assert len(prompt) == 18 * (5 * 2 + 5 + 2) + 6 * (5 * 2 + 3 + 2) + 2
+    state = 16 * 128 * 128
+    rules = [kernel for kernel in token if kernel.name == "delta rule"]
+    least = 18 * 2 * state * 4  # states are read and written
+    assert least < sum(kernel.bytes for kernel in rules) < 1.02 * least
+    assert sum(kernel.floats for kernel in rules) == 18 * 8 * state
+    # A column of a head: a key's, a query's and a change's product with 128 rows for each token, those with 16 tokens
+    # twice, and the decay of the rows once for 16 tokens.
+    chunks = sum(kernel.floats for kernel in prompt if kernel.name == "delta rule: chunks")
+    assert chunks == 18 * CHUNK * 16 * 128 * 2 * (3 * 128 + 2 * 16 + 128 / 16)
 
 
 def test_prompt_time_is_bound_by_arithmetic():
@@ -79,6 +99,8 @@ def test_predicted_chunks_equal_session_chunks():
     """A chunk of the prediction has ForwardPass::kMostTokens tokens."""
     source = (Path(__file__).parents[3] / "ops/gpu/decoder/forward_pass.h").read_text()
     assert f"kMostTokens = {CHUNK};" in source
+    source = (Path(__file__).parents[3] / "ops/gpu/kernels/states/kernels.h").read_text()
+    assert f"kDeltaChunk = {_DELTA_CHUNK};" in source
 
 
 def test_gpu_prediction_is_in_json(flownpu):

@@ -9,19 +9,17 @@
 // one pass over the column gives both of its sums, with S the state before the token:
 //   d = share (v - e^decay S^T k);  y = scale (e^decay S^T q + (k . q) d)
 //
-// Tokens follow one another: with 16 rows a lane, a token is some 80 instructions and a barrier,
-// about 0.1 us at 2.7 GHz, so a chunk of 256 takes 0.03 ms a layer, beside 2 ms and more for the
-// layer's products on 12 compute units.
+// For single tokens and candidates; prompts go in chunks (delta_chunks.cc) unless a head's state is
+// too large for a work-group's memory.
 #include <algorithm>
 
 #include "ops/gpu/kernels/pieces.h"
-#include "ops/gpu/kernels/states/kernels.h"
+#include "ops/gpu/kernels/states/delta_tensors.h"
 
 namespace flownpu::gpu {
 namespace {
 
 constexpr std::int64_t kLanes = 64;  // of the rates
-constexpr std::int64_t kColumns = 32;
 // The lanes that share a column: few enough for work-groups of 256, which every GPU takes.
 constexpr std::int64_t kMostShares = 8;
 constexpr std::int64_t kRows = 16;
@@ -144,59 +142,72 @@ constexpr const char* kRates = R"(
   }
 )";
 
-std::vector<Size> state_sizes(const DeltaShape& shape) {
-  return {std::string("sequences"), shape.value_heads, shape.key_size, shape.value_size};
-}
-
 }  // namespace
 
+TensorDescription given(const DeltaShape& shape, std::string_view name) {
+  const std::int64_t keys = shape.key_heads * shape.key_size;
+  const std::int64_t values = shape.value_heads * shape.value_size;
+  const std::int64_t own = name == "value" ? values : keys;
+  return {.name = std::string(name),
+          .element = Element::kActivation,
+          .sizes = {std::string("all_tokens"), shape.is_packed ? 2 * keys + values : own}};
+}
+
+TensorDescription rates_of(const DeltaShape& shape, const char* name) {
+  return {.name = name, .sizes = {std::string("all_tokens"), shape.value_heads}};
+}
+
+TensorDescription state_of(const DeltaShape& shape, const char* name, Access access) {
+  return {.name = name,
+          .access = access,
+          .sizes = {std::string("sequences"), shape.value_heads, shape.key_size, shape.value_size}};
+}
+
+TensorDescription result_of(const DeltaShape& shape) {
+  return {.name = "y",
+          .element = Element::kActivation,
+          .access = Access::kWrite,
+          .sizes = {std::string("all_tokens"), shape.value_heads * shape.value_size}};
+}
+
+Constants constants_of(const DeltaShape& shape) {
+  const std::int64_t keys = shape.key_heads * shape.key_size;
+  return {{"shared_by", shape.value_heads / shape.key_heads},
+          {"front_of_keys", shape.is_packed ? keys : 0},
+          {"front_of_values", shape.is_packed ? 2 * keys : 0},
+          {"is_packed", std::int64_t{shape.is_packed ? 1 : 0}},
+          {"key_size", shape.key_size},
+          {"value_size", shape.value_size},
+          {"columns", kDeltaColumns},
+          {"scale", shape.scale}};
+}
+
 KernelDescription gated_delta(const DeltaShape& shape) {
-  const std::string tokens = "all_tokens";
   const std::int64_t shares = shares_of(shape);
   const std::int64_t rows = q4nx::ceil_div(shape.key_size, shares);
   const std::int64_t line = shares * rows + 1;
-  const std::int64_t keys = shape.key_heads * shape.key_size;
-  const std::int64_t values = shape.value_heads * shape.value_size;
-  const std::int64_t columns = 2 * keys + values;
-  const auto given = [&](const char* name, std::int64_t own) {
-    return TensorDescription{.name = name,
-                             .element = Element::kActivation,
-                             .sizes = {tokens, shape.is_packed ? columns : own}};
-  };
-  return {.name = "gated_delta",
-          .body = kBody,
-          .tensors = {given("query", keys),
-                      given("key", keys),
-                      given("value", values),
-                      {.name = "decay", .sizes = {tokens, shape.value_heads}},
-                      {.name = "share", .sizes = {tokens, shape.value_heads}},
-                      {.name = "before", .sizes = state_sizes(shape)},
-                      {.name = "y",
-                       .element = Element::kActivation,
-                       .access = Access::kWrite,
-                       .sizes = {tokens, values}},
-                      {.name = "behind", .access = Access::kWrite, .sizes = state_sizes(shape)}},
-          .constants = {{"shared_by", shape.value_heads / shape.key_heads},
-                        {"front_of_keys", shape.is_packed ? keys : 0},
-                        {"front_of_values", shape.is_packed ? 2 * keys : 0},
-                        {"is_packed", std::int64_t{shape.is_packed ? 1 : 0}},
-                        {"key_size", shape.key_size},
-                        {"value_size", shape.value_size},
-                        {"columns", kColumns},
-                        {"shares", shares},
-                        {"rows", rows},
-                        {"all_rows", shares * rows},
-                        {"tile", kTile},
-                        {"line", line},
-                        {"held", 2 * kTile * line},
-                        {"scale", shape.scale}},
-          .parameters = {"first", "tokens"},
-          .lanes = kColumns * shares};
+  KernelDescription kernel{
+      .name = "gated_delta",
+      .body = kBody,
+      .tensors = {given(shape, "query"), given(shape, "key"), given(shape, "value"),
+                  rates_of(shape, "decay"), rates_of(shape, "share"),
+                  state_of(shape, "before", Access::kRead), result_of(shape),
+                  state_of(shape, "behind", Access::kWrite)},
+      .constants = constants_of(shape),
+      .parameters = {"first", "tokens"},
+      .lanes = kDeltaColumns * shares};
+  kernel.constants.insert({{"shares", shares},
+                           {"rows", rows},
+                           {"all_rows", shares * rows},
+                           {"tile", kTile},
+                           {"line", line},
+                           {"held", 2 * kTile * line}});
+  return kernel;
 }
 
 Grid gated_delta_grid(const DeltaShape& shape, std::int64_t sequences) {
-  return {.groups = {shape.value_heads, q4nx::ceil_div(shape.value_size, kColumns), sequences},
-          .lanes = kColumns * shares_of(shape)};
+  return {.groups = {shape.value_heads, q4nx::ceil_div(shape.value_size, kDeltaColumns), sequences},
+          .lanes = kDeltaColumns * shares_of(shape)};
 }
 
 KernelDescription delta_rates(std::int64_t heads, std::int64_t columns) {

@@ -56,6 +56,23 @@ struct DeltaShape {
 KernelDescription gated_delta(const DeltaShape& shape);
 Grid gated_delta_grid(const DeltaShape& shape, std::int64_t sequences = 1);
 
+// The same in chunks of so many tokens of a sequence, whose large parts are matrix products: two
+// kernels in turn. A work-group of the second, as of gated_delta, has so many columns of a state.
+constexpr std::int64_t kDeltaChunk = 16;
+constexpr std::int64_t kDeltaColumns = 32;
+// Whether they are to compute so many tokens of each sequence: no less than a chunk, with a
+// work-group's memory of so many bytes.
+bool takes_chunks(const DeltaShape& shape, std::int64_t tokens, std::int64_t local_memory);
+// Arguments: q, k, decay and share as above, and `pairs`, so many floats that the second kernel
+// reads; parameters: first, tokens.
+KernelDescription delta_pairs(const DeltaShape& shape);
+Grid delta_pairs_grid(const DeltaShape& shape, std::int64_t tokens, std::int64_t sequences = 1);
+std::int64_t delta_pairs_floats(const DeltaShape& shape, std::int64_t tokens,
+                                std::int64_t sequences = 1);
+// Arguments: q, k, v, pairs, states before, y, states behind; parameters: first, tokens.
+KernelDescription gated_delta_chunks(const DeltaShape& shape);
+Grid gated_delta_chunks_grid(const DeltaShape& shape, std::int64_t sequences = 1);
+
 // y = x / rms(x) weight SiLU(gate), for each part of `size` columns. Arguments: x [t, columns],
 // weight float32 [size], gate and y like x.
 KernelDescription gated_rms_norm(std::int64_t columns, std::int64_t size, float epsilon);

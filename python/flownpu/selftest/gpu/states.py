@@ -14,6 +14,7 @@ _MICROSOFT = "com.microsoft"
 _EPSILON = 1e-6
 _LANES = 64  # work-items that sum a row together
 _EXP = 6  # of F32, as in attention.py
+_CHUNK = 16  # tokens of a prompt's chunk (ops/gpu/kernels/states/kernels.h)
 
 
 def states() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
@@ -22,7 +23,8 @@ def states() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "short_convolution, as many tokens as the state has", partial(_convolution, 1, 3, 64, 4, silu=True)
     yield "short_convolution, prompt without silu", partial(_convolution, 2, 19, 65, 3, silu=False)
     yield "gated_delta, one token", partial(_delta, 2, 1, 2, 4, 16, 24)
-    yield "gated_delta, prompt", partial(_delta, 2, 37, 2, 2, 32, 70)
+    yield "gated_delta, few tokens", partial(_delta, 2, 7, 2, 4, 16, 24)
+    yield "gated_delta, prompt", partial(_delta, 2, 37, 2, 4, 30, 70)
     yield "gated_rms_norm", partial(_norm, (2, 3, 4 * 40), 40)
 
 
@@ -58,7 +60,11 @@ def _delta(
     # `off`: the length of a column's error. The rule with |k| = 1 and beta <= 1 carries it on and does not enlarge it.
     # Each token adds the roundings of a sum of key_size terms, of at most a column's length, and of the few operations
     # on each element. y is two such sums times |q|, and has the error of the state and of what the token adds to it.
-    off, largest = 0.0, float(np.abs(past).max())
+    # In a chunk the tokens before act through A and T (delta_chunks.cc), too: A's rounding is relative to the sum of
+    # |A d|, and that of the product T R relative to |T R|, where T is no more than the decay between both tokens (as P
+    # is) and R no more than a value and what a column knows of it.
+    off, largest, summed = 0.0, float(np.abs(past).max()), 0.0
+    earlier: list[tuple[np.ndarray, float]] = []  # decayed keys and what they added of a chunk's tokens
     heads = np.arange(value_heads) // (value_heads // key_heads)
     for token in range(tokens):
         of_key, of_query = (part[:, token, heads].astype(np.float64) for part in (k, q))
@@ -66,11 +72,18 @@ def _delta(
         held = factor * np.einsum("bhij,bhi->bhj", state, of_key)[:, :, None]
         error = beta[:, token, :, None, None] * (v[:, token, :, None] - held)
         state = factor * state + of_key[..., None] * error
+        earlier = [(factor[..., 0] * key, added) for key, added in earlier] if token % _CHUNK else []
+        by_pairs = sum(np.abs(np.einsum("bhi,bhi->bh", of_key, key)).max() * added for key, added in earlier)
+        reach = 1 + sum(float(np.sqrt(np.square(key).sum(-1)).max()) for key, _ in earlier)
+        earlier.append((of_key, float(np.abs(error).max())))
         y[:, token] = np.einsum("bhij,bhi->bhj", state, of_query) * key_size**-0.5
         largest = max(largest, float(np.abs(state).max()), float(np.abs(v).max()))
-        off += (key_size + _EXP + 8) * F32 * key_size**0.5 * largest
+        known = (1 + key_size**0.5) * largest
+        off += ((key_size + _EXP + 8) * key_size**0.5 * largest + _CHUNK * reach * known) * F32
+        off += (key_size + _EXP + _CHUNK) * F32 * by_pairs
+        summed = max(summed, (key_size + _EXP + _CHUNK) * F32 * reach * known)
     length = np.sqrt(np.square(q.astype(np.float64)).sum(-1))[:, :, heads, None] * key_size**-0.5
-    tolerance = length * (off + (4 * key_size + _EXP + 8) * F32 * key_size**0.5 * largest)
+    tolerance = length * (off + summed + (4 * key_size + _EXP + 8) * F32 * key_size**0.5 * largest)
     flat = [part.reshape(batch, tokens, -1) for part in (q, k, v)]
     return Case(
         op_type="LinearAttention", domain=_MICROSOFT, inputs=[*flat, past, decay, beta],

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ops/error.h"
 #include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/operators/run.h"
 
@@ -17,8 +18,7 @@ std::int64_t ForwardPass::most_tokens(const transformer::Decoder& decoder) {
 // up, 6 down, 7 the next layer's first norms; after the last layer, 8, the LM head. A value lives
 // until the end of the last step that reads it.
 std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
-    const transformer::Decoder& decoder, const StoredType& stored) {
-  const std::int64_t tokens = most_tokens(decoder);
+    const transformer::Decoder& decoder, const StoredType& stored, std::int64_t tokens) {
   const std::int64_t attention = decoder.attended();
   std::int64_t mixed = 0;
   std::int64_t packed = 0;
@@ -77,7 +77,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
 
 std::int64_t ForwardPass::activation_bytes(const transformer::Decoder& decoder,
                                            const StoredType& stored) {
-  const SharedBuffers shared = share_buffers(lifetimes(decoder, stored));
+  const SharedBuffers shared = share_buffers(lifetimes(decoder, stored, most_tokens(decoder)));
   const auto bytes = static_cast<std::int64_t>(
       std::accumulate(shared.bytes.begin(), shared.bytes.end(), std::size_t{0}));
   return decoder.feed_forward().experts == 0
@@ -96,7 +96,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
       matrices_(options.matrices),
       rounds_(options.activations == Activations::kInt8),
       tuner_(*context_),
-      shared_(share_buffers(lifetimes(decoder, stored_))),
+      room_(most_tokens(decoder)),
+      shared_(share_buffers(lifetimes(decoder, stored_, room_))),
       heads_shape_{.heads = decoder.attention().heads,
                    .kv_heads = decoder.attention().kv_heads,
                    .head_size = decoder.attention().head_size,
@@ -105,10 +106,7 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
                    .qk_norm = decoder.attention().has_qk_norm(),
                    .epsilon = decoder.epsilon,
                    .rotated = decoder.rotated_size} {
-  for (const std::size_t bytes : shared_.bytes) {
-    check_bytes(bytes, "activations");
-    buffers_.push_back(context_->allocate(bytes));
-  }
+  buffers_ = allocated(shared_);
   const NormShape norm{.columns = decoder.hidden, .epsilon = decoder.epsilon};
   first_norm_ = compile(rms_norm(norm));
   entry_norm_ = compile(rms_norm({.columns = decoder.hidden,
@@ -124,6 +122,38 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
   const ProductShape head{
       .rows = decoder.vocabulary, .columns = decoder.hidden, .result = Element::kFloat32};
   head_ = compile_product(head, head, constants.head);
+}
+
+std::vector<Buffer> ForwardPass::allocated(const SharedBuffers& shared) {
+  std::vector<Buffer> buffers;
+  for (const std::size_t bytes : shared.bytes) {
+    check_bytes(bytes, "activations");
+    buffers.push_back(context_->allocate(bytes));
+  }
+  return buffers;
+}
+
+void ForwardPass::make_room(std::int64_t tokens) {
+  if (tokens <= room_) return;
+  if (!std::ranges::all_of(constants_.rotary, &PlacedConstants::Rotary::by_position))
+    unsupported("expected at most ", room_, " tokens that see one another where the graph makes ",
+                "rotary tables, or layers have none, got ", tokens,
+                ": set the provider option on_unsupported to cpu");
+  SharedBuffers shared = share_buffers(lifetimes(decoder_, stored_, tokens));
+  try {
+    std::vector<Buffer> buffers = allocated(shared);
+    context_->wait();  // Before what kernels use is freed.
+    if (decoder_.feed_forward().experts > 0)
+      experts_.reserve(*context_, mixture_shape(decoder_), tokens);
+    buffers_ = std::move(buffers);
+  } catch (const GpuError& error) {
+    if (error.failure() != Failure::kMemory) throw;
+    unsupported(error.what(), ": it is for the activations of ", tokens,
+                " tokens that see one another, which are computed at once: give smaller images, or "
+                "set the provider option on_unsupported to cpu");
+  }
+  shared_ = std::move(shared);
+  room_ = tokens;
 }
 
 void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,

@@ -65,7 +65,13 @@ class ForwardPass {
 
   // kMostTokens, or the decoder's positions if they are fewer.
   static std::int64_t most_tokens(const transformer::Decoder& decoder);
-  std::int64_t most_tokens() const { return most_tokens(decoder_); }
+  // The same, or what make_room() made it.
+  std::int64_t most_tokens() const { return room_; }
+  // Has at least so many tokens computed at once from now on: those of a block that see one another
+  // (an image's) need the keys of all of them in each layer. Throws GpuError; Unsupported, with
+  // nothing changed, where there is no memory for their activations, and for more than kMostTokens
+  // where rotary tables are not by position.
+  void make_room(std::int64_t tokens);
   // Kernels for one token of one sequence whose attention is not cut into parts.
   static std::int64_t dispatches_of(const transformer::Decoder& decoder);
   // Bytes of the buffers that a pass of this decoder allocates for its activations.
@@ -159,7 +165,9 @@ class ForwardPass {
   static constexpr std::int64_t kGroupsOfUnit = 4;
 
   static std::array<Lifetime, kActivations> lifetimes(const transformer::Decoder& decoder,
-                                                      const StoredType& stored);
+                                                      const StoredType& stored,
+                                                      std::int64_t tokens);
+  std::vector<Buffer> allocated(const SharedBuffers& shared);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
   // `shape`: of several tokens; `of_token`: of one.
   CompiledProduct compile_product(const ProductShape& shape, const ProductShape& of_token,
@@ -236,6 +244,7 @@ class ForwardPass {
   GpuMatrices matrices_;
   bool rounds_;
   Tuner tuner_;
+  std::int64_t room_;  // tokens that buffers_ and experts_ have room for
   SharedBuffers shared_;
   std::vector<Buffer> buffers_;
   Buffer logits_;

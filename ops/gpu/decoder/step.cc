@@ -39,21 +39,15 @@ std::string positions_text(const transformer::SequenceTokens& tokens) {
                            : "positions " + first + "-" + std::to_string(tokens.total() - 1);
 }
 
-// Throws Error for block numbers that do not grow, Unsupported for a block of more tokens than
-// `most`.
-void check_blocks(std::span<const std::int32_t> blocks, const transformer::SequenceTokens& tokens,
-                  std::int64_t sequence, std::int64_t most) {
-  check_block_numbers(blocks, "", sequence);
-  for (std::size_t token = 0; token < blocks.size();) {
-    const std::int64_t block = tokens_of_block(blocks.subspan(token));
-    if (block > most)
-      unsupported("expected at most ", most,
-                  " tokens that see one another, which the GPU computes "
-                  "at once, got ",
-                  block, " from position ", tokens.past + static_cast<std::int64_t>(token),
-                  " on: set the provider option on_unsupported to cpu");
-    token += static_cast<std::size_t>(block);
+// The tokens of the largest block.
+std::int64_t largest_of(std::span<const std::int32_t> blocks) {
+  std::int64_t largest = 0;
+  while (!blocks.empty()) {
+    const std::int64_t block = tokens_of_block(blocks);
+    largest = std::max(largest, block);
+    blocks = blocks.subspan(static_cast<std::size_t>(block));
   }
+  return largest;
 }
 
 // For each of these tokens, the number of them that it sees; empty if no two are in one block.
@@ -102,7 +96,7 @@ void DecoderStep::infer(std::span<const Tensor> inputs, std::span<Shape> outputs
                 ": run fewer at a time, or set the provider option on_unsupported to cpu");
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
     const transformer::SequenceTokens tokens = transformer::tokens_of(decoder_, inputs, sequence);
-    check_blocks(blocks_of(inputs, sequence, tokens.count), tokens, sequence, pass_.most_tokens());
+    check_block_numbers(blocks_of(inputs, sequence, tokens.count), "", sequence);
   }
   transformer::infer_outputs(decoder_, inputs, outputs);
 }
@@ -114,6 +108,14 @@ std::span<const std::int32_t> DecoderStep::blocks_of(std::span<const Tensor> inp
   const Tensor& blocks = inputs[transformer::kFirstPast + 2 * decoder_.attentions()];
   return {blocks.as<const std::int32_t>() + sequence * blocks.shape[1],
           static_cast<std::size_t>(count)};
+}
+
+// A block is computed at once, however large it is.
+void DecoderStep::make_room(std::span<const Tensor> inputs) const {
+  for (std::int64_t sequence = 0; sequence < inputs[transformer::kHidden].shape[0]; ++sequence) {
+    const std::int64_t count = transformer::tokens_of(decoder_, inputs, sequence).count;
+    pass_.make_room(largest_of(blocks_of(inputs, sequence, count)));
+  }
 }
 
 std::int64_t DecoderStep::some_of(const Sequence& sequence, std::int64_t token, std::int64_t most) {
@@ -272,6 +274,7 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
   const ObservedRun observed(*context_,
                              positions_text(transformer::tokens_of(decoder_, inputs, 0)));
   try {
+    make_room(inputs);
     const std::vector<Sequence> sequences = begin(inputs, outputs);
     begin_states(inputs, sequences);
     const Tensor& logits = outputs[transformer::kLogits];

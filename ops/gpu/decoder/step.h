@@ -26,9 +26,9 @@ class DecoderStep final : public Step {
   // GpuError; Error for a node that is not as constants.h says.
   DecoderStep(const Node& node, std::shared_ptr<Context> context, const DeviceOptions& options);
 
-  // Throws Unsupported for more sequences, or a longer block, than can be computed at once.
+  // Throws Unsupported for more sequences than can be computed at once.
   void infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const override;
-  // Throws GpuError; Unsupported for a cache that there is no memory for.
+  // Throws GpuError; Unsupported for a cache, or a block, that there is no memory for.
   void run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
            std::span<std::byte> scratch) const override;
   std::int64_t multiply_adds() const override { return decoder_.multiply_adds(); }
@@ -45,6 +45,7 @@ class DecoderStep final : public Step {
   // The block numbers of a sequence's new tokens, without padding; empty for a single token.
   std::span<const std::int32_t> blocks_of(std::span<const Tensor> inputs, std::int64_t sequence,
                                           std::int64_t count) const;
+  void make_room(std::span<const Tensor> inputs) const;
   // How many of the tokens from `token` on go into a chunk with room for `most` without cutting a
   // block.
   static std::int64_t some_of(const Sequence& sequence, std::int64_t token, std::int64_t most);

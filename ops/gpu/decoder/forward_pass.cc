@@ -105,7 +105,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
                    .scale = decoder.attention().scale,
                    .qk_norm = decoder.attention().has_qk_norm(),
                    .epsilon = decoder.epsilon,
-                   .rotated = decoder.rotated_size} {
+                   .rotated = decoder.rotated_size,
+                   .is_paged = options.paged} {
   buffers_ = allocated(shared_);
   const NormShape norm{.columns = decoder.hidden, .epsilon = decoder.epsilon};
   first_norm_ = compile(rms_norm(norm));
@@ -200,6 +201,15 @@ ForwardPass::Attended ForwardPass::attended_by(std::size_t layer, const Segment&
           .capacity = segment.cache->capacity()};
 }
 
+// The last arguments of the kernels that read or write a paged cache.
+void ForwardPass::add_pages(const Segment& segment, std::vector<const Buffer*>& buffers,
+                            std::vector<std::int64_t>& parameters) {
+  if (segment.pages == nullptr) return;
+  buffers.push_back(&segment.pages->table);
+  parameters.insert(parameters.end(),
+                    {segment.sequence, segment.pages->columns, segment.pages->rows});
+}
+
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.count == 1) {
@@ -217,15 +227,18 @@ void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
                                       keys,        values};
   if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
-  launch(*append_, append_heads_grid(heads_shape_, segment.count), appended,
-         std::array{segment.first, segment.past, turn_of(rotary, segment), capacity});
+  std::vector<std::int64_t> parameters{segment.first, segment.past, turn_of(rotary, segment),
+                                       capacity};
+  add_pages(segment, appended, parameters);
+  launch(*append_, append_heads_grid(heads_shape_, segment.count), appended, parameters);
   std::vector<const Buffer*> buffers{of(kQuery), keys, values};
   if (segment.has_blocks) buffers.push_back(of(kEnds));
   buffers.push_back(of(kAttended));
   if (kind.sinks) buffers.push_back(&constants.sinks);
+  parameters = {segment.first, segment.past, segment.count, capacity, kind.window};
+  add_pages(segment, buffers, parameters);
   launch(segment.has_blocks ? *attention_of_blocks_ : *attention_in_tiles_,
-         flow_attention_grid(tiles_shape_, 1, segment.count), buffers,
-         std::array{segment.first, segment.past, segment.count, capacity, kind.window});
+         flow_attention_grid(tiles_shape_, 1, segment.count), buffers, parameters);
 }
 
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
@@ -245,6 +258,7 @@ void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
   parameters.push_back(turn_of(rotary, segment));
   if (heads_shape_.qk_norm) buffers.insert(buffers.end(), {&constants.q_norm, &constants.k_norm});
   if (kind.sinks && parts == 1) buffers.push_back(&constants.sinks);
+  add_pages(segment, buffers, parameters);
   launch(parts > 1 ? *attention_in_parts_ : *attention_,
          flow_attention_grid(attention_shape_, parts, 1), buffers, parameters);
   if (parts == 1) return;

@@ -27,6 +27,14 @@
 
 namespace flownpu::gpu {
 
+// Where the rows of a paged cache are: row i of a sequence's page j is row pages[sequence, j] x
+// `rows` + i of the cache.
+struct Pages {
+  Buffer table;  // int32 [sequences, columns]
+  std::int64_t columns = 0;
+  std::int64_t rows = 0;
+};
+
 // Tokens of one sequence, computed together with those of others: rows first .. first + count - 1
 // of the hidden states, at positions from `past` on.
 struct Segment {
@@ -39,6 +47,9 @@ struct Segment {
   SequenceStates* states = nullptr;  // null: all layers have attention
   // The first token's row of rotary tables, less `past` (SequenceTokens::shift).
   std::int64_t shift = 0;
+  // If the cache is paged, else null; and the sequence's row of them.
+  const Pages* pages = nullptr;
+  std::int64_t sequence = 0;
 };
 
 // The kernels' types, storages and measurements beside the decoder.
@@ -48,6 +59,7 @@ struct PassOptions {
   GpuDtype dtype = GpuDtype::kAuto;
   GpuWeights weights = GpuWeights::kAuto;
   GpuMatrices matrices = GpuMatrices::kAuto;
+  bool paged = false;  // caches are in pages
 };
 
 class ForwardPass {
@@ -223,6 +235,8 @@ class ForwardPass {
     std::int64_t capacity;
   };
   Attended attended_by(std::size_t layer, const Segment& segment) const;
+  static void add_pages(const Segment& segment, std::vector<const Buffer*>& buffers,
+                        std::vector<std::int64_t>& parameters);
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend_prompt(std::size_t layer, const Segment& segment);
   // The row of a layer's rotary table that a segment's first token uses.

@@ -225,6 +225,7 @@ AttentionShape ForwardPass::attention_shape() const {
                              .epsilon = heads_shape_.epsilon,
                              .rotated = heads_shape_.rotated,
                              .scale = heads_shape_.scale,
+                             .is_paged = heads_shape_.is_paged,
                              .has_sinks = decoder_.attention().sinks,
                              .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)

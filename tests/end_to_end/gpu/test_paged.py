@@ -106,7 +106,7 @@ def test_cpu_goes_on_from_same_blocks_after_failure(
     run(ours, CALLS[:3], held_out)
     run(theirs, CALLS[:3], held_out)
     double.inject("clEnqueueNDRangeKernel", 20, Way.ONCE, -5)
-    with pytest.raises(Exception, match=r"\(position 24\)\. The session's next runs are on its CPU"):
+    with pytest.raises(Exception, match=r"\(position 25\)\. The session's next runs are on its CPU"):
         run(ours, CALLS[3:4], held_out)
     double.reset()
     assert_near(run(ours, CALLS[3:], held_out), run(theirs, CALLS[3:], held_out))

@@ -38,14 +38,16 @@ FIRST = {"a": 0, "b": 50, "c": 200}  # of the held-out text
 def open_session(converted: Callable[..., Path], ep_devices: Any, gpu_api: str) -> Callable[..., PagedSession]:
     def opened(device: str, **options: str) -> PagedSession:
         given = {"device": device, "activations": "bf16"} | ({} if device == "cpu" else {"gpu_api": gpu_api})
-        return PagedSession(converted(paged=True), ep_devices[:1], given | options, BLOCKS)
+        session = PagedSession(converted(paged=True), ep_devices[:1], given | options, BLOCKS)
+        session.free.reverse()  # the first that is taken is block 0, whose first bytes are the device's ticket
+        return session
 
     return opened
 
 
 def run(session: PagedSession, calls: list[dict[str, int]], text: Tokens) -> np.ndarray[Any, Any]:
     """Logits of the last token of each sequence in each call, [.., V]."""
-    logits = []
+    logits: list[np.ndarray[Any, Any]] = []
     for call in calls:
         work = {}
         for name, count in call.items():

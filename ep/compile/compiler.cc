@@ -10,6 +10,7 @@
 #include "ep/compile/placement.h"
 #include "ops/error.h"
 #include "ops/system/machine_limits.h"
+#include "ops/transformer/paged.h"
 #include "ops/transformer/staged_device.h"
 
 namespace flownpu {
@@ -56,12 +57,13 @@ void refuse_host(const Device& device, const std::vector<Lowered::OnHost>& on_ho
 }
 
 // The places of the decoder's present keys and values among the partition's outputs; empty if the
-// nodes have no decoder. States, which follow them, are tensors on both devices.
+// nodes have no decoder, or one with paged caches, which one device keeps. States, which follow
+// them, are tensors on both devices.
 std::vector<std::size_t> presents_of(const std::vector<Node>& nodes,
                                      const std::vector<std::string>& outputs) {
   std::vector<std::size_t> places;
   const auto decoder = std::ranges::find(nodes, transformer::kDecoderLayers, &Node::op_type);
-  if (decoder == nodes.end()) return places;
+  if (decoder == nodes.end() || decoder->integer(transformer::kPaged, 0) != 0) return places;
   const std::size_t parts = 2 * transformer::Decoder::read(*decoder).attentions();
   for (std::size_t i = transformer::kFirstPresent; i < transformer::kFirstPresent + parts; ++i) {
     const auto found = std::ranges::find(outputs, decoder->outputs[i].name);

@@ -83,7 +83,8 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
   }
   const std::lock_guard lock(context->mutex());
   auto step = std::make_unique<DecoderStep>(node, context, options());
-  caches().add(step->caches());
+  if (step->caches() != nullptr) caches().add(step->caches());
+  if (step->paged() != nullptr) paged_.push_back(step->paged());
   return step;
 }
 
@@ -144,6 +145,11 @@ void SessionDevice::restore(std::span<const Tensor> tensors) const {
   const std::lock_guard lock(context->mutex());
   try {
     caches().restore(tensors);
+    for (const std::weak_ptr<PagedCaches>& one : paged_) {
+      const std::shared_ptr<PagedCaches> paged = one.lock();
+      for (std::size_t i = 0; i < tensors.size() && paged != nullptr; ++i)
+        paged->restore(tensors[i]);
+    }
   } catch (const GpuError& error) {
     fail(error.what(), ". Keys and values of this conversation were in the device's memory, and ",
          "are lost with it: begin the conversation anew");

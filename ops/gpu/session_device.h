@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ops/gpu/context/context.h"
+#include "ops/gpu/decoder/paged_caches.h"
 #include "ops/transformer/device_with_host.h"
 
 namespace flownpu::gpu {
@@ -55,6 +56,8 @@ class SessionDevice final : public transformer::DeviceWithHost {
 
   mutable std::mutex mutex_;  // guards context_
   mutable std::shared_ptr<Context> context_;
+  // Those of prepared steps; guarded by the context's mutex.
+  mutable std::vector<std::weak_ptr<PagedCaches>> paged_;
 };
 
 }  // namespace flownpu::gpu

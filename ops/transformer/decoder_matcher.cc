@@ -14,6 +14,7 @@
 #include "ops/nodes/q4nx_moe.h"
 #include "ops/transformer/graph/operators.h"
 #include "ops/transformer/matcher.h"
+#include "ops/transformer/paged.h"
 
 namespace flownpu::transformer {
 
@@ -374,6 +375,10 @@ void Matcher::finish(const Entry& entry) {
     fail(to_string(selection),
          ": expected a GatherND that selects the last token before the LM head; the graph computes "
          "logits of all tokens: convert it with --logits last");
+  } else if (block_table(*attentions.front()) != nullptr && is(selection, "", "Gather")) {
+    take(selection);
+    check_last_tokens(graph_, selection, attentions.front()->inputs[kTotalSequenceLength].name);
+    selected = selection.outputs[0].name;
   } else if (!is(selection, "", "GatherND") || selection.inputs[0].name != entry.normalised) {
     fail(to_string(selection), ": expected a GatherND that selects the last token");
   } else {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "ops/error.h"
 #include "ops/gpu/kernels/matrices/flow_attention.h"
 #include "ops/gpu/kernels/matrices/q4nx_matmul.h"
 #include "ops/gpu/operators/run.h"
@@ -18,8 +19,7 @@ std::int64_t ForwardPass::most_tokens(const transformer::Decoder& decoder) {
 // up, 6 down, 7 the next layer's first norms; after the last layer, 8, the LM head. A value lives
 // until the end of the last step that reads it.
 std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
-    const transformer::Decoder& decoder, const StoredType& stored) {
-  const std::int64_t tokens = most_tokens(decoder);
+    const transformer::Decoder& decoder, const StoredType& stored, std::int64_t tokens) {
   const std::int64_t attention = decoder.attended();
   std::int64_t mixed = 0;
   std::int64_t packed = 0;
@@ -81,7 +81,7 @@ std::array<Lifetime, ForwardPass::kActivations> ForwardPass::lifetimes(
 
 std::int64_t ForwardPass::activation_bytes(const transformer::Decoder& decoder,
                                            const StoredType& stored) {
-  const SharedBuffers shared = share_buffers(lifetimes(decoder, stored));
+  const SharedBuffers shared = share_buffers(lifetimes(decoder, stored, most_tokens(decoder)));
   const auto bytes = static_cast<std::int64_t>(
       std::accumulate(shared.bytes.begin(), shared.bytes.end(), std::size_t{0}));
   return decoder.feed_forward().experts == 0
@@ -100,7 +100,8 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
       matrices_(options.matrices),
       rounds_(options.activations == Activations::kInt8),
       tuner_(*context_),
-      shared_(share_buffers(lifetimes(decoder, stored_))),
+      room_(most_tokens(decoder)),
+      shared_(share_buffers(lifetimes(decoder, stored_, room_))),
       heads_shape_{.heads = decoder.attention().heads,
                    .kv_heads = decoder.attention().kv_heads,
                    .head_size = decoder.attention().head_size,
@@ -108,11 +109,9 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
                    .scale = decoder.attention().scale,
                    .qk_norm = decoder.attention().has_qk_norm(),
                    .epsilon = decoder.epsilon,
-                   .rotated = decoder.rotated_size} {
-  for (const std::size_t bytes : shared_.bytes) {
-    check_bytes(bytes, "activations");
-    buffers_.push_back(context_->allocate(bytes));
-  }
+                   .rotated = decoder.rotated_size,
+                   .is_paged = options.paged} {
+  buffers_ = allocated(shared_);
   const NormShape norm{.columns = decoder.hidden, .epsilon = decoder.epsilon};
   first_norm_ = compile(rms_norm(norm));
   entry_norm_ = compile(rms_norm({.columns = decoder.hidden,
@@ -128,6 +127,38 @@ ForwardPass::ForwardPass(std::shared_ptr<Context> context, const transformer::De
   const ProductShape head{
       .rows = decoder.vocabulary, .columns = decoder.hidden, .result = Element::kFloat32};
   head_ = compile_product(head, head, constants.head);
+}
+
+std::vector<Buffer> ForwardPass::allocated(const SharedBuffers& shared) {
+  std::vector<Buffer> buffers;
+  for (const std::size_t bytes : shared.bytes) {
+    check_bytes(bytes, "activations");
+    buffers.push_back(context_->allocate(bytes));
+  }
+  return buffers;
+}
+
+void ForwardPass::make_room(std::int64_t tokens) {
+  if (tokens <= room_) return;
+  if (!std::ranges::all_of(constants_.rotary, &PlacedConstants::Rotary::by_position))
+    unsupported("expected at most ", room_, " tokens that see one another where the graph makes ",
+                "rotary tables, or layers have none, got ", tokens,
+                ": set the provider option on_unsupported to cpu");
+  SharedBuffers shared = share_buffers(lifetimes(decoder_, stored_, tokens));
+  try {
+    std::vector<Buffer> buffers = allocated(shared);
+    context_->wait();  // Before what kernels use is freed.
+    if (decoder_.feed_forward().experts > 0)
+      experts_.reserve(*context_, mixture_shape(decoder_), tokens);
+    buffers_ = std::move(buffers);
+  } catch (const GpuError& error) {
+    if (error.failure() != Failure::kMemory) throw;
+    unsupported(error.what(), ": it is for the activations of ", tokens,
+                " tokens that see one another, which are computed at once: give smaller images, or "
+                "set the provider option on_unsupported to cpu");
+  }
+  shared_ = std::move(shared);
+  room_ = tokens;
 }
 
 void ForwardPass::launch(const CompiledKernel& kernel, const Grid& grid,
@@ -176,6 +207,15 @@ ForwardPass::Attended ForwardPass::attended_by(std::size_t layer, const Segment&
           .capacity = segment.cache->capacity()};
 }
 
+// The last arguments of the kernels that read or write a paged cache.
+void ForwardPass::add_pages(const Segment& segment, std::vector<const Buffer*>& buffers,
+                            std::vector<std::int64_t>& parameters) {
+  if (segment.pages == nullptr) return;
+  buffers.push_back(&segment.pages->table);
+  parameters.insert(parameters.end(),
+                    {segment.sequence, segment.pages->columns, segment.pages->rows});
+}
+
 void ForwardPass::attend(std::size_t layer, std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.count == 1) {
@@ -191,25 +231,28 @@ void ForwardPass::attend_prompt(std::size_t layer, const Segment& segment) {
   std::vector<const Buffer*> appended{of(kPacked), &rotary.cosines, &rotary.sines, of(kQuery),
                                       keys,        values};
   if (heads_shape_.qk_norm) appended.insert(appended.end(), {&constants.q_norm, &constants.k_norm});
-  launch(*append_, append_heads_grid(heads_shape_, segment.count), appended,
-         std::array{segment.first, segment.past, turn_of(rotary, segment), capacity});
+  std::vector<std::int64_t> parameters{segment.first, segment.past, turn_of(rotary, segment),
+                                       capacity};
+  add_pages(segment, appended, parameters);
+  launch(*append_, append_heads_grid(heads_shape_, segment.count), appended, parameters);
   std::vector<const Buffer*> buffers{of(kQuery), keys, values};
   if (segment.has_blocks) buffers.push_back(of(kEnds));
   buffers.push_back(of(kAttended));
   if (kind.sinks) buffers.push_back(&constants.sinks);
-  launch_prompt(segment.has_blocks ? attention_of_blocks_ : attention_of_prompt_, buffers,
-                {segment.first, segment.past, segment.count, capacity, kind.window});
+  parameters = {segment.first, segment.past, segment.count, capacity, kind.window};
+  add_pages(segment, buffers, parameters);
+  launch_prompt(segment.has_blocks ? attention_of_blocks_ : attention_of_prompt_, segment.count,
+                buffers, parameters);
 }
 
-// `numbers`: flow_attention's parameters; the third are the tokens.
-void ForwardPass::launch_prompt(const PromptKernel& kernel, std::span<const Buffer* const> buffers,
-                                const std::array<std::int64_t, 5>& numbers) {
-  const std::int64_t tokens = numbers[2];
+void ForwardPass::launch_prompt(const PromptKernel& kernel, std::int64_t tokens,
+                                std::span<const Buffer* const> buffers,
+                                std::span<const std::int64_t> parameters) {
   launch(*kernel.kernel,
          kernel.in_matrices
              ? flow_attention_of_matrices_grid(tiles_shape_, *context_->facts().matrices, 1, tokens)
              : flow_attention_grid(tiles_shape_, 1, tokens),
-         buffers, numbers);
+         buffers, parameters);
 }
 
 void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
@@ -227,6 +270,7 @@ void ForwardPass::attend_token(std::size_t layer, const Segment& segment) {
   parameters.push_back(turn_of(rotary, segment));
   if (heads_shape_.qk_norm) buffers.insert(buffers.end(), {&constants.q_norm, &constants.k_norm});
   if (kind.sinks && parts == 1) buffers.push_back(&constants.sinks);
+  add_pages(segment, buffers, parameters);
   launch(parts > 1 ? *attention_in_parts_ : *attention_,
          flow_attention_grid(attention_shape_, parts, 1), buffers, parameters);
   if (parts == 1) return;

@@ -29,6 +29,14 @@
 
 namespace flownpu::gpu {
 
+// Where the rows of a paged cache are: row i of a sequence's page j is row pages[sequence, j] x
+// `rows` + i of the cache.
+struct Pages {
+  Buffer table;  // int32 [sequences, columns]
+  std::int64_t columns = 0;
+  std::int64_t rows = 0;
+};
+
 // Tokens of one sequence, computed together with those of others: rows first .. first + count - 1
 // of the hidden states, at positions from `past` on.
 struct Segment {
@@ -41,6 +49,9 @@ struct Segment {
   SequenceStates* states = nullptr;  // null: all layers have attention
   // The first token's row of rotary tables, less `past` (SequenceTokens::shift).
   std::int64_t shift = 0;
+  // If the cache is paged, else null; and the sequence's row of them.
+  const Pages* pages = nullptr;
+  std::int64_t sequence = 0;
 };
 
 // The kernels' types, storages and measurements beside the decoder.
@@ -50,6 +61,7 @@ struct PassOptions {
   GpuDtype dtype = GpuDtype::kAuto;
   GpuWeights weights = GpuWeights::kAuto;
   GpuMatrices matrices = GpuMatrices::kAuto;
+  bool paged = false;  // caches are in pages
 };
 
 class ForwardPass {
@@ -67,7 +79,13 @@ class ForwardPass {
 
   // kMostTokens, or the decoder's positions if they are fewer.
   static std::int64_t most_tokens(const transformer::Decoder& decoder);
-  std::int64_t most_tokens() const { return most_tokens(decoder_); }
+  // The same, or what make_room() made it.
+  std::int64_t most_tokens() const { return room_; }
+  // Has at least so many tokens computed at once from now on: those of a block that see one another
+  // (an image's) need the keys of all of them in each layer. Throws GpuError; Unsupported, with
+  // nothing changed, where there is no memory for their activations, and for more than kMostTokens
+  // where rotary tables are not by position.
+  void make_room(std::int64_t tokens);
   // Kernels for one token of one sequence whose attention is not cut into parts.
   static std::int64_t dispatches_of(const transformer::Decoder& decoder);
   // Bytes of the buffers that a pass of this decoder allocates for its activations.
@@ -170,7 +188,9 @@ class ForwardPass {
   static constexpr std::int64_t kPastOfMeasured = 1024;
 
   static std::array<Lifetime, kActivations> lifetimes(const transformer::Decoder& decoder,
-                                                      const StoredType& stored);
+                                                      const StoredType& stored,
+                                                      std::int64_t tokens);
+  std::vector<Buffer> allocated(const SharedBuffers& shared);
   std::shared_ptr<const CompiledKernel> compile(const KernelDescription& kernel);
   // `shape`: of several tokens; `of_token`: of one.
   CompiledProduct compile_product(const ProductShape& shape, const ProductShape& of_token,
@@ -236,10 +256,13 @@ class ForwardPass {
     std::int64_t capacity;
   };
   Attended attended_by(std::size_t layer, const Segment& segment) const;
+  static void add_pages(const Segment& segment, std::vector<const Buffer*>& buffers,
+                        std::vector<std::int64_t>& parameters);
   void attend(std::size_t layer, std::span<const Segment> segments);
   void attend_prompt(std::size_t layer, const Segment& segment);
-  void launch_prompt(const PromptKernel& kernel, std::span<const Buffer* const> buffers,
-                     const std::array<std::int64_t, 5>& numbers);
+  void launch_prompt(const PromptKernel& kernel, std::int64_t tokens,
+                     std::span<const Buffer* const> buffers,
+                     std::span<const std::int64_t> parameters);
   // The row of a layer's rotary table that a segment's first token uses.
   static std::int64_t turn_of(const PlacedConstants::Rotary& rotary, const Segment& segment) {
     return rotary.by_position ? segment.past + segment.shift : segment.first;
@@ -259,6 +282,7 @@ class ForwardPass {
   GpuMatrices matrices_;
   bool rounds_;
   Tuner tuner_;
+  std::int64_t room_;  // tokens that buffers_ and experts_ have room for
   SharedBuffers shared_;
   std::vector<Buffer> buffers_;
   Buffer logits_;

@@ -6,11 +6,13 @@
 
 #include "ops/error.h"
 #include "ops/gpu/decoder/constants.h"
+#include "ops/gpu/decoder/paged_caches.h"
 #include "ops/gpu/operators/lowering.h"
 #include "ops/nodes/flow_qkv_attention.h"
 #include "ops/transformer/cache/kv_caches.h"
 #include "ops/transformer/decoder_matcher.h"
 #include "ops/transformer/graph/operators.h"
+#include "ops/transformer/paged.h"
 
 namespace flownpu::gpu {
 namespace {
@@ -32,7 +34,21 @@ void check(const Node& node, const transformer::Decoder& decoder) {
          name_of(type));
 }
 
-std::vector<Node> with_decoder(const std::vector<Node>& nodes,
+// Adds the table of blocks where caches are paged.
+void add_table(Node& node, const transformer::FoundDecoder& found) {
+  const Value* table = transformer::block_table(*found.attentions.front());
+  if (table == nullptr) return;
+  for (const Node* attention : found.attentions)
+    if (transformer::block_table(*attention)->name != table->name)
+      fail(to_string(*attention), ": expected block_table of all layers to be the same value");
+  if (found.decoder.has_states() || found.decoder.given_tables || found.decoder.all_logits)
+    fail(to_string(node), ": expected a paged decoder to have attention in each layer, constant ",
+         "rotary tables, and logits of each sequence's last token");
+  node.attributes[std::string(transformer::kPaged)] = std::int64_t{1};
+  node.inputs.push_back(*table);
+}
+
+std::vector<Node> with_decoder(const std::vector<Node>& given,
                                const std::vector<std::string>& outputs) {
   static const transformer::DecoderLimits limits{.who = "the GPU",
                                                  .means = "the GPU's kernels",
@@ -51,15 +67,23 @@ std::vector<Node> with_decoder(const std::vector<Node>& nodes,
                                                  .scaled_updates = true,
                                                  .partial_rotation = true,
                                                  .given_tables = true};
+  const std::vector<Node> nodes = transformer::with_flow_attention(given);
   const transformer::GraphWalk graph(nodes, outputs);
   const transformer::FoundDecoder found = transformer::find_decoder(nodes, graph, limits);
   Node node = found.node(kGpuDomain);
   check(node, found.decoder);
   write_factors(node, found.constants);
+  add_table(node, found);
   for (Value& value : found.state_inputs()) node.inputs.push_back(std::move(value));
   for (Value& value : values_of_constants(found.decoder, found.constants, found.mixtures, nodes))
     node.inputs.push_back(std::move(value));
-  return transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
+  std::vector<Node> lowered =
+      transformer::with_one_node(nodes, graph, found.taken, found.head, node, outputs);
+  if (const auto other = std::ranges::find_if(
+          lowered, [](const Node& one) { return transformer::block_table(one) != nullptr; });
+      other != lowered.end())
+    fail(to_string(*other), ": expected it to be a part of the same decoder");
+  return lowered;
 }
 
 }  // namespace

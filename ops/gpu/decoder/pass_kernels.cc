@@ -230,6 +230,7 @@ AttentionShape ForwardPass::attention_shape() const {
                              .epsilon = heads_shape_.epsilon,
                              .rotated = heads_shape_.rotated,
                              .scale = heads_shape_.scale,
+                             .is_paged = heads_shape_.is_paged,
                              .has_sinks = decoder_.attention().sinks,
                              .lanes = attention_lanes(context_->facts())};
   if (flow_attention_memory(shape) > context_->facts().local_memory)
@@ -278,7 +279,9 @@ ForwardPass::PromptKernel ForwardPass::fastest_prompt() {
   return fastest(
       ways, [&](bool in_matrices) { return describe_prompt(tiles_shape_, in_matrices); },
       [&](const PromptKernel& way) {
-        launch_prompt(way, buffers, {0, kPastOfMeasured, most_tokens(), capacity, 0});
+        launch_prompt(way, most_tokens(), buffers,
+                      std::array{std::int64_t{0}, kPastOfMeasured, most_tokens(), capacity,
+                                 std::int64_t{0}});
       });
 }
 

@@ -10,14 +10,19 @@
 #include "ops/gpu/decoder/cache_memory.h"
 #include "ops/gpu/opencl/status.h"
 #include "ops/nodes/flow_qkv_attention.h"
+#include "ops/transformer/paged.h"
 
 namespace flownpu::gpu {
 namespace {
 
+bool is_paged(const Node& node) { return node.integer(transformer::kPaged, 0) != 0; }
+
 transformer::Decoder read_decoder(const Node& node) {
   transformer::Decoder decoder = transformer::Decoder::read(node);
+  const std::size_t tables = is_paged(node) ? 1 : 0;
   transformer::check_values_of_decoder(
-      node, decoder, transformer::count_of_state_inputs(decoder) + count_of_constants(decoder));
+      node, decoder,
+      tables + transformer::count_of_state_inputs(decoder) + count_of_constants(decoder));
   return decoder;
 }
 
@@ -39,21 +44,15 @@ std::string positions_text(const transformer::SequenceTokens& tokens) {
                            : "positions " + first + "-" + std::to_string(tokens.total() - 1);
 }
 
-// Throws Error for block numbers that do not grow, Unsupported for a block of more tokens than
-// `most`.
-void check_blocks(std::span<const std::int32_t> blocks, const transformer::SequenceTokens& tokens,
-                  std::int64_t sequence, std::int64_t most) {
-  check_block_numbers(blocks, "", sequence);
-  for (std::size_t token = 0; token < blocks.size();) {
-    const std::int64_t block = tokens_of_block(blocks.subspan(token));
-    if (block > most)
-      unsupported("expected at most ", most,
-                  " tokens that see one another, which the GPU computes "
-                  "at once, got ",
-                  block, " from position ", tokens.past + static_cast<std::int64_t>(token),
-                  " on: set the provider option on_unsupported to cpu");
-    token += static_cast<std::size_t>(block);
+// The tokens of the largest block.
+std::int64_t largest_of(std::span<const std::int32_t> blocks) {
+  std::int64_t largest = 0;
+  while (!blocks.empty()) {
+    const std::int64_t block = tokens_of_block(blocks);
+    largest = std::max(largest, block);
+    blocks = blocks.subspan(static_cast<std::size_t>(block));
   }
+  return largest;
 }
 
 // For each of these tokens, the number of them that it sees; empty if no two are in one block.
@@ -85,24 +84,30 @@ DecoderStep::DecoderStep(const Node& node, std::shared_ptr<Context> context,
              .activations = options.activations,
              .dtype = options.gpu_dtype,
              .weights = options.gpu_weights,
-             .matrices = options.gpu_matrices}),
-      caches_(std::make_shared<transformer::KvCaches>(
-          decoder_,
-          [used = context_, decoder = decoder_, type = node.inputs[transformer::kFirstPast].type]()
-              -> std::unique_ptr<transformer::CacheMemory> {
-            return std::make_unique<DeviceCacheMemory>(used, decoder, type);
-          })) {}
+             .matrices = options.gpu_matrices,
+             .paged = is_paged(node)}) {
+  const DataType type = node.inputs[transformer::kFirstPast].type;
+  if (is_paged(node)) {
+    paged_ = std::make_shared<PagedCaches>(context_, decoder_, type);
+    return;
+  }
+  caches_ = std::make_shared<transformer::KvCaches>(
+      decoder_,
+      [used = context_, decoder = decoder_, type]() -> std::unique_ptr<transformer::CacheMemory> {
+        return std::make_unique<DeviceCacheMemory>(used, decoder, type);
+      });
+}
 
 void DecoderStep::infer(std::span<const Tensor> inputs, std::span<Shape> outputs) const {
+  if (paged_ != nullptr) return paged_->infer(inputs, outputs, ForwardPass::most_tokens(decoder_));
   transformer::check_call(decoder_, inputs);
   const std::int64_t batch = inputs[transformer::kHidden].shape[0];
-  if (batch > pass_.most_tokens())
-    unsupported("expected at most ", pass_.most_tokens(),
-                " sequences, which the GPU computes at once, got ", batch,
-                ": run fewer at a time, or set the provider option on_unsupported to cpu");
+  if (const std::int64_t most = ForwardPass::most_tokens(decoder_); batch > most)
+    unsupported("expected at most ", most, " sequences, which the GPU computes at once, got ",
+                batch, ": run fewer at a time, or set the provider option on_unsupported to cpu");
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
     const transformer::SequenceTokens tokens = transformer::tokens_of(decoder_, inputs, sequence);
-    check_blocks(blocks_of(inputs, sequence, tokens.count), tokens, sequence, pass_.most_tokens());
+    check_block_numbers(blocks_of(inputs, sequence, tokens.count), "", sequence);
   }
   transformer::infer_outputs(decoder_, inputs, outputs);
 }
@@ -114,6 +119,15 @@ std::span<const std::int32_t> DecoderStep::blocks_of(std::span<const Tensor> inp
   const Tensor& blocks = inputs[transformer::kFirstPast + 2 * decoder_.attentions()];
   return {blocks.as<const std::int32_t>() + sequence * blocks.shape[1],
           static_cast<std::size_t>(count)};
+}
+
+// A block is computed at once, however large it is.
+void DecoderStep::make_room(std::span<const Tensor> inputs) const {
+  if (!decoder_.attention().bidirectional_blocks) return;
+  for (std::int64_t sequence = 0; sequence < inputs[transformer::kHidden].shape[0]; ++sequence) {
+    const std::int64_t count = transformer::tokens_of(decoder_, inputs, sequence).count;
+    pass_.make_room(largest_of(blocks_of(inputs, sequence, count)));
+  }
 }
 
 std::int64_t DecoderStep::some_of(const Sequence& sequence, std::int64_t token, std::int64_t most) {
@@ -150,12 +164,29 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
   std::vector<Sequence> sequences;
   for (std::int64_t sequence = 0; sequence < batch; ++sequence) {
     const transformer::SequenceTokens tokens = transformer::tokens_of(decoder_, inputs, sequence);
-    sequences.push_back({tokens,
-                         caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence),
-                                        tokens.past, room_of(decoder_, presents, tokens.total())),
-                         blocks_of(inputs, sequence, tokens.count)});
+    std::shared_ptr<transformer::KvCache> cache =
+        caches_->begin(parts_of(pasts, sequence), parts_of(presents, sequence), tokens.past,
+                       room_of(decoder_, presents, tokens.total()));
+    auto& memory = static_cast<DeviceCacheMemory&>(cache->memory());
+    sequences.push_back({tokens, sequence * inputs[transformer::kHidden].shape[1], &memory,
+                         std::move(cache), blocks_of(inputs, sequence, tokens.count)});
   }
   return sequences;
+}
+
+std::vector<DecoderStep::Sequence> DecoderStep::begin_paged(std::span<const Tensor> inputs,
+                                                            std::span<const Tensor> outputs) const {
+  paged_->begin(inputs, outputs);
+  std::vector<Sequence> sequences;
+  for (const cpu::PagedSequence& one : paged_->sequences(inputs))
+    sequences.push_back({{.past = one.past, .count = one.tokens}, one.first, &paged_->memory()});
+  return sequences;
+}
+
+transformer::SequenceTokens DecoderStep::first_tokens(std::span<const Tensor> inputs) const {
+  if (paged_ == nullptr) return transformer::tokens_of(decoder_, inputs, 0);
+  const cpu::PagedSequence first = paged_->sequences(inputs).front();
+  return {.past = first.past, .count = first.tokens};
 }
 
 // The tokens of all sequences follow one another and are cut into chunks. If a sequence ends before
@@ -163,7 +194,6 @@ std::vector<DecoderStep::Sequence> DecoderStep::begin(std::span<const Tensor> in
 void DecoderStep::compute(std::span<const Tensor> inputs, std::span<const Sequence> sequences,
                           const Tensor& logits) const {
   const Tensor& hidden = inputs[transformer::kHidden];
-  const std::int64_t given = hidden.shape[1];
   const auto count = static_cast<std::int64_t>(sequences.size());
   const bool one_each = std::ranges::all_of(
       sequences, [](const Sequence& sequence) { return sequence.tokens.count == 1; });
@@ -186,21 +216,21 @@ void DecoderStep::compute(std::span<const Tensor> inputs, std::span<const Sequen
   };
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& sequence = sequences[static_cast<std::size_t>(i)];
-    auto& cache = static_cast<DeviceCacheMemory&>(sequence.cache->memory());
     for (std::int64_t token = 0; token < sequence.tokens.count;) {
       const std::int64_t some = some_of(sequence, token, pass_.most_tokens() - tokens);
       if (some == 0) {  // The next block goes into the next chunk, uncut.
         run_chunk();
         continue;
       }
-      const float* rows = hidden.as<const float>() + (i * given + token) * decoder_.hidden;
+      const float* rows = hidden.as<const float>() + (sequence.row + token) * decoder_.hidden;
       pass_.write_hidden(tokens, {rows, static_cast<std::size_t>(some * decoder_.hidden)});
       const std::vector<std::int32_t> seen = ends_of(sequence.blocks, token, some);
       if (!seen.empty()) pass_.write_ends(tokens, seen);
-      places.push_back(i * given + token);
-      segments.push_back({tokens, some, sequence.tokens.past + token, &cache, !seen.empty(),
-                          states_.empty() ? nullptr : &states_[static_cast<std::size_t>(i)],
-                          sequence.tokens.shift});
+      places.push_back(sequence.row + token);
+      segments.push_back(
+          {tokens, some, sequence.tokens.past + token, sequence.memory, !seen.empty(),
+           states_.empty() ? nullptr : &states_[static_cast<std::size_t>(i)], sequence.tokens.shift,
+           paged_ == nullptr ? nullptr : &paged_->pages(), i});
       write_tables(inputs, segments.back());
       token += some;
       tokens += some;
@@ -234,6 +264,7 @@ void DecoderStep::read_all_logits(const Segment& segment, std::int64_t place,
 
 void DecoderStep::finish(std::span<const Sequence> sequences,
                          std::span<const Tensor> outputs) const {
+  if (paged_ != nullptr) return;
   const auto presents = outputs.subspan(transformer::kFirstPresent, 2 * decoder_.attentions());
   for (std::size_t i = 0; i < sequences.size(); ++i)
     caches_->finish(*sequences[i].cache, parts_of(presents, static_cast<std::int64_t>(i)),
@@ -269,10 +300,11 @@ void DecoderStep::finish_states(std::span<const Tensor> outputs, std::size_t seq
 void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
                       std::span<std::byte> /*scratch*/) const {
   const std::lock_guard lock(context_->mutex());
-  const ObservedRun observed(*context_,
-                             positions_text(transformer::tokens_of(decoder_, inputs, 0)));
+  const ObservedRun observed(*context_, positions_text(first_tokens(inputs)));
   try {
-    const std::vector<Sequence> sequences = begin(inputs, outputs);
+    make_room(inputs);
+    const std::vector<Sequence> sequences =
+        paged_ == nullptr ? begin(inputs, outputs) : begin_paged(inputs, outputs);
     begin_states(inputs, sequences);
     const Tensor& logits = outputs[transformer::kLogits];
     const std::span all(logits.as<float>(), static_cast<std::size_t>(logits.shape.elements()));
@@ -283,8 +315,7 @@ void DecoderStep::run(std::span<const Tensor> inputs, std::span<const Tensor> ou
     finish(sequences, outputs);
   } catch (const GpuError& error) {
     throw GpuError(error.failure(),
-                   std::string(error.what()) + " (" +
-                       positions_text(transformer::tokens_of(decoder_, inputs, 0)) + ")");
+                   std::string(error.what()) + " (" + positions_text(first_tokens(inputs)) + ")");
   }
 }
 

@@ -25,6 +25,7 @@ constexpr const char* kBody = R"(
   const int head = group(0);
   const int row = args.first + group(1);
   const int position = args.past + group(1);
+  const int cache_row = ROW_OF_CACHE;
   const int turned_by = args.turn + group(1);
   const int front = head * args.head_size;
   const int is_key = head < args.heads + args.kv_heads;
@@ -55,9 +56,9 @@ constexpr const char* kBody = R"(
 
 constexpr const char* kKeepFloat = R"(
       if (is_key) {
-        args.key.Write(element, kv, position, i);
+        args.key.Write(element, kv, cache_row, i);
       } else {
-        args.value_rows.Write(element, kv, position, i);
+        args.value_rows.Write(element, kv, cache_row, i);
       }
 )";
 
@@ -92,16 +93,16 @@ constexpr const char* kStoreRow = R"(
     for (int i = lane(); i < args.head_size; i += args.lanes) {
       const int code = row_scale > 0.0f ? convert_int_rte(kept[i / args.lanes] / row_scale) : 0;
       if (is_key) {
-        args.key.Write(code, kv, position, i);
+        args.key.Write(code, kv, cache_row, i);
       } else {
-        args.value_rows.Write(code, kv, position, i);
+        args.value_rows.Write(code, kv, cache_row, i);
       }
     }
     if (lane() == 0) {
       if (is_key) {
-        args.key.WriteScale(row_scale, kv, position);
+        args.key.WriteScale(row_scale, kv, cache_row);
       } else {
-        args.value_rows.WriteScale(row_scale, kv, position);
+        args.value_rows.WriteScale(row_scale, kv, cache_row);
       }
     }
   }
@@ -130,8 +131,9 @@ std::string weighted(const std::string& i, bool qk_norm) {
          ") : args.k_norm.Read(" + i + ")))";
 }
 
-std::string body_of(bool qk_norm, bool in_rows) {
+std::string body_of(bool qk_norm, bool in_rows, bool is_paged) {
   return replaced(kBody, {{"NORM", qk_norm ? kNorm : ""},
+                          {"ROW_OF_CACHE", row_of_cache(is_paged, "position")},
                           {"KEEPING", in_rows ? kKeepingRow : ""},
                           {"WEIGHTED(other)", weighted("other", qk_norm)},
                           {"WEIGHTED(i)", weighted("i", qk_norm)},
@@ -147,6 +149,7 @@ constexpr const char* kAppendOfToken = R"(
   shared float sixteenths[args.sixteenths];
   const int has_newest = group(2) == 0;
   const int writes = has_newest && group(0) % args.blocks == 0;
+  const int cache_row = ROW_OF_CACHE;
   const int value_front = (args.all_heads + args.kv_heads + kv) * args.head_size;
   NORM
   for (int i = lane(); i < (args.rows + 1) * args.head_size; i += args.lanes) {
@@ -215,9 +218,9 @@ constexpr const char* kKeepFloatOfToken = R"(
     ((shared float*)newest)[i] = element;
     if (writes) {
       if (i < args.head_size) {
-        args.newest_key.Write(element, kv, past, i);
+        args.newest_key.Write(element, kv, cache_row, i);
       } else {
-        args.newest_value.Write(element, kv, past, i - args.head_size);
+        args.newest_value.Write(element, kv, cache_row, i - args.head_size);
       }
     }
   }
@@ -258,17 +261,17 @@ constexpr const char* kKeepRowOfToken = R"(
       ((shared float*)newest)[side * args.head_size + i] = row_scale * (float)code;
       if (writes) {
         if (side == 0) {
-          args.newest_key.Write(code, kv, past, i);
+          args.newest_key.Write(code, kv, cache_row, i);
         } else {
-          args.newest_value.Write(code, kv, past, i);
+          args.newest_value.Write(code, kv, cache_row, i);
         }
       }
     }
     if (writes && lane() == 0) {
       if (side == 0) {
-        args.newest_key.WriteScale(row_scale, kv, past);
+        args.newest_key.WriteScale(row_scale, kv, cache_row);
       } else {
-        args.newest_value.WriteScale(row_scale, kv, past);
+        args.newest_value.WriteScale(row_scale, kv, cache_row);
       }
     }
   }
@@ -287,6 +290,7 @@ std::string append_of_token(const AttentionShape& shape) {
   const bool in_rows = shape.cache == Element::kInt8Rows;
   std::string body =
       replaced(kAppendOfToken, {{"NORM", shape.qk_norm ? kNormOfToken : ""},
+                                {"ROW_OF_CACHE", row_of_cache(shape.is_paged, "past")},
                                 {"KEEP", in_rows ? kKeepRowOfToken : kKeepFloatOfToken},
                                 {"ROUNDED", rounded(shape.cache)}});
   for (const char* element : {"element", "other"}) {
@@ -352,7 +356,7 @@ KernelDescription append_heads(const HeadsShape& shape) {
   const bool in_rows = shape.cache == Element::kInt8Rows;
   KernelDescription kernel{
       .name = "append_heads",
-      .body = body_of(shape.qk_norm, in_rows),
+      .body = body_of(shape.qk_norm, in_rows, shape.is_paged),
       .tensors = {{.name = "packed", .element = Element::kActivation, .sizes = {tokens, packed}},
                   {.name = "cos", .sizes = {positions, shape.half()}},
                   {.name = "sin", .sizes = {positions, shape.half()}},
@@ -381,6 +385,7 @@ KernelDescription append_heads(const HeadsShape& shape) {
     kernel.tensors.push_back({.name = "q_norm", .sizes = {shape.head_size}});
     kernel.tensors.push_back({.name = "k_norm", .sizes = {shape.head_size}});
   }
+  if (shape.is_paged) add_pages(kernel);
   return kernel;
 }
 

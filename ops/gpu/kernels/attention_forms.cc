@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forms of flow_attention: where keys begin and end; the kernel that merges parts; its tensors
 // if all keys are given with the queries, by head [b, heads, t, head_size] or by token [b, t, heads
-// head_size]; its sinks; and its mask, of which each size may be 1.
+// head_size]; its sinks; its mask, of which each size may be 1; and the pages of a paged cache.
 #include <utility>
 
 #include "ops/gpu/kernels/pieces.h"
@@ -123,6 +123,19 @@ void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel
                     tensor("value_rows", sizes("capacity", shape.kv_heads)),
                     tensor("y", sizes("tokens", shape.heads))};
   kernel.tensors.back().access = Access::kWrite;
+}
+
+std::string row_of_cache(bool is_paged, const std::string& position) {
+  if (!is_paged) return position;
+  return "args.pages.Read(args.sequence, " + position + " / args.page) * args.page + " + position +
+         " % args.page";
+}
+
+void add_pages(KernelDescription& kernel) {
+  kernel.tensors.push_back({.name = "pages",
+                            .element = Element::kInt32,
+                            .sizes = {std::string("sequences"), std::string("columns")}});
+  for (const char* name : {"sequence", "columns", "page"}) kernel.parameters.emplace_back(name);
 }
 
 TensorDescription states_of(const AttentionShape& shape, Access access) {

@@ -166,8 +166,9 @@ constexpr const char* kBody = R"(
         const int unit = min(first + i * args.shares + share, args.units - 1);
         const int element = unit * args.width;
         unrolled for (int pass = 0; pass < args.passes; ++pass) {
-          const int key =
+          const int place =
               start + min(pass * (args.lanes / args.shares) + key_of_pass, last) - base;
+          const int key = ROW_OF_CACHE;
           keys[i * args.passes + pass] = args.key.READ(PLACE_OF_KEY);
         }
       }
@@ -231,7 +232,8 @@ constexpr const char* kBody = R"(
         for (int first = team; first <= last; first += args.teams * args.values) {
           UNIT values[args.values];
           unrolled for (int i = 0; i < args.values; ++i) {
-            const int key = start + min(first + i * args.teams, last) - base;
+            const int place = start + min(first + i * args.teams, last) - base;
+            const int key = ROW_OF_CACHE;
             values[i] = args.value_rows.READ(PLACE_OF_KEY);
           }
           unrolled for (int i = 0; i < args.values; ++i) {
@@ -358,6 +360,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
                               {"RESULT", shape.has_parts ? kSum : kMean},
                               {"MAXIMUM", shape.has_parts ? kMaximum : ""},
                               {"DENOMINATOR", shape.has_parts ? kDenominator : ""},
+                              {"ROW_OF_CACHE", row_of_cache(shape.is_paged, "place")},
                               {"SINK", shape.has_sinks && !shape.has_parts ? kSink : ""},
                               {"UNIT", is_wide ? "float4" : "float"},
                               {"READ", is_wide ? "ReadFloats" : "Read"}}));
@@ -414,6 +417,7 @@ KernelDescription flow_attention(const AttentionShape& shape) {
   if (shape.is_whole) set_tensors_of_whole(shape, kernel);
   set_mask(shape, kernel);
   if (shape.has_sinks && !shape.has_parts) kernel.tensors.push_back(sinks_of(shape));
+  if (shape.is_paged) add_pages(kernel);
   return kernel;
 }
 

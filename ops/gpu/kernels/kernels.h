@@ -216,6 +216,7 @@ struct HeadsShape {
   bool qk_norm = false;
   float epsilon = 0;
   std::int64_t rotated = 0;  // the first elements of a head, which are rotated; 0: all
+  bool is_paged = false;     // as in AttentionShape
 
   std::int64_t half() const { return (rotated > 0 ? rotated : head_size) / 2; }
 };
@@ -225,7 +226,8 @@ struct HeadsShape {
 // packed [t, (heads + 2 kv_heads) head_size], cos and sin [p, half()], query [t, heads
 // head_size], key and value cache [kv_heads, capacity, head_size], then with qk_norm the weights
 // [head_size] for queries and for keys; parameters: first (the sequence's first row of t), past
-// (the position of that row), turn (its row of cos and sin), capacity.
+// (the position of that row), turn (its row of cos and sin), capacity; with is_paged those of
+// pages.
 KernelDescription append_heads(const HeadsShape& shape);
 Grid append_heads_grid(const HeadsShape& shape, std::int64_t tokens);
 
@@ -258,6 +260,9 @@ struct AttentionShape {
   // Numbers that are added to scores, or as int8 whether a key is seen. Not with one_sequence.
   bool has_mask = false;
   Element mask = Element::kFloat32;
+  // Rows of the cache are in pages, its capacity is that of all pages, and a table names those of
+  // each sequence (ops/definitions/paged_attention.py). Needs one_sequence.
+  bool is_paged = false;
   // A head has a sink, a score without a value in its softmax (gpt-oss; Xiao et al., Efficient
   // Streaming Language Models with Attention Sinks). Not with is_whole.
   bool has_sinks = false;
@@ -285,7 +290,9 @@ struct AttentionShape {
 // the other parameters is turn, the token's row of cos and sin. With is_whole the arguments are
 // query, key, value and y, [b, heads, t, head_size] or [b, t, heads head_size], and the parameters
 // tokens, capacity, which is the number of keys, and window. A mask [b, heads, t, keys], whose four
-// sizes, each of which may be 1, are the last parameters, and sinks [heads] come last.
+// sizes, each of which may be 1, are the last parameters, and sinks [heads] come last. With
+// is_paged there are, behind all others, pages int32 [sequences, columns], of each sequence, and
+// the parameters sequence (its row of these), columns and page (rows of one).
 KernelDescription flow_attention(const AttentionShape& shape);
 Grid flow_attention_grid(const AttentionShape& shape, std::int64_t batch, std::int64_t tokens);
 // Merges the parts. Arguments: sums and states, as above, y [t, heads head_size], then sinks;

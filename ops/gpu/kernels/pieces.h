@@ -104,6 +104,10 @@ Grid tiled_product_grid(std::int64_t rows, std::int64_t columns, std::int64_t th
 std::string attention_text(const AttentionShape& shape, std::string text);
 void set_mask(const AttentionShape& shape, KernelDescription& kernel);
 void set_tensors_of_whole(const AttentionShape& shape, KernelDescription& kernel);
+// The row of the cache that holds a position (an expression), and the arguments for it with
+// is_paged.
+std::string row_of_cache(bool is_paged, const std::string& position);
+void add_pages(KernelDescription& kernel);
 // States of the parts' softmax [parts, heads, 2], and sinks [heads].
 TensorDescription states_of(const AttentionShape& shape, Access access);
 TensorDescription sinks_of(const AttentionShape& shape);

@@ -18,6 +18,7 @@ constexpr char kOf = ':';
 
 bool keeps_cache(const Node& node) {
   constexpr std::size_t kPastOfOnnx = 4;
+  if (transformer::is_paged_attention(node)) return true;
   const bool is_onnx = node.domain.empty() && node.op_type == "Attention";
   if (!is_onnx && !transformer::is_attention(node)) return false;
   return node.input(is_onnx ? kPastOfOnnx : std::size_t{kPastKey}) != nullptr ||

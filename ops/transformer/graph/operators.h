@@ -26,6 +26,7 @@ inline bool is_dense_product(const Node& node) { return is(node, kDomain, "Dense
 inline bool is_attention(const Node& node) {
   return is(node, kDomain, "FlowQKVAttention") || is(node, kDomain, "FlowKVAttention");
 }
+inline bool is_paged_attention(const Node& node) { return is(node, kDomain, "PagedAttention"); }
 inline bool is_convolution(const Node& node) { return is(node, kMicrosoft, "CausalConvWithState"); }
 inline bool is_norm(const Node& node) { return is(node, "", "SimplifiedLayerNormalization"); }
 inline bool is_residual_norm(const Node& node) {

@@ -8,7 +8,7 @@ import torch
 from flownpu.convert import convert
 from tests.convert.picture_models import TEXT, reference, write_pictures_checkpoint
 from tests.decoding import float32_tolerance
-from tests.npu.decoders import Session, read_nodes
+from tests.npu.decoders import COS_CACHE, Session, read_nodes, with_input
 from tests.npu.run.test_decoder_blocks import embedded, logits_of, numbered
 from tests.ops.device import testing
 
@@ -17,9 +17,11 @@ pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised
 CAPACITY = 640
 # A conversation's runs of text and images, and where its calls end. A chunk has 256 tokens, as an image has.
 CONVERSATIONS = {
-    "images side by side": ([5, "image", "image", 2], (518, 519)),
-    "deep in a conversation": ([75, "image", 30], (70, 355, 356, 361)),
+    "images side by side": (numbered(5, "image", "image", 2), (518, 519)),
+    "deep in a conversation": (numbered(75, "image", 30), (70, 355, 356, 361)),
 }
+# Images of more tokens than a chunk: the first makes room for more, which the second does not fill.
+LARGE = np.repeat(np.int32([0, 1, 0, 2, 0]), [30, 301, 5, 290, 4])
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,9 @@ def session(made, pocl):
     return Session(testing.gpu.SessionDevice(), *read_nodes(made[0]))
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
-def test_logits_equal_cpu(name, made, session, rng):
-    """Those of transformers in float32; with causal attention they are further away than the tolerance."""
-    runs, stops = CONVERSATIONS[name]
-    blocks, model = numbered(*runs)[: stops[-1]], made[1]
+def check_logits(session, model, blocks, stops, rng):
+    """Compares with transformers in float32; with causal attention logits are further away than the tolerance."""
+    blocks = blocks[: stops[-1]]
     hidden = embedded(rng, model, blocks)
     past, found, begin = session.past(CAPACITY, np.float32), [], 0
     for end in stops:
@@ -55,6 +55,29 @@ def test_logits_equal_cpu(name, made, session, rng):
     assert np.abs(seen - causal).max() > 10 * tolerance
 
 
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_logits_equal_transformers(name, made, session, rng):
+    check_logits(session, made[1], *CONVERSATIONS[name], rng)
+
+
+def test_images_of_more_tokens_than_chunk_equal_transformers(made, rng):
+    session = Session(testing.gpu.SessionDevice(), *read_nodes(made[0]))
+    check_logits(session, made[1], LARGE, (334, 630), rng)
+
+
+def test_large_image_with_tables_of_graph_is_refused(made, rng):
+    nodes, outputs = read_nodes(made[0])
+    for place, name in ((COS_CACHE, "cos"), (COS_CACHE + 1, "sin")):
+        nodes = with_input(nodes, place, name, "float")
+    session = Session(testing.gpu.SessionDevice(), nodes, outputs)
+    table = np.ones((CAPACITY, session.attributes["attention.head_size"] // 2), np.float32)
+    blocks = LARGE[:331]
+    with pytest.raises(testing.npu.Unsupported, match=r"expected at most 256 tokens that see one another .* got 301"):
+        session.run(
+            embedded(rng, made[1], blocks), 331, session.past(CAPACITY, np.float32), blocks=blocks, tables=(table,) * 2
+        )
+
+
 def test_chunks_end_where_images_do(made, session, rng):
     """Three chunks: 20 tokens of text, the image, and 9 tokens."""
     blocks = numbered(20, "image", 9)
@@ -63,16 +86,6 @@ def test_chunks_end_where_images_do(made, session, rng):
     session.run(hidden, len(blocks), session.past(CAPACITY, np.float32), blocks=blocks)
     # A layer's 8 kernels, the first norm, and once the LM head.
     assert session.device.counts()["dispatches"] - before == 3 * (8 * session.attributes["layers"] + 1) + 1
-
-
-def test_block_beyond_maximum_is_refused(made, session, rng):
-    blocks = np.array([0] * 3 + [1] * 257, np.int32)
-    hidden = embedded(rng, made[1], blocks)
-    message = (
-        r"expected at most 256 tokens that see one another, .* got 257 from position 3 on: set the provider option"
-    )
-    with pytest.raises(testing.npu.Unsupported, match=message):
-        session.run(hidden, len(blocks), session.past(CAPACITY, np.float32), blocks=blocks)
 
 
 def test_numbers_that_do_not_grow_are_refused(made, session, rng):

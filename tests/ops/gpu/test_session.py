@@ -190,6 +190,15 @@ def test_unsupported_decoder_becomes_operators_with_reason(models):
     assert domains["Q4NXMoE"] == "ai.flownpu.gpu:ai.flownpu"
 
 
+def test_paged_decoder_with_other_logits_becomes_operators_with_reason(models):
+    nodes, outputs = read_nodes(models.converted("llama", paged=True))
+    ends = next(node for node in nodes if node.op_type == "Slice")
+    ends.inputs[1][3][:] = 0  # the first tokens' predecessors, too
+    lowered = gpu.SessionDevice().lower(partition(nodes), outputs=outputs)
+    assert "expected it to select each sequence's last token" in lowered.summary
+    assert "PagedAttention" in {node.op_type for node in lowered.nodes}  # the host's
+
+
 @pytest.mark.parametrize("layout", [q4nx.NARROW, q4nx.EIGHT_BITS, q4nx.TABLE], ids=str)
 def test_product_alone_is_taken_in_every_layout(layout):
     blocks = np.zeros((2, 2, layout.block_bytes), np.uint8)

@@ -94,8 +94,9 @@ std::optional<Plan> fitting_plan(const AttentionShape& shape, const MatrixUnits&
   const auto divides = [](std::int64_t size, std::int64_t whole) {
     return size > 0 && whole % size == 0;
   };
-  if (shape.has_mask || shape.has_parts || shape.appends || !divides(units.lanes, kItems) ||
-      !divides(units.columns, kChunk) || !divides(units.depth, kChunk))
+  if (shape.has_mask || shape.has_parts || shape.appends || shape.is_paged ||
+      !divides(units.lanes, kItems) || !divides(units.columns, kChunk) ||
+      !divides(units.depth, kChunk))
     return std::nullopt;
   for (const std::int64_t rows : {64, 32, 16}) {
     if (!divides(units.rows, rows) || (rows > 16 && rows * shape.head_size > kMostSums)) continue;

@@ -145,7 +145,7 @@ def predict_picture_on_gpu(gpu: Gpu, *, winograd: bool = True) -> dict[str, floa
 
 def _kernels(node: Node, *, winograd: bool) -> Iterator[Kernel]:
     """The kernels for a node, of which one is launched; attention stores no scores, and its arithmetic takes longer."""
-    sizes, floats, moved = dict(node.sizes), 2 * node.multiply_adds, 0
+    sizes, floats, moved = dict(node.sizes), 2 * node.multiply_adds, 0.0
     if node.kind == _PRODUCTS:
         moved = 4 * (node.rows * (sizes["inner"] + sizes["columns"]) + sizes["inner"] * sizes["columns"])
     elif sizes:

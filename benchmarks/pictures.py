@@ -5,15 +5,15 @@
     python -m benchmarks.pictures out/sd14 flownpu/bf16 flownpu/int8 onnxruntime
     pip install openvino==2026.4.1 nncf==3.4.0
     python -m benchmarks.pictures out/sd14 openvino/bf16 openvino/int8
-    python -m benchmarks.pictures out/sd14 activations
+    python -m benchmarks.pictures out/sd14 memory
     python -m benchmarks.pictures convolutions
 
 runs at the root of the repository. Each engine computes, in a process of its own, a denoising step of a picture of 512
 x 512 pixels (with guidance: a batch of 2), the decoder's picture and, with --picture, a whole picture of 20 steps.
 --size=768x512 and --steps=1 change that. "arena" is how much private memory the first run took. Errors are beside ONNX
-Runtime in float32, if that has run with the same size. `activations` prints the bytes of all nodes' results, which the
-arena's would be without reuse, and a GPU's predicted seconds. The last command times convolutions of the UNet by
-themselves, beside the machine's rate of bf16.
+Runtime in float32, if that has run with the same size. `memory` prints what the results of all steps take and what the
+plan holds them in. The last command times convolutions of the UNet by themselves, beside the machine's rate of bf16.
+With --device=gpu FlowNPU computes there.
 
     pip install openvino-genai==2026.4.1.0 nncf==3.4.0 transformers
     python -m benchmarks.pictures out/sd14 openvino-genai/bf16 openvino-genai/int8
@@ -43,6 +43,7 @@ _GUIDANCE, _REPEATS = 7.5, 3
 _OPTIONS = dict(option.partition("=")[::2] for option in sys.argv if option.startswith("--"))
 _STEPS = int(_OPTIONS.get("--steps", 20))
 _WIDTH, _HEIGHT = (int(side) for side in _OPTIONS.get("--size", "512x512").split("x"))
+_DEVICE = _OPTIONS.get("--device", "cpu")
 _LATENTS = (4, _HEIGHT // 8, _WIDTH // 8)
 
 
@@ -90,7 +91,7 @@ def _flownpu(path: Path, activations: str) -> Network:
     from flownpu.model.session import open_session
 
     session, placement = open_session(
-        onnxruntime, path, "flownpu", {"activations": activations, "on_unsupported": "cpu"}, None
+        onnxruntime, path, "flownpu", {"device": _DEVICE, "activations": activations, "on_unsupported": "error"}, None
     )
     print(f"{path.parent.name}: {placement}", file=sys.stderr)
     return lambda given: session.run(None, given)[0]
@@ -216,7 +217,9 @@ def _kind(folder: Path, part: str, port: str) -> Any:
 
 def _inputs(folder: Path) -> dict[str, dict[str, Any]]:
     random = np.random.default_rng(1)
+    tokens = random.integers(0, 900, (2, 77)).astype(_kind(folder, "text_encoder", "input_ids"))
     return {
+        "text_encoder": {"input_ids": tokens},
         "unet": {
             "sample": random.standard_normal((2, *_LATENTS), np.float32),
             "timestep": np.array(481, _kind(folder, "unet", "timestep")),
@@ -270,52 +273,35 @@ def measure(folder: Path, engine: str) -> dict[str, float]:
     return {**found, "peak GB": _peak()}
 
 
-def _kernel(event: dict[str, Any]) -> Any:
-    """The GPU's kernel for a node that ONNX Runtime has run; None for a function or a move, which others could do."""
-    from flownpu.predict.gpu import Kernel
+def memory(folder: Path) -> None:
+    """Prints what the results of FlowNPU's steps take in float32, and the plan's slots that hold them in turn.
 
-    given, made = ([next(iter(each.values())) for each in event[f"{side}_type_shape"]] for side in ("input", "output"))
-    moved = 4 * sum(math.prod(shape) for shape in (*given, *made))
-    kind = event["op_name"]
-    if kind in ("Conv", "Gemm", "MatMul"):
-        # A convolution's weight is [M, C / groups, taps ...], a product's [K, N]; attention's scores are not stored.
-        depth = math.prod(given[1][1:]) if kind == "Conv" else given[0][-1]
-        return Kernel(kind, 0 if len(given[1]) > 2 and kind == "MatMul" else moved, 2 * math.prod(made[0]) * depth)
-    return Kernel(kind, moved) if kind.endswith("Normalization") else None
-
-
-def activations(folder: Path) -> None:
-    """Prints the bytes of all results of a network's nodes, in float32, as ONNX Runtime reports them, and a GPU's time.
-
-    The time is a bound of kernels of float32 that do not use Winograd, with nothing read or written between them.
+    "at least" is what is needed at once, which a session's first run holds.
     """
     import onnxruntime
 
-    from flownpu.predict.gpu import GPUS
+    import flownpu
 
-    whole = dict.fromkeys(GPUS, 0.0)
-    with TemporaryDirectory() as scratch:
-        for part, given in _inputs(folder).items():
+    flownpu.register()
+    devices = [one for one in onnxruntime.get_ep_devices() if one.ep_name == flownpu.get_ep_name()][:1]
+    for part, given in _inputs(folder).items():
+        with TemporaryDirectory() as scratch:
             options = onnxruntime.SessionOptions()
             options.enable_profiling, options.profile_file_prefix = True, f"{scratch}/{part}"
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.add_session_config_entry("session.disable_prepacking", "1")  # else weights are no inputs
+            options.add_provider_for_devices(devices, {"device": _DEVICE, "on_unsupported": "error"})
             session = onnxruntime.InferenceSession(folder / part / "model.onnx", options)
-            session.run(None, given)
-            events = [event.get("args", {}) for event in json.loads(Path(session.end_profiling()).read_text("utf-8"))]
-            del session
-            events = [event for event in events if "output_size" in event]
-            kernels = [kernel for event in events if (kernel := _kernel(event)) is not None]
-            seconds = {name: sum(kernel.seconds(gpu) for kernel in kernels) for name, gpu in GPUS.items()}
-            for name, of_part in seconds.items():
-                whole[name] += of_part * (_STEPS if part == "unet" else 1)
-            print(
-                f"{part}: {sum(int(event['output_size']) for event in events) / 1e9:.2f} GB, "
-                f"{sum(kernel.floats for kernel in kernels) / 2e9:.0f} GMAC; predicted "
-                + ", ".join(f"{name} {of_part:.2f} s" for name, of_part in seconds.items()),
-                flush=True,
-            )
-    print(f"{_STEPS} steps and the decoder: " + ", ".join(f"{name} {each:.1f} s" for name, each in whole.items()))
+            for _ in range(2):
+                session.run(None, given)
+            events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+        steps = [event["args"] for event in events if "bytes_held" in event.get("args", {})]
+        first, second = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+        results = sum(4 * math.prod(shape) for step in first for shape in step["output_shapes"])
+        held = [max(int(step["bytes_held"]) for step in run) for run in (first, second)]
+        print(
+            f"{part}: results of {len(first)} steps {results / 1e6:.0f} MB, at least {held[0] / 1e6:.0f} MB, "
+            f"the plan {held[1] / 1e6:.0f} MB; in 16 bits half",
+            flush=True,
+        )
 
 
 def convolutions() -> None:
@@ -358,8 +344,8 @@ if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if not name.startswith("--")]
     if names[0] == "convolutions":
         convolutions()
-    elif names[1:] == ["activations"]:
-        activations(Path(names[0]))
+    elif names[1:] == ["memory"]:
+        memory(Path(names[0]))
     elif names[0] == "export":
         export(Path(names[1]))
     elif names[1] == "openvino-form":

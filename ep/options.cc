@@ -51,7 +51,7 @@ std::string parse_placement(const std::string& value) {
 
 using Parser = void (*)(Options& options, const std::string& value);
 
-constexpr std::array<std::pair<std::string_view, Parser>, 17> kParsers{{
+constexpr std::array<std::pair<std::string_view, Parser>, 18> kParsers{{
     {"device", [](Options& options, const std::string& value) { options.set_device(value); }},
     {"prompt_threshold",
      [](Options& options, const std::string& value) {
@@ -113,6 +113,10 @@ constexpr std::array<std::pair<std::string_view, Parser>, 17> kParsers{{
     {"gpu_matrices",
      [](Options& options, const std::string& value) {
        options.device_options.gpu_matrices = choose("gpu_matrices", value, kGpuMatricesChoices);
+     }},
+    {"gpu_winograd",
+     [](Options& options, const std::string& value) {
+       options.device_options.gpu_winograd = choose("gpu_winograd", value, kGpuWinogradChoices);
      }},
     {"placement", [](Options& options,
                      const std::string& value) { options.placement = parse_placement(value); }},

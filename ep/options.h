@@ -55,7 +55,7 @@ struct Options {
   OnUnsupported on_unsupported = OnUnsupported::kError;
   Claim claim = Claim::kWorthwhile;
   // `activations`, `threads`, `cpu_isa`, `artifacts`, `npu_threshold`, `opencl_device`,
-  // `gpu_api`, `gpu_dtype`, `gpu_weights`, `gpu_matrices`.
+  // `gpu_api`, `gpu_dtype`, `gpu_weights`, `gpu_matrices`, `gpu_winograd`.
   DeviceOptions device_options;
   // `placement`: the destination of the placement report (placement.h) besides ORT's log. It is
   // empty for none, "stderr", the path of a file, or that of a folder with a '/' at its end. In a

@@ -27,6 +27,8 @@ inline constexpr std::array<Choice<GpuWeights>, 3> kGpuWeightsChoices{
     {{"auto", GpuWeights::kAuto}, {"buffer", GpuWeights::kBuffer}, {"image", GpuWeights::kImage}}};
 inline constexpr std::array<Choice<GpuMatrices>, 3> kGpuMatricesChoices{
     {{"auto", GpuMatrices::kAuto}, {"on", GpuMatrices::kOn}, {"off", GpuMatrices::kOff}}};
+inline constexpr std::array<Choice<GpuWinograd>, 3> kGpuWinogradChoices{
+    {{"auto", GpuWinograd::kAuto}, {"on", GpuWinograd::kOn}, {"off", GpuWinograd::kOff}}};
 
 // The choice that the text `value` names for the option `key`. Throws Error, which lists the valid
 // names, for any other text.

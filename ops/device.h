@@ -40,6 +40,9 @@ enum class GpuWeights : std::uint8_t { kAuto, kBuffer, kImage };
 // measured to be faster, or without a measurement on every GPU that has some. kOn: an Error where
 // they are not right, or there are none.
 enum class GpuMatrices : std::uint8_t { kAuto, kOn, kOff };
+// Whether a GPU computes convolutions of 3 x 3 neighbouring pixels by Winograd's transforms. kAuto:
+// those that were measured to be faster so. kOn: all, and an Error where the kernel is not right.
+enum class GpuWinograd : std::uint8_t { kAuto, kOn, kOff };
 
 struct DeviceOptions {
   Activations activations = Activations::kInt8;
@@ -59,6 +62,7 @@ struct DeviceOptions {
   GpuDtype gpu_dtype = GpuDtype::kAuto;
   GpuWeights gpu_weights = GpuWeights::kAuto;
   GpuMatrices gpu_matrices = GpuMatrices::kAuto;
+  GpuWinograd gpu_winograd = GpuWinograd::kAuto;
   GpuApi gpu_api = GpuApi::kAuto;
 };
 

@@ -7,10 +7,10 @@ new NumPy arrays. Optional inputs and attributes are keywords by their names in 
 
 Every function takes `device`, the device that computes: "cpu" or "gpu" (OpenCL). `options` are the device's, by name:
 `activations`, `threads` and `cpu_isa` for the CPU, as the execution provider's (docs/use/options.md); `activations`,
-`opencl_device`, `gpu_api`, `gpu_weights` and `gpu_matrices` for the GPU (docs/gpu.md). Every function raises TypeError
-for an argument that is no array or has a type that the operator does not take, and ValueError for everything else that
-does not fit. NaN and infinities are not errors; results that depend on them are not finite. Several threads may call at
-the same time; the interpreter's lock is released while an operator computes.
+`opencl_device`, `gpu_api`, `gpu_weights`, `gpu_matrices` and `gpu_winograd` for the GPU (docs/gpu.md). Every function
+raises TypeError for an argument that is no array or has a type that the operator does not take, and ValueError for
+everything else that does not fit. NaN and infinities are not errors; results that depend on them are not finite.
+Several threads may call at the same time; the interpreter's lock is released while an operator computes.
 """
 
 from __future__ import annotations

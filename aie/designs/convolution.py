@@ -11,9 +11,9 @@ as it lies in main memory, no im2col, and all taps are one sum of K = kh kw C pr
 
 **Buffers**, bf16
 
-    a  pixels of C channels: `head` of zeros, then for each picture `lines` lines of `line` pixels, of which the first
-       `height` x `width` are the picture's and the others 0; zeros to the end. A line's padding on the right is the
-       next line's on the left, so that it is there once; the same holds between pictures.
+    a  pixels of C channels: `head` of zeros, then for each picture `padded_lines` lines of `line` pixels, of which the
+       first `height` x `width` are the picture's and the others 0; zeros to the end. A line's padding on the right is
+       the next line's on the left, so that it is there once; the same holds between pictures.
     b  `panels` of [kh][run][N]: row (i, j C + c) is the weight of tap (i, j) and channel c. A run is kw C rows,
        padded with rows of 0 to a multiple of k_mt: a channel tail multiplies the pixels that follow by 0.
     c  [M][N], row r of which is the output pixel (y, x) of picture p: r = p lines line / s + y line + x. Rows between
@@ -39,10 +39,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flownpu.aie.designs.common import ceil_div
 from flownpu.aie.designs.gemm import Walk
 
 if TYPE_CHECKING:
+    from flownpu._native import ConvolutionSizes
     from flownpu.aie.designs.gemm import Gemm
     from flownpu.aie.iron.compat import Program
 
@@ -53,74 +53,35 @@ class Convolution:
 
     Attributes:
         gemm: the array; an epilogue of one tile is applied to what is stored.
-        channels: of a pixel of the input, even.
-        filters: N, channels of a pixel of the output; in multiples of 32, at least a column of tiles (e_x n).
-        height: lines of a picture.
-        width: pixels of a line.
+        sizes: of pictures and filters, and how both lie in memory, which the host's step reads, too.
         batch: pictures.
-        kernel: taps, down and across.
-        stride: pixels from window to window, both down and across.
-        pads: pixels of zeros at the top, left, bottom and right.
     """
 
     gemm: Gemm
-    channels: int
-    filters: int
-    height: int
-    width: int
+    sizes: ConvolutionSizes
     batch: int = 1
-    kernel: tuple[int, int] = (3, 3)
-    stride: int = 1
-    pads: tuple[int, int, int, int] = (1, 1, 1, 1)
 
     def __post_init__(self) -> None:
-        if self.channels % 2 or min(self.channels, self.stride, self.batch, *self.kernel, *self.output) < 1:
+        sizes = self.sizes
+        if sizes.channels % 2 or min(sizes.lines, sizes.pixels, self.batch) < 1:
             raise ValueError(
                 f"[convolution] expected even channels, and windows that fit the padded picture, got {self}"
             )
 
     @property
-    def output(self) -> tuple[int, int]:
-        """Lines of a picture of the output, and pixels of a line."""
-        top, left, bottom, right = self.pads
-        (down, across), step = self.kernel, self.stride
-        return (self.height + top + bottom - down) // step + 1, (self.width + left + right - across) // step + 1
-
-    @property
-    def line(self) -> int:
-        """Pixels from line to line, padding included; a multiple of the stride, so that pictures are whole rows."""
-        return ceil_div(self.width + max(self.pads[1], self.pads[3]), self.stride) * self.stride
-
-    @property
-    def lines(self) -> int:
-        """Lines from picture to picture, padding included."""
-        return self.height + max(self.pads[0], self.pads[2])
-
-    @property
-    def head(self) -> int:
-        """Pixels of zeros before the first picture."""
-        return self.pads[0] * self.line + self.pads[1]
-
-    @property
     def run(self) -> int:
         """Rows of B for a line of taps."""
-        return ceil_div(self.kernel[1] * self.channels, self.gemm.k_mt) * self.gemm.k_mt
+        return self.sizes.run(self.gemm.k_mt)
 
     @property
     def inner(self) -> int:
         """K: rows of B."""
-        return self.kernel[0] * self.run
-
-    @property
-    def picture_rows(self) -> int:
-        """Rows of C from picture to picture."""
-        return self.lines * self.line // self.stride
+        return self.sizes.kernel_height * self.run
 
     @property
     def rows(self) -> int:
         """M: rows of C up to the last pixel; the buffers have as many as the array pads them to."""
-        lines, pixels = self.output
-        return (self.batch - 1) * self.picture_rows + (lines - 1) * self.line + pixels
+        return self.sizes.rows(self.batch)
 
     def program(self) -> Program:
         """Host buffers a, b and c as above; a and c go on to M as padded.
@@ -128,5 +89,6 @@ class Convolution:
         Raises:
             ValueError: the array does not take the sizes (`Gemm.program`).
         """
-        walk = Walk(self.stride * self.channels, self.kernel[0], self.line * self.channels)
-        return self.gemm.program(self.rows, self.inner, self.filters, walk=walk)
+        sizes = self.sizes
+        walk = Walk(sizes.stride * sizes.channels, sizes.kernel_height, sizes.line * sizes.channels)
+        return self.gemm.program(self.rows, self.inner, sizes.padded_filters, walk=walk)

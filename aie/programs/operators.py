@@ -35,7 +35,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flownpu._native import DenseProjection
+from flownpu._native import ConvolutionSizes, DenseProjection
 from flownpu.aie.designs.common import BLOCK_BYTES, BLOCK_COLUMNS, BLOCK_ROWS, TILES, ceil_div
 from flownpu.aie.designs.convolution import Convolution
 from flownpu.aie.designs.dequant_engine import DequantEngine
@@ -166,25 +166,20 @@ def _gemm(target: str, n: int, rows: int) -> tuple[Gemm, int]:
 
 def _convolution(sizes: dict[str, int], target: str, pictures: int) -> Program:
     """Filters over pictures, which the host lays out (ops/npu/operators/convolution_step.cc)."""
-    # ops/npu/match/convolution.cc pads the filters to this array's k_mt and n.
-    gemm = Gemm(target, m=32, k=64, n=64, k_mt=320, e_y=4)
-    channels, filters = sizes["channels"], max(ceil_div(sizes["filters"], 32) * 32, gemm.n)
-    design = Convolution(
-        gemm, channels, filters, sizes["height"], sizes["width"], pictures,
-        (sizes["kernel_height"], sizes["kernel_width"]), sizes["stride"],
-        (sizes["pad_top"], sizes["pad_left"], sizes["pad_bottom"], sizes["pad_right"]),
-    )  # fmt: skip
+    of = ConvolutionSizes(**sizes)
+    gemm = Gemm(target, m=32, k=64, n=of.LEAST_FILTERS, k_mt=of.RUN_UNIT, e_y=4)
+    channels, filters = of.channels, of.padded_filters
+    design = Convolution(gemm, of, pictures)
     size = "-".join(str(size) for size in (pictures, *sizes.values()))
     writer = ProgramWriter([Buffer("weights", Role.CONSTANT, design.inner * filters * BF16_BYTES)])
     array = f"gemm-bf16-none-{gemm.m}x{gemm.n}-{gemm.e_y}x{gemm.e_x}-k{gemm.k_mt}"
     picture, made = f"picture-{size}", f"made-{filters}"
     call = fixed_call("gemm", array, f"convolution-{size}", design.program)
-    where = f"{sizes['kernel_height']} x {sizes['kernel_width']} taps of {channels} x {sizes['filters']}"
-    writer.step(call, f"{where} over {sizes['height']} x {sizes['width']}", picture, "weights", made)
+    where = f"{of.kernel_height} x {of.kernel_width} taps of {channels} x {of.filters}"
+    writer.step(call, f"{where} over {of.height} x {of.width}", picture, "weights", made)
     given = writer.rows(picture, ceil_div(call.buffers[0].type.elements, channels), channels)
-    lines, pixels = design.output
-    rows = writer.rows(made, design.rows, sizes["filters"], filters)
-    return _program("convolution", sizes, pictures * lines * pixels, writer, given, rows)
+    rows = writer.rows(made, design.rows, of.filters, filters)
+    return _program("convolution", sizes, pictures * of.lines * of.pixels, writer, given, rows)
 
 
 def _attention(kind: str, sizes: dict[str, int], target: str, tokens: int, context: int) -> Program:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <utility>
@@ -72,7 +73,10 @@ Tensor ExecutionPlan::own_constant(const Value& value) {
 
 ExecutionPlan::Workspace ExecutionPlan::make_workspace(PlanIo& io) const {
   Workspace workspace;
-  workspace.slots.resize(slots_);
+  workspace.bytes.resize(lives_.size());
+  workspace.slots.resize(lives_.size());
+  workspace.slot_of.resize(lives_.size());
+  std::iota(workspace.slot_of.begin(), workspace.slot_of.end(), std::size_t{0});
   workspace.wholes.resize(cut_.size());
   workspace.slices.resize(cut_.size());
   workspace.tensors.reserve(values_.size());
@@ -113,6 +117,29 @@ void ExecutionPlan::run(PlanIo& io, StepObserver* observer) const {
          "can compute this run any more: begin the conversation anew");
   }
   device_->wait();
+  if (!workspace.are_shared || workspace.grew) share_slots(workspace);
+}
+
+// Shares slots out among values of the sizes that runs have had so far, and allocates them, so that
+// the next run need not.
+void ExecutionPlan::share_slots(Workspace& workspace) const {
+  std::vector<Lifetime> lives = lives_;
+  for (std::size_t value = 0; value < lives.size(); ++value)
+    lives[value].bytes = workspace.bytes[value];
+  SharedBuffers shared = share_buffers(lives);
+  workspace.slots = std::vector<GrowingBuffer>(shared.bytes.size());
+  workspace.slot_of = std::move(shared.buffer);
+  workspace.are_shared = true;
+  workspace.grew = false;
+  for (std::size_t slot = 0; slot < shared.bytes.size(); ++slot)
+    workspace.slots[slot].reserve(*device_, shared.bytes[slot]);
+}
+
+// Frees what nobody reads any more, in a first run.
+void ExecutionPlan::free_slots(const PlannedStep& step, Workspace& workspace) const {
+  if (workspace.are_shared || step.last_read.empty()) return;
+  device_->wait();  // it may only now read the memory, or keep it until then
+  for (const std::size_t value : step.last_read) workspace.slots[value].free();
 }
 
 void ExecutionPlan::run_slices(Workspace& workspace, PlanIo& io, StepObserver* observer) const {
@@ -214,8 +241,12 @@ void ExecutionPlan::run_step(const PlannedStep& step, Workspace& workspace, Plan
   step.step->run(inputs, outputs, std::span(scratch, scratch_bytes));
   if (observer != nullptr) {
     device_->wait();
-    observer->ran(step.node, outputs, begin, now_ns());
+    const std::int64_t end = now_ns();
+    std::size_t held = 0;
+    for (const GrowingBuffer& slot : workspace.slots) held += slot.capacity();
+    observer->ran(step.node, outputs, held, begin, end);
   }
+  free_slots(step, workspace);
 }
 
 void ExecutionPlan::expect(std::size_t value, const Workspace& workspace) const {
@@ -260,6 +291,15 @@ void ExecutionPlan::place_outputs(const PlannedStep& step, Workspace& workspace,
   }
 }
 
+void* ExecutionPlan::place_in_slot(std::size_t value, std::size_t bytes,
+                                   Workspace& workspace) const {
+  std::size_t& most = workspace.bytes[value];
+  if (bytes > most) most = workspace.are_shared ? GrowingBuffer::grown(most, bytes) : bytes;
+  GrowingBuffer& slot = workspace.slots[workspace.slot_of[value]];
+  workspace.grew = workspace.grew || bytes > slot.capacity();
+  return slot.reserve(*device_, bytes);
+}
+
 std::size_t ExecutionPlan::cut_index(std::size_t value) const {
   return static_cast<std::size_t>(std::ranges::find(cut_, value) - cut_.begin());
 }
@@ -268,8 +308,7 @@ void* ExecutionPlan::place(std::size_t index, const Tensor& output, Workspace& w
                            PlanIo& io) const {
   const PlannedValue& value = values_[index];
   const TokenSlice& slice = workspace.slice;
-  if (value.home == Home::kSlot)
-    return workspace.slots[value.index].reserve(*device_, output.bytes());
+  if (value.home == Home::kSlot) return place_in_slot(value.index, output.bytes(), workspace);
   if (slice.tokens == 0) return io.output(value.index, output.shape);
   if (!value.sliced) {  // all slices use the first one's memory
     return slice.first == 0 ? io.output(value.index, output.shape) : workspace.tensors[index].data;

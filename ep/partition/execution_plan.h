@@ -14,6 +14,7 @@
 #include "ops/device.h"
 #include "ops/dispatch_observer.h"
 #include "ops/nodes/node.h"
+#include "ops/shared_buffers.h"
 
 namespace flownpu {
 
@@ -30,15 +31,18 @@ class PlanIo {
 // Receives every step of a profiled run, and its device's dispatches.
 class StepObserver : public DispatchObserver {
  public:
-  // Called after each step. `begin_ns`, `end_ns`: std::chrono::steady_clock.
-  virtual void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
-                   std::int64_t end_ns) = 0;
+  // Called after each step. `held`: bytes of the slots. `begin_ns`, `end_ns`:
+  // std::chrono::steady_clock.
+  virtual void ran(const Node& node, std::span<const Tensor> outputs, std::size_t held,
+                   std::int64_t begin_ns, std::int64_t end_ns) = 0;
 };
 
 // Memory: constants are used in place, outputs of the partition are written to the caller's memory,
-// and every other value is in a slot. Values that are not needed at the same time share a slot.
-// Slots grow when a run needs more than any before it, and never shrink: a decode step that is no
-// larger than the last allocates nothing.
+// and every other value is in a slot. Sizes are often known in a run only. So a workspace's first
+// run has a slot for each value, allocated when it is written and freed when it has been read; then
+// values that are not needed at the same time share slots (shared_buffers.h). Slots grow when a run
+// needs more than any before it, after which values are shared out anew, and never shrink: a decode
+// step that is no larger than the last allocates nothing.
 //
 // Long prompts: the sliced steps of the schedule (schedule.h) are run for a few hundred tokens, as
 // many as the device prefers, then for the next ones; slots only hold one slice. Slices of the
@@ -72,7 +76,8 @@ class ExecutionPlan {
   struct PlannedValue {
     std::string name;
     Home home = Home::kSlot;
-    // The index of the input, output or slot.
+    // The index of the input or output, or of the value among those that need slots; values that
+    // repeat one another have one.
     std::size_t index = kNowhere;
     // Set for a constant that ORT does not pass at run time.
     Tensor tensor;
@@ -90,6 +95,8 @@ class ExecutionPlan {
     // Indices of values; kNowhere for an absent input and for an output that is left out.
     std::vector<std::size_t> inputs;
     std::vector<std::size_t> outputs;
+    // The values in slots that nobody reads after this step.
+    std::vector<std::size_t> last_read;
     // The next value that a later step streams (Step::streamed_input); kNowhere if none does.
     std::size_t next_streamed = kNowhere;
   };
@@ -100,6 +107,7 @@ class ExecutionPlan {
 
   Tensor own_constant(const Value& value);
   Workspace make_workspace(PlanIo& io) const;
+  void share_slots(Workspace& workspace) const;
   void run_slices(Workspace& workspace, PlanIo& io, StepObserver* observer) const;
   const Shape* prompt_shape(const Workspace& workspace) const;
   std::int64_t slice_end(const Workspace& workspace, std::int64_t first, std::int64_t tokens,
@@ -110,11 +118,13 @@ class ExecutionPlan {
                  StepObserver* observer) const;
   void run_step(const PlannedStep& step, Workspace& workspace, PlanIo& io,
                 StepObserver* observer) const;
+  void free_slots(const PlannedStep& step, Workspace& workspace) const;
   void expect(std::size_t value, const Workspace& workspace) const;
   const Tensor* constant_of(const PlannedStep& step, std::size_t output,
                             const Workspace& workspace) const;
   void place_outputs(const PlannedStep& step, Workspace& workspace, PlanIo& io) const;
   void* place(std::size_t value, const Tensor& tensor, Workspace& workspace, PlanIo& io) const;
+  void* place_in_slot(std::size_t value, std::size_t bytes, Workspace& workspace) const;
   std::size_t cut_index(std::size_t value) const;
   void check_memory(const PlannedValue& output, const Workspace& workspace) const;
 
@@ -125,7 +135,7 @@ class ExecutionPlan {
   std::vector<PlannedStep> steps_;
   // The constants that steps stream, in the order of the steps.
   std::vector<std::size_t> streamed_;
-  std::size_t slots_ = 0;
+  std::vector<Lifetime> lives_;  // of the values in slots
   // The range of steps that are run slice by slice; the sliced inputs and outputs of the partition;
   // and the values that say where slices may be cut (Slicing::blocks).
   std::size_t slices_begin_ = 0;

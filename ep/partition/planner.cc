@@ -6,20 +6,6 @@
 #include <utility>
 
 namespace flownpu {
-namespace {
-
-// An estimate of the bytes that a value takes, in which unknown dimensions count as 1. Only the
-// order of these sizes matters.
-std::size_t expected_bytes(const Value& value) {
-  std::size_t bytes = bytes_of(value.type, Shape());
-  if (value.shape) {
-    for (const std::int64_t dim : *value.shape)
-      bytes *= static_cast<std::size_t>(std::max<std::int64_t>(dim, 1));
-  }
-  return bytes;
-}
-
-}  // namespace
 
 ExecutionPlan::Planner::Planner(ExecutionPlan& plan, const std::vector<std::string>& inputs,
                                 const std::vector<std::string>& outputs)
@@ -49,7 +35,7 @@ void ExecutionPlan::Planner::plan(std::vector<Node> nodes) {
   }
   find_late_readers();
   find_streams();
-  plan_.slots_ = slot_bytes_.size();
+  find_last_readers();
   plan_.slices_begin_ = schedule_.begin;
   plan_.slices_end_ = schedule_.end;
   plan_.why_whole_ = schedule_.reason;
@@ -87,11 +73,29 @@ void ExecutionPlan::Planner::add_step(Node node, std::unique_ptr<Step> step, std
     const std::size_t same = repeats ? planned.inputs[repeated] : kNowhere;
     planned.outputs.push_back(output.name.empty() ? kNowhere : write(output, same));
   }
-  for (const std::string& name : last_read_[index]) release(name);
+  for (const std::string& name : last_read_[index]) {
+    const PlannedValue& value = plan_.values_[value_index_.at(name)];
+    if (value.home == Home::kSlot)
+      plan_.lives_[value.index].steps.front().second = static_cast<int>(index);
+  }
   planned.step = std::move(step);
   planned.node = std::move(node);
   planned.node.packed.clear();
   plan_.steps_.push_back(std::move(planned));
+}
+
+// Values that slices share, which are in no list, stay for the next slice.
+void ExecutionPlan::Planner::find_last_readers() {
+  std::vector<bool> stays(plan_.lives_.size());
+  for (const PlannedValue& value : plan_.values_) {
+    if (value.home != Home::kSlot || value.sliced) continue;
+    const auto last = static_cast<std::size_t>(plan_.lives_[value.index].steps.front().second);
+    stays[value.index] = schedule_.begin <= last && last < schedule_.end;
+  }
+  for (std::size_t value = 0; value < plan_.lives_.size(); ++value) {
+    const auto last = static_cast<std::size_t>(plan_.lives_[value].steps.front().second);
+    if (!stays[value]) plan_.steps_[last].last_read.push_back(value);
+  }
 }
 
 // Finds the values that steps stream. Only constants and inputs of the partition can be announced
@@ -141,9 +145,10 @@ std::size_t ExecutionPlan::Planner::write(const Value& value, std::size_t same) 
   } else if (same != kNowhere && plan_.values_[same].home == Home::kSlot) {
     planned.index = plan_.values_[same].index;
   } else {
-    planned.index = take_slot(expected_bytes(value));
+    planned.index = plan_.lives_.size();
+    const auto step = static_cast<int>(plan_.steps_.size());
+    plan_.lives_.push_back({.bytes = 0, .steps = {{step, step}}});
   }
-  if (planned.home == Home::kSlot) ++slot_values_[planned.index];
   return add(std::move(planned));
 }
 
@@ -157,36 +162,6 @@ std::size_t ExecutionPlan::Planner::add(PlannedValue value) {
   if (schedule_.blocks.contains(value.name)) plan_.blocks_.push_back(index);
   plan_.values_.push_back(std::move(value));
   return index;
-}
-
-// Takes the smallest free slot that is large enough; else the largest, which grows; else a new one.
-std::size_t ExecutionPlan::Planner::take_slot(std::size_t bytes) {
-  auto best = free_slots_.end();
-  for (auto slot = free_slots_.begin(); slot != free_slots_.end(); ++slot) {
-    if (best == free_slots_.end()) {
-      best = slot;
-      continue;
-    }
-    const std::size_t size = slot_bytes_[*slot];
-    const std::size_t best_size = slot_bytes_[*best];
-    const bool better = best_size < bytes ? size > best_size : size >= bytes && size < best_size;
-    if (better) best = slot;
-  }
-  if (best == free_slots_.end()) {
-    slot_bytes_.push_back(bytes);
-    slot_values_.push_back(0);
-    return slot_bytes_.size() - 1;
-  }
-  const std::size_t slot = *best;
-  free_slots_.erase(best);
-  slot_bytes_[slot] = std::max(slot_bytes_[slot], bytes);
-  return slot;
-}
-
-void ExecutionPlan::Planner::release(const std::string& name) {
-  const PlannedValue& value = plan_.values_[value_index_.at(name)];
-  if (value.home == Home::kSlot && --slot_values_[value.index] == 0)
-    free_slots_.push_back(value.index);
 }
 
 // Finds, for each output of the partition, the inputs that are read after it has been written.

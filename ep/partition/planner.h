@@ -31,8 +31,7 @@ class ExecutionPlan::Planner {
   // `same`: the value whose memory the output may share; kNowhere if none.
   std::size_t write(const Value& value, std::size_t same = kNowhere);
   std::size_t add(PlannedValue value);
-  std::size_t take_slot(std::size_t bytes);
-  void release(const std::string& name);
+  void find_last_readers();
   void find_late_readers();
   void find_streams();
 
@@ -45,10 +44,6 @@ class ExecutionPlan::Planner {
   // last to use.
   std::unordered_map<std::string, std::size_t> last_reader_;
   std::vector<std::vector<std::string>> last_read_;
-  std::vector<std::size_t> slot_bytes_;
-  // How many values that are still used lie in each slot.
-  std::vector<std::size_t> slot_values_;
-  std::vector<std::size_t> free_slots_;
 };
 
 // The error's message, preceded by the node's name if the message lacks it.

@@ -19,16 +19,24 @@ class GrowingBuffer {
  public:
   std::byte* reserve(const Device& device, std::size_t bytes) {
     if (memory_ == nullptr || bytes > capacity_) {
-      // A value that grows with the context grows by one token in each step, so growing by at least
-      // a quarter avoids most allocations. The least is one cache line, so that the pointer is
-      // never null.
-      const std::size_t wanted = std::max<std::size_t>({bytes, capacity_ + capacity_ / 4, 64});
-      memory_.reset();
-      capacity_ = 0;
+      // The least is one cache line, so that the pointer is never null.
+      const std::size_t wanted = std::max<std::size_t>(grown(capacity_, bytes), 64);
+      free();
       memory_ = device.allocate(wanted);
       capacity_ = wanted;
     }
     return memory_.get();
+  }
+  void free() {
+    memory_.reset();
+    capacity_ = 0;
+  }
+  std::size_t capacity() const { return capacity_; }
+
+  // A value that grows with the context grows by one token in each step, so growing by at least a
+  // quarter avoids most allocations.
+  static std::size_t grown(std::size_t before, std::size_t wanted) {
+    return std::max(wanted, before + before / 4);
   }
 
  private:
@@ -44,7 +52,13 @@ struct ExecutionPlan::Workspace {
   // The current slice; its `tokens` is 0 while all are computed at once.
   TokenSlice slice;
   std::int64_t slice_tokens = 0;
+  // For each value in a slot the most bytes so far, and the slot's number. `are_shared`: not in a
+  // first run, where slots are the values' own. `grew`: a slot was too small in this run.
+  std::vector<std::size_t> bytes;
+  std::vector<std::size_t> slot_of;
   std::vector<GrowingBuffer> slots;
+  bool are_shared = false;
+  bool grew = false;
   GrowingBuffer scratch;
   // Whether a step has written to the memory of an input, so that the run cannot be repeated.
   bool appended = false;

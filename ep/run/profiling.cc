@@ -30,8 +30,8 @@ struct Event {
 // releases the profiler.
 class Recording final : public StepObserver {
  public:
-  void ran(const Node& node, std::span<const Tensor> outputs, std::int64_t begin_ns,
-           std::int64_t end_ns) override {
+  void ran(const Node& node, std::span<const Tensor> outputs, std::size_t held,
+           std::int64_t begin_ns, std::int64_t end_ns) override {
     std::string shapes;
     for (const Tensor& output : outputs) {
       if (output.data != nullptr)
@@ -39,7 +39,9 @@ class Recording final : public StepObserver {
     }
     shapes += shapes.empty() ? "[]" : "]";
     add({.name = node.name,
-         .arguments = {{"op_name", node.op_type}, {"output_shapes", shapes}},
+         .arguments = {{"op_name", node.op_type},
+                       {"output_shapes", shapes},
+                       {"bytes_held", std::to_string(held)}},
          .thread = thread_number(),
          .begin_ns = begin_ns,
          .end_ns = end_ns});

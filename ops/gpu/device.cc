@@ -60,6 +60,7 @@ std::unique_ptr<Step> GpuDevice::prepare(const Node& node) const {
                             .activations = options_.activations,
                             .weights = options_.gpu_weights,
                             .matrices = options_.gpu_matrices,
+                            .winograd = options_.gpu_winograd,
                             .host_context = cpu::make_context(options_)});
 }
 

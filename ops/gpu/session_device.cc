@@ -78,6 +78,7 @@ std::unique_ptr<Step> SessionDevice::prepare(const Node& node) const {
                           .activations = options().activations,
                           .weights = options().gpu_weights,
                           .matrices = options().gpu_matrices,
+                          .winograd = options().gpu_winograd,
                           .host_context = cpu::make_context(options()),
                           .tokens_on_host = true});
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ops/error.h"
+#include "ops/npu/match/convolution.h"
 #include "ops/npu/match/layers.h"
 #include "ops/npu/nodes/encoder_shape.h"
 #include "ops/transformer/decoder_matcher.h"
@@ -124,6 +125,32 @@ void bind_decoder(nb::module_& module) {
           "The attributes of the node that the layers become on a device.");
 }
 
+void bind_convolution(nb::module_& module) {
+  using npu::ConvolutionSizes;
+  bind_fields<ConvolutionSizes>(module, "ConvolutionSizes",
+                                "A convolution of channels-last pictures as the array computes it, "
+                                "and how they lie in memory (ops/npu/match/convolution.h).")
+      .def_ro_static("RUN_UNIT", &ConvolutionSizes::kRunUnit,
+                     "k_mt of the array that sessions' programs have.")
+      .def_ro_static("LEAST_FILTERS", &ConvolutionSizes::kLeastFilters,
+                     "Columns of a column of its tiles.")
+      .def_prop_ro("lines", &ConvolutionSizes::lines, "Of a picture of the output.")
+      .def_prop_ro("pixels", &ConvolutionSizes::pixels, "Of a line of the output.")
+      .def_prop_ro("line", &ConvolutionSizes::line,
+                   "Pixels from line to line, padding included; a multiple of the stride.")
+      .def_prop_ro("padded_lines", &ConvolutionSizes::padded_lines,
+                   "Lines from picture to picture, padding included.")
+      .def_prop_ro("head", &ConvolutionSizes::head, "Pixels of zeros before the first picture.")
+      .def_prop_ro("picture_rows", &ConvolutionSizes::picture_rows,
+                   "Rows of the product from picture to picture.")
+      .def_prop_ro("padded_filters", &ConvolutionSizes::padded_filters,
+                   "N: filters in whole panels, at least a column of tiles.")
+      .def("rows", &ConvolutionSizes::rows, nb::arg("pictures"),
+           "M: rows of the product up to the last pixel.")
+      .def("run", &ConvolutionSizes::run, nb::arg("k_mt"),
+           "Rows of the filters as packed for a line of taps, a multiple of k_mt.");
+}
+
 void bind_encoder(nb::module_& module) {
   using npu::DenseProjection;
   using npu::EncoderShape;
@@ -166,6 +193,7 @@ void bind_encoder(nb::module_& module) {
 
 void bind_describe(nb::module_& module) {
   bind_decoder(module);
+  bind_convolution(module);
   bind_encoder(module);
   module.def(
       "describe_decoder",

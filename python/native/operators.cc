@@ -165,10 +165,13 @@ std::shared_ptr<Device> make_device(const std::string& name,
       chosen.gpu_weights = choose(key, value, kGpuWeightsChoices);
     } else if (key == "gpu_matrices" && is_gpu) {
       chosen.gpu_matrices = choose(key, value, kGpuMatricesChoices);
+    } else if (key == "gpu_winograd" && is_gpu) {
+      chosen.gpu_winograd = choose(key, value, kGpuWinogradChoices);
     } else {
       fail("expected the options ",
-           is_gpu ? "activations, opencl_device, gpu_api, gpu_weights and gpu_matrices"
-                  : "activations, threads and cpu_isa",
+           is_gpu
+               ? "activations, opencl_device, gpu_api, gpu_weights, gpu_matrices and gpu_winograd"
+               : "activations, threads and cpu_isa",
            ", got '", key, "'");
     }
   }

@@ -74,6 +74,7 @@ PRICES = "measured seconds prompt=4 answer=1 | cpu 4=1 token=1"
         ("gpu_dtype", "bf16", "option gpu_dtype = 'bf16' is not known; expected one of: auto, fp16, fp32"),
         ("gpu_weights", "", "option gpu_weights = '' is not known; expected one of: auto, buffer, image"),
         ("gpu_matrices", "1", "option gpu_matrices = '1' is not known; expected one of: auto, on, off"),
+        ("gpu_winograd", "", "option gpu_winograd = '' is not known; expected one of: auto, on, off"),
         ("placement", "there", "option placement = 'there' is not known; expected one of: log, stderr, the path of"),
     ],
 )
@@ -103,6 +104,7 @@ def test_invalid_options_are_refused(
         ("gpu_dtype", "fp16"),
         ("gpu_weights", "image"),
         ("gpu_matrices", "off"),
+        ("gpu_winograd", "on"),
         ("placement", "log"),
     ],
 )

@@ -13,9 +13,25 @@ from tests.ep.conftest import MakeSession
 MODEL = "g (float[N] x) => (float[N] z) { [first] a = Add(x, x)  [second] z = Mul(a, x) }"
 
 
-def profile(make_session: MakeSession, folder: Path, threads: int, runs: int) -> list[dict[str, Any]]:
+# Sizes of the values in multiples of N: a 2, b 4, c 4, d 8; few elements of b are kept until the end.
+OF_SEVERAL_SIZES = """
+g (float[N] x) => (float[M] y) <int64[1] first = {0}, int64[1] end = {16}> {
+  a = Concat <axis = 0> (x, x)
+  b = Concat <axis = 0> (a, a)
+  kept = Slice (b, first, end)
+  after = Slice (kept, first, first)
+  c = Concat <axis = 0> (x, x, after, x, x)
+  d = Concat <axis = 0> (c, c)
+  y = Concat <axis = 0> (d, kept)
+}
+"""
+
+
+def profile(
+    make_session: MakeSession, folder: Path, threads: int, runs: int, model: str = MODEL
+) -> list[dict[str, Any]]:
     configure = {"enable_profiling": True, "profile_file_prefix": str(folder / "profile")}
-    session = make_session(MODEL, configure=configure)
+    session = make_session(model, configure=configure)
 
     def work() -> None:
         for _ in range(runs):
@@ -38,6 +54,20 @@ def test_profile_has_event_for_each_step(make_session: MakeSession, tmp_path: Pa
         assert event["args"]["provider"] == "FlowNPUExecutionProvider"
         assert event["args"]["device"] == "cpu"
         assert event["args"]["output_shapes"] == [[50_000]]
+
+
+def test_run_holds_what_is_needed_and_next_ones_share_slots_by_size(make_session: MakeSession, tmp_path: Path) -> None:
+    """No size is known before a run, so that the first one allocates as it goes.
+
+    Then the largest value chooses first: b lies where d will, a where c will, `kept` by itself, and `after`, which has
+    no elements, anywhere.
+    """
+    events = profile(make_session, tmp_path, threads=1, runs=3, model=OF_SEVERAL_SIZES)
+    held = [int(event["args"]["bytes_held"]) for event in events if event["cat"] == "Kernel"]
+    n, kept, empty = 4 * 50_000, 4 * 16, 64  # the least that is allocated
+    few = kept + empty
+    assert held[:7] == [2 * n, 6 * n, 4 * n + kept, few, 4 * n + few, 12 * n + kept, 8 * n + kept]
+    assert held[7:] == [12 * n + kept] * 14
 
 
 def test_events_are_on_clock_of_profile(make_session: MakeSession, tmp_path: Path) -> None:

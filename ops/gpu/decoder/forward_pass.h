@@ -18,13 +18,13 @@
 #include "ops/gpu/context/tuner.h"
 #include "ops/gpu/decoder/cache_memory.h"
 #include "ops/gpu/decoder/constants.h"
-#include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/decoder/states.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/kernels/states/kernels.h"
 #include "ops/gpu/operators/experts/mixture.h"
 #include "ops/nodes/tensor.h"
+#include "ops/shared_buffers.h"
 #include "ops/transformer/decoder.h"
 
 namespace flownpu::gpu {

@@ -124,33 +124,6 @@ Grid dense_matmul_grid(const DenseShape& shape, std::int64_t tokens);
 KernelDescription activations_matmul(Element element);
 Grid activations_matmul_grid(std::int64_t rows, std::int64_t columns, std::int64_t batches);
 
-// Convolution over two axes; one axis is the second, with one window along the first. `rows` and
-// `channels`: of a group, of the result and of the image.
-struct ConvolutionShape {
-  struct Axis {
-    std::int64_t kernel = 1;
-    std::int64_t stride = 1;
-    std::int64_t dilation = 1;
-  };
-  std::int64_t rows = 0;
-  std::int64_t channels = 0;
-  std::int64_t groups = 1;
-  std::array<Axis, 2> axes;
-  Element given = Element::kFloat32;   // of all but the weight
-  Element weight = Element::kFloat32;  // or float16, bfloat16
-  bool has_bias = false;
-  bool has_residual = false;
-  bool is_relu = false;
-  std::int64_t upsample = 1;  // each pixel of x is read so many times along each axis
-};
-
-// Arguments: x [images, C, height, width], w [M, channels, kernel, kernel], y [images, M, plane],
-// then, if the shape has them, bias [M] and residual, like y; parameters: rows, M, channels, C, the
-// depth of the product, columns (images x plane), plane, the width of the result, height, width,
-// the pads before the first row and column. Layers of all widths so share their kernels.
-KernelDescription convolution(const ConvolutionShape& shape);
-Grid convolution_grid(const ConvolutionShape& shape, std::int64_t columns);
-
 // Q4NXGather: y[i] = dequant(w)[indices[i]]. Arguments: w, indices int32 [i], y [i, columns].
 KernelDescription q4nx_gather(std::int64_t rows, std::int64_t columns, const q4nx::Layout& layout);
 Grid q4nx_gather_grid(std::int64_t columns, std::int64_t count);

@@ -29,6 +29,7 @@ struct StepArguments {
   Activations activations = Activations::kInt8;
   GpuWeights weights = GpuWeights::kAuto;
   GpuMatrices matrices = GpuMatrices::kAuto;
+  GpuWinograd winograd = GpuWinograd::kAuto;
   // The host's kernels and threads.
   cpu::Context host_context;
   // Whether the host computes attention of single tokens over a cache, which it holds: copying

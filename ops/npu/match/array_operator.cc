@@ -102,8 +102,7 @@ ArrayOperator describe_product(const Node& node) {
 ArrayOperator describe_convolution(const Node& node) {
   const ConvolutionSizes convolution = sizes_of_convolution(node);
   Node sizes = sizes_of(node);
-  each_size(convolution,
-            [&](const char* name, std::int64_t size) { sizes.attributes[name] = size; });
+  transformer::write_fields(sizes, "", std::vector{convolution});
   const std::int64_t taps = convolution.kernel_height * convolution.kernel_width;
   return {.sizes = {std::move(sizes)},
           .multiply_adds = taps * convolution.channels * convolution.filters,

@@ -27,8 +27,8 @@ bool is_operator_on_array(const Node& node);
 //                                              of 4). A Q4NXMoE has two nodes
 //                                              q4nx_matmul: an expert's gate and up projections,
 //                                              and its down projection
-//   convolution                                those that each_size() names (convolution.h); a
-//                                              row is an output pixel
+//   convolution                                the fields of ConvolutionSizes (convolution.h);
+//                                              a row is an output pixel
 //   flow_qkv_attention, flow_kv_attention      num_heads, kv_num_heads, head_size,
 //                                              local_window_size (0: none), causal, sinks
 //

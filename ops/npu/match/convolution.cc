@@ -13,11 +13,7 @@
 namespace flownpu::npu {
 namespace {
 
-// k_mt, a panel's columns, and the columns of a column of tiles of the array that programs of
-// convolutions have (aie/programs/operators.py).
-constexpr std::int64_t kRunUnit = 320;
-constexpr std::int64_t kPanel = 32;
-constexpr std::int64_t kLeastFilters = 64;
+constexpr std::int64_t kPanel = 32;  // columns
 
 bool all_are(const std::vector<std::int64_t>& values, std::int64_t expected) {
   return std::ranges::all_of(values, [&](std::int64_t value) { return value == expected; });
@@ -51,7 +47,9 @@ std::int64_t ConvolutionSizes::line() const {
 std::int64_t ConvolutionSizes::padded_lines() const {
   return height + std::max(pad_top, pad_bottom);
 }
-std::int64_t ConvolutionSizes::run() const { return round_up(kernel_width * channels, kRunUnit); }
+std::int64_t ConvolutionSizes::run(std::int64_t k_mt) const {
+  return round_up(kernel_width * channels, k_mt);
+}
 std::int64_t ConvolutionSizes::padded_filters() const {
   return std::max(round_up(filters, kPanel), kLeastFilters);
 }
@@ -85,21 +83,6 @@ ConvolutionSizes sizes_of_convolution(const Node& node) {
   if (std::ranges::min(pads) < 0 || sizes.lines() < 1 || sizes.pixels() < 1)
     fail(to_string(node), ": expected windows that fit the padded picture, and no negative pads");
   return sizes;
-}
-
-void each_size(const ConvolutionSizes& sizes,
-               const std::function<void(const char*, std::int64_t)>& visit) {
-  visit("channels", sizes.channels);
-  visit("filters", sizes.filters);
-  visit("height", sizes.height);
-  visit("width", sizes.width);
-  visit("kernel_height", sizes.kernel_height);
-  visit("kernel_width", sizes.kernel_width);
-  visit("stride", sizes.stride);
-  visit("pad_top", sizes.pad_top);
-  visit("pad_left", sizes.pad_left);
-  visit("pad_bottom", sizes.pad_bottom);
-  visit("pad_right", sizes.pad_right);
 }
 
 Packed pack_filters(const Node& node) {

@@ -60,11 +60,8 @@ class ConvolutionStep final : public Step {
   std::int64_t given_values(std::int64_t pictures) const {
     return (sizes_.head() + pictures * sizes_.padded_lines() * sizes_.line()) * sizes_.channels;
   }
-  // Up to the last pixel's row.
   std::int64_t made_values(std::int64_t pictures) const {
-    return ((pictures - 1) * sizes_.picture_rows() + (sizes_.lines() - 1) * sizes_.line() +
-            sizes_.pixels()) *
-           sizes_.filters;
+    return sizes_.rows(pictures) * sizes_.filters;
   }
 
   // Pictures channels-last, between their zeros.

@@ -94,14 +94,20 @@ def predict(
         if write:
             _write_prices(Path(model), pair)
         return
+    from flownpu.predict import pictures  # noqa: PLC0415 other commands need none of it
+
     if device == "gpu" or device.startswith("radeon"):
         if kv_dtype == "int8":
             raise typer.BadParameter("expected no --kv-dtype int8 with a GPU, which has no such cache")
+        if model == pictures.NAME:
+            if context or weights or measured:
+                raise typer.BadParameter("expected no --context, --weights or --measured for pictures on a GPU")
+            _predict_picture_on_gpus(device, as_json=as_json)
+            return
         _predict_gpus(model, device, parse_contexts(context) if context else [], measured, weights, as_json=as_json)
         return
     from flownpu.aie.cost.chips import CHIPS  # noqa: PLC0415 other commands need none of it
     from flownpu.aie.cost.parameters import VALUES  # noqa: PLC0415
-    from flownpu.predict import pictures  # noqa: PLC0415
     from flownpu.predict.measured_parameters import measured_values  # noqa: PLC0415
     from flownpu.predict.report import predict as predict_model  # noqa: PLC0415
     from flownpu.predict.target import nearest, target  # noqa: PLC0415
@@ -145,8 +151,53 @@ def _predict_picture(chip: "Chip", values: "Values", *, as_json: bool) -> None:
             table.add_row(kind, *cells, f"{row.seconds * 1e3:.0f}", f"{row.alone * 1e3:.0f}" if row.alone else "")
         console.print(table)
     console.print(f"The picture: {found.picture:.1f} s", markup=False)
+    _print_published_pictures()
+
+
+def _print_published_pictures() -> None:
+    from flownpu.predict import pictures  # noqa: PLC0415 other commands need none of it
+
     others = ", ".join(f"{name} {seconds} s" for name, seconds in pictures.PUBLISHED.items())
     console.print(f"GPUs in fp16, published by ML Drift: {others}", markup=False)
+
+
+def _predict_picture_on_gpus(device: str, *, as_json: bool) -> None:
+    from flownpu.predict import pictures  # noqa: PLC0415 other commands need none of it
+    from flownpu.predict.gpu import GPUS  # noqa: PLC0415
+
+    found = {
+        name: {
+            way: pictures.predict_picture_on_gpu(GPUS[name], winograd=way == "winograd")
+            for way in ("windows", "winograd")
+        }
+        for name in _gpus(device)
+    }
+    if as_json:
+        print_json({"predicted": True, "devices": found})
+        return
+    console.print(f"A picture of 512 x 512 and {pictures.STEPS} steps by {pictures.NAME} in float32", markup=False)
+    console.print(
+        "Predicted, not measured: as fast as memory and arithmetic permit at most (docs/model.md).", markup=False
+    )
+    for name, ways in found.items():
+        table = _table(
+            GPUS[name].description, "seconds at least", "a step, with guidance", "decoder", "text", "picture"
+        )
+        for way, seconds in ways.items():
+            title = "3 x 3 convolutions by Winograd's transforms" if way == "winograd" else "as products of windows"
+            table.add_row(title, *(f"{seconds[part]:.2f}" for part in ("step", "decoder", "text", "picture")))
+        console.print(table)
+    _print_published_pictures()
+
+
+def _gpus(device: str) -> list[str]:
+    """The GPUs that --device names."""
+    from flownpu.predict.gpu import GPUS  # noqa: PLC0415 other commands need none of it
+    from flownpu.predict.target import nearest  # noqa: PLC0415
+
+    if device != "gpu" and device not in GPUS:
+        raise typer.BadParameter(f"no such GPU: {device}{nearest(device, GPUS)}", param_hint="--device")
+    return [name for name in GPUS if device in ("gpu", name)]
 
 
 def _bits(weights: str | None) -> "WeightBits | None":
@@ -162,14 +213,13 @@ def _predict_gpus(
     model: str, device: str, contexts: list[int], measured: Path | None, weights: str | None, *, as_json: bool
 ) -> None:
     from flownpu.predict.gpu import GPUS, predict_gpu  # noqa: PLC0415 other commands need none of it
-    from flownpu.predict.target import nearest, target  # noqa: PLC0415
+    from flownpu.predict.target import target  # noqa: PLC0415
 
-    if device != "gpu" and device not in GPUS:
-        raise typer.BadParameter(f"no such GPU: {device}{nearest(device, GPUS)}", param_hint="--device")
+    names = _gpus(device)
     if measured is not None:
         raise typer.BadParameter("expected no --measured with a GPU: it is the NPU's")
     found = target(model, bits=_bits(weights))
-    points = {name: predict_gpu(found, GPUS[name], contexts) for name in GPUS if device in ("gpu", name)}
+    points = {name: predict_gpu(found, GPUS[name], contexts) for name in names}
     if as_json:
         print_json(
             {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predicted time of a picture by Stable Diffusion 1.4, whose networks the array takes operator by operator.
+"""The predicted time of a picture by Stable Diffusion 1.4, whose networks a GPU or the array takes node by node.
 
-Everything here is **predicted**. A convolution or product is the array's or the host's, whichever the prices call
-faster; products have another array than convolutions, so that one on the array changes it twice. Attention is the
+Everything here is **predicted**. On a GPU it is the bound of its memory and its float32 arithmetic, for convolutions,
+products and attention alone. On the array, a convolution or product is the array's or the host's, whichever the prices
+call faster; products have another array than convolutions, so that one on the array changes it twice. Attention is the
 host's, as sessions have it, at the rate of its products: a lower bound. What is between (norms, activations, turning
 pictures channels-last and back) is counted by the bytes of float32 that pass.
 
@@ -19,6 +20,7 @@ from flownpu.aie.cost.parameters import VALUES, Values
 from flownpu.aie.cost.phases import Cost
 from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.operators import buckets, operator_program
+from flownpu.predict.gpu import Gpu, Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +40,10 @@ PUBLISHED = {
 _TARGET, _LATENT = "npu2", 64
 _CHANNELS, _TEXT, _TOKENS, _HEADS, _TIME = (320, 640, 1280, 1280), 768, 77, 8, 1280
 _DECODER = (512, 512, 256, 128)
+# Operations of Winograd's kernel (ops/gpu/kernels/images/winograd.cc) for those of the windows' products: of a channel,
+# 32 rows and 16 tiles have 16 products each, a tile's transform takes 32 additions and a row's 28 operations, for 4
+# pixels of 9 products each.
+_WINOGRAD = (32 * 16 * 16 * 2 + 16 * 32 + 32 * 28) / (32 * 16 * 4 * 9 * 2)
 _CONVOLUTIONS, _POINTS, _PRODUCTS, _ATTENTION, _BETWEEN = (
     "3 x 3 convolutions", "1 x 1 convolutions", "products", "attention", "between",
 )  # fmt: skip
@@ -99,7 +105,7 @@ class PicturePrediction:
 def predict_picture(chip: Chip, values: Values = VALUES) -> PicturePrediction:
     """The prediction for 512 x 512 pixels."""
     prices, found = Prices(chip, values), PicturePrediction()
-    for name, nodes in (("step", unet()), ("decoder", decoder()), ("text", text_encoder())):
+    for name, nodes in networks().items():
         rows: dict[str, Row] = defaultdict(Row)
         for node, count in Counter(nodes).items():
             row, host = rows[node.kind], node.multiply_adds / values["host_products"]
@@ -116,6 +122,39 @@ def predict_picture(chip: Chip, values: Values = VALUES) -> PicturePrediction:
             rows[_BETWEEN].seconds += count * node.moved / values["host_memory"]
         found.networks[name] = dict(rows)
     return found
+
+
+def networks() -> dict[str, Iterator[Node]]:
+    """The nodes of a step of the U-Net, of the decoder and of the text's encoder."""
+    return {"step": unet(), "decoder": decoder(), "text": text_encoder()}
+
+
+def predict_picture_on_gpu(gpu: Gpu, *, winograd: bool = True) -> dict[str, float]:
+    """Seconds of a run of each network at least, and of the "picture".
+
+    Args:
+        gpu: the GPU.
+        winograd: 3 x 3 convolutions take the faster of two kernels, else windows' products.
+    """
+    found = {
+        name: sum(min(kernel.seconds(gpu) for kernel in _kernels(node, winograd=winograd)) for node in nodes)
+        for name, nodes in networks().items()
+    }
+    return found | {"picture": sum(seconds * (STEPS if name == "step" else 1) for name, seconds in found.items())}
+
+
+def _kernels(node: Node, *, winograd: bool) -> Iterator[Kernel]:
+    """The kernels for a node, of which one is launched; attention stores no scores, and its arithmetic takes longer."""
+    sizes, floats, moved = dict(node.sizes), 2 * node.multiply_adds, 0.0
+    if node.kind == _PRODUCTS:
+        moved = 4 * (node.rows * (sizes["inner"] + sizes["columns"]) + sizes["inner"] * sizes["columns"])
+    elif sizes:
+        pixels = node.rows * sizes["height"] * sizes["width"]
+        weight = sizes["channels"] * sizes["filters"] * sizes["kernel_height"] * sizes["kernel_width"]
+        moved = 4 * (pixels * (sizes["channels"] + sizes["filters"] / sizes["stride"] ** 2) + weight)
+    yield Kernel(node.kind, moved, floats)
+    if winograd and node.kind == _CONVOLUTIONS and sizes["stride"] == 1:
+        yield Kernel("winograd", moved, floats * _WINOGRAD)
 
 
 def _cost(node: Node, prices: Prices) -> Cost:

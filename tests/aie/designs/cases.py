@@ -6,7 +6,9 @@ Tolerances are no larger than those of the kernels' tests, because the array onl
 
 import numpy as np
 
+from flownpu._native import ConvolutionSizes
 from flownpu.aie.designs.bias import bias_column, with_bias
+from flownpu.aie.designs.convolution import Convolution
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.gemm import Gemm
 from flownpu.ops import q4nx
@@ -32,6 +34,16 @@ residual_layer_norm_case = emulated(rows.residual_layer_norm_case)
 norm_rope_case = emulated(rows.norm_rope_case)
 patch_pooling_case = emulated(rows.patch_pooling_case)
 pooled_norm_case = emulated(rows.pooled_norm_case)
+
+
+def convolution(
+    gemm: Gemm, channels: int, filters: int, height: int, width: int, batch: int = 1,
+    pads: tuple[int, int, int, int] = (1, 1, 1, 1), **others: int,
+) -> Convolution:  # fmt: skip
+    """A convolution of 3 x 3 taps, unless `others`, by the names of its sizes, say more."""
+    padded = dict(zip(("pad_top", "pad_left", "pad_bottom", "pad_right"), pads, strict=True))
+    sizes = ConvolutionSizes(channels=channels, filters=filters, height=height, width=width, **padded, **others)
+    return Convolution(gemm, sizes, batch)
 
 
 def product_error(x: np.ndarray, weight: np.ndarray, inner: int, *, in_blocks: bool) -> np.ndarray:

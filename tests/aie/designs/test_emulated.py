@@ -7,7 +7,6 @@ cases are made (flownpu/selftest/reference/).
 
 import pytest
 
-from flownpu.aie.designs.convolution import Convolution
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
@@ -18,6 +17,7 @@ from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from tests.aie.designs.cases import (
     biased_fused_dqp_case,
+    convolution,
     convolution_case,
     dequant_engine_case,
     flow_kv_case,
@@ -159,15 +159,15 @@ def test_gemm_of_gemma3_1b_equals_reference(rng, m, k, n, e_y):
         ((2, 9, 13), 18, {}),
         ((2, 8, 10), 22, {"stride": 2}),
         ((1, 7, 6), 34, {"pads": (0, 2, 1, 0)}),
-        ((1, 1, 30), 24, {"kernel": (1, 3), "pads": (0, 1, 0, 1)}),
-        ((2, 4, 4), 8, {"kernel": (1, 1), "pads": (0, 0, 0, 0)}),
+        ((1, 1, 30), 24, {"kernel_height": 1, "pads": (0, 1, 0, 1)}),
+        ((2, 4, 4), 8, {"kernel_height": 1, "kernel_width": 1, "pads": (0, 0, 0, 0)}),
     ],
     ids=["batch", "stride", "pads that differ", "one axis", "pixels alone"],
 )
 def test_convolution_equals_definition(rng, target, weights, picture, channels, windows):
     """Runs of taps that end in a channel tail, of less than k_mt and of more; borders of all sides."""
     batch, height, width = picture
-    design = Convolution(small(target, weights), channels, 64, height, width, batch, **windows)
+    design = convolution(small(target, weights), channels, 64, height, width, batch, **windows)
     convolution_case(design, rng, whole_numbers=True).check()
 
 
@@ -175,7 +175,7 @@ def test_convolution_equals_definition(rng, target, weights, picture, channels, 
 def test_convolution_of_long_sums_equals_definition(rng, target, weights):
     """K of 72 k_mt comes in by two tasks of B; numbers that are rounded in all places."""
     gemm = Gemm(target, weights, m=16, n=32, k=32, k_mt=32)
-    convolution_case(Convolution(gemm, 256, 64, 4, 4, 2), rng).check()
+    convolution_case(convolution(gemm, 256, 64, 4, 4, 2), rng).check()
 
 
 @pytest.mark.parametrize(("target", "weights"), KINDS)

@@ -12,7 +12,6 @@ import pytest
 
 from flownpu.aie.check import check
 from flownpu.aie.designs.bias import with_bias
-from flownpu.aie.designs.convolution import Convolution
 from flownpu.aie.designs.copy import Copy
 from flownpu.aie.designs.dequant_engine import DequantEngine
 from flownpu.aie.designs.flow_kv import FlowKV
@@ -30,6 +29,7 @@ from flownpu.aie.designs.vector_operators import (
 )
 from flownpu.aie.iron.symbolic import RecordingError
 from flownpu.npu.models import ENCODERS, MODELS
+from tests.aie.designs.cases import convolution
 
 KERNELS = Path(__file__).parents[3] / "aie" / "kernels" / "kernels.h"
 
@@ -88,7 +88,7 @@ def test_convolutions_of_stable_diffusion_pass_checker(channels, filters, side, 
     """The least and most channels of its U-Net, a guided pair of latents; the decoder's longest lines."""
     gemm = Gemm("npu2", "bfp16", m=32, k=64, k_mt=320, e_y=2, e_x=2)
     batch = 2 if side < 128 else 1
-    assert violations(Convolution(gemm, channels, filters, side, side, batch, stride=stride).program()) == []
+    assert violations(convolution(gemm, channels, filters, side, side, batch, stride=stride).program()) == []
 
 
 @pytest.mark.parametrize("name", ["npu1", "npu2"])
@@ -226,8 +226,8 @@ def test_all_shapes_share_one_array(programs):
         (lambda: Gemm("npu2", epilogue="geglu").program(1, 64, 544), "N in multiples of 64, 64 or more"),
         (lambda: Gemm("npu2").program(1, 65537, 512), "expected K of 65536 or less, got 65537"),
         (lambda: Gemm("npu2").program(1, 768, 512, walk=Walk(64, 2)), r"in 2 runs of multiples of 256 .*, got 768"),
-        (lambda: Convolution(Gemm("npu2"), 3, 64, 8, 8), "expected even channels, and windows that fit"),
-        (lambda: Convolution(Gemm("npu2"), 4, 64, 8, 0, kernel=(3, 3)), "windows that fit the padded picture"),
+        (lambda: convolution(Gemm("npu2"), 3, 64, 8, 8), "expected even channels, and windows that fit"),
+        (lambda: convolution(Gemm("npu2"), 4, 64, 8, 1, kernel_width=5), "windows that fit the padded picture"),
         (lambda: Gemm("npu2", e_y=2).program(1, 64, 16416), "expected N of 16384 or less with e_y of 2, got 16416"),
         (lambda: Gemm("npu2").program(1, 128, 512, line=96), "expected lines of K, 128, or more, got 96"),
         (lambda: Gemm("npu2", k=60), "expected m, n, k and k_mt in multiples"),

@@ -9,6 +9,7 @@ import pytest
 from flownpu.aie.cost.chips import CHIPS
 from flownpu.aie.cost.parameters import VALUES
 from flownpu.predict import pictures
+from flownpu.predict.gpu import GPUS
 
 
 def work(nodes):
@@ -33,6 +34,18 @@ def test_unet_has_known_nodes():
 def test_decoder_and_text_encoder_have_known_work():
     assert round(sum(adds for _, adds in work(pictures.decoder()).values())) == 1258
     assert sum(adds for _, adds in work(pictures.text_encoder()).values()) / 2 == pytest.approx(6.6, abs=0.1)
+
+
+def test_picture_on_gpu_takes_its_arithmetic_and_less_by_winograd():
+    """Arithmetic bounds all large nodes: 401.6 GMAC of a sample twice, at two operations each, and gaps and memory."""
+    gpu = GPUS["radeon-890m"]
+    windows, winograd = (pictures.predict_picture_on_gpu(gpu, winograd=way) for way in (False, True))
+    arithmetic = 2 * 2 * 401.6e9 / gpu.floats
+    assert arithmetic < windows["step"] < 1.1 * arithmetic
+    # 200.2 GMAC of a sample are in 3 x 3 convolutions, all but some 3 % without strides, and become 16 / 36 at best.
+    saved = 2 * 2 * 200.2e9 / gpu.floats * 20 / 36
+    assert 0.8 * saved < windows["step"] - winograd["step"] < saved
+    assert winograd["picture"] == pytest.approx(20 * winograd["step"] + winograd["decoder"] + winograd["text"])
 
 
 @pytest.fixture
@@ -70,6 +83,11 @@ def test_command_prints_tables_and_json(flownpu):
     document = json.loads(flownpu("predict", "stable-diffusion-1.4", "--json").out)
     step = sum(row["seconds"] for row in document["networks"]["step"].values())
     assert document["picture_seconds"] == pytest.approx(20 * step)
+    done = flownpu("predict", "stable-diffusion-1.4", "--device", "gpu")
+    assert done.code == 0, done.err
+    assert "Radeon 780M" in done.out
+    refused = flownpu("predict", "stable-diffusion-1.4", "--device", "gpu", "--weights", "q8")
+    assert "expected no --context, --weights or --measured" in refused.err.replace("\n", " ")
     refused = flownpu("predict", "stable-diffusion-1.4", "--context", "1k")
     assert refused.code != 0
     assert "expected no --context" in refused.err.replace("\n", " ")

@@ -45,7 +45,7 @@ def test_q4nx_matmul_rounds_as_cpu_does():
     [
         (
             {"threads": 2},
-            r"\[fused_dqp\] expected the options activations, .*, gpu_api, gpu_weights and gpu_matrices, got 'threads'",
+            r"\[fused_dqp\] expected the options activations, .*, gpu_matrices and gpu_winograd, got 'threads'",
         ),
         ({"activations": "int4"}, "activations = 'int4' is not known; expected one of: bf16, int8"),
         ({"gpu_weights": "texture"}, "gpu_weights = 'texture' is not known; expected one of: auto, buffer, image"),

@@ -20,13 +20,13 @@
 #include <vector>
 
 #include "ops/choices.h"
-#include "ops/gpu/decoder/shared_buffers.h"
 #include "ops/gpu/decoder/stored_type.h"
 #include "ops/gpu/kernels/kernels.h"
 #include "ops/gpu/kernels/matrices/flow_attention.h"
 #include "ops/gpu/kernels/states/kernels.h"
 #include "ops/gpu/operators/run.h"
 #include "ops/gpu/session_device.h"
+#include "ops/shared_buffers.h"
 #include "python/native/arrays.h"
 #include "tests/ops/bindings.h"
 #include "tests/ops/partition.h"
@@ -125,9 +125,9 @@ void bind_gpu_session(nb::module_& module) {
   module.def(
       "share_buffers",
       [](const std::vector<std::pair<std::size_t, std::vector<std::pair<int, int>>>>& values) {
-        std::vector<Lifetime> lifetimes;
+        std::vector<flownpu::Lifetime> lifetimes;
         for (const auto& [bytes, steps] : values) lifetimes.push_back({bytes, steps});
-        const SharedBuffers shared = share_buffers(lifetimes);
+        const flownpu::SharedBuffers shared = flownpu::share_buffers(lifetimes);
         return std::pair(shared.buffer, shared.bytes);
       });
   nb::class_<HeadsShape>(module, "Heads")

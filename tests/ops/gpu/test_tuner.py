@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fastest of several kernels is measured once, and kept beside compiled kernels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from flownpu.selftest.gpu.case import PreparedCase
+from flownpu.selftest.gpu.graphs import graphs
+from flownpu.selftest.gpu.trials import Devices
+from flownpu.selftest.reference.case import compare
 from tests.npu.decoders import Session, read_nodes
 from tests.ops.device import testing
 from tests.ops.gpu.test_session import hidden_of
@@ -48,6 +54,24 @@ def test_tune_variable_other_than_0_or_1_is_refused(monkeypatch):
     monkeypatch.setenv("FLOWNPU_GPU_TUNE", "yes")
     with pytest.raises(RuntimeError, match="expected FLOWNPU_GPU_TUNE to be 0 or 1, got 'yes'"):
         gpu.fastest(gpu.open(), "sums", [SLOW, QUICK])
+
+
+@pytest.mark.usefixtures("not_optimised")
+def test_convolution_is_measured_once_for_its_sizes(monkeypatch, tmp_path):
+    """Windows' products and Winograd's, after a test of the latter beside the former; what was found is kept."""
+    case = next(make for name, make in graphs() if name == "winograd")(np.random.default_rng(0))
+    monkeypatch.setenv("FLOWNPU_GPU_CACHE", str(tmp_path))
+    spent = []
+    for tune in ("1", "1", "0"):
+        monkeypatch.setenv("FLOWNPU_GPU_TUNE", tune)
+        device = Devices({"gpu_api": "opencl"}).first
+        prepared = PreparedCase(replace(case, name="winograd", options={}), device)
+        for _ in range(2):
+            spent.append(device.counts()["dispatches"])
+            found = prepared.run()[0]
+            assert compare(found, case.expected[0].values, case.expected[0].tolerance).beyond == 0
+        spent.append(device.counts()["dispatches"])
+    assert spent == [2, 2 + 2 * RUNS + 1, 2 + 2 * RUNS + 2, 0, 1, 2, 0, 1, 2]
 
 
 def test_session_measures_once_and_keeps_numbers(models, monkeypatch, tmp_path):

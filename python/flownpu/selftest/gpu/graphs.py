@@ -30,6 +30,13 @@ def graphs() -> Iterator[tuple[str, Callable[[Rng], Case]]]:
     yield "convolution, sum and relu", partial(_convolution, (1, 4, 6, 6), (8, 4, 3, 3), sums=True)
     upsampled = partial(_convolution, (2, 3, 4, 5), (4, 3, 3, 3), sums=True, upsample=2, pads=[1, 1, 1, 1])
     yield "convolution, read twice as large", upsampled
+    by_winograd = partial(partial, _convolution, winograd=True)
+    # Odd sizes, more tiles than a work-group has, rows and channels that are no multiples of its steps.
+    yield "winograd", by_winograd((2, 6, 9, 11), (37, 6, 3, 3), pads=[1, 2, 1, 0])
+    yield (
+        "winograd, sums, groups, read twice as large",
+        by_winograd((1, 8, 3, 4), (6, 4, 3, 3), sums=True, group=2, upsample=2, pads=[1, 1, 1, 1]),
+    )
     yield "layer_norm", partial(_norm, (2, 3, 77), 0)
     yield "layer_norm, groups", partial(_norm, (2, 12, 5, 7), 3)
     yield "layer_norm, groups and silu", partial(_norm, (2, 12, 5, 7), 4, silu=True)
@@ -103,17 +110,21 @@ def _convolution(
     sums: bool = False,
     group: int = 1,
     upsample: int = 1,
+    winograd: bool = False,
     **windows: Any,
 ) -> Case:
     x, w = (rng.standard_normal(shape, dtype=np.float32) for shape in (image, kernel))
     bias = rng.standard_normal(kernel[0], dtype=np.float32)
     read = x.repeat(upsample, 2).repeat(upsample, 3) if upsample > 1 else x
     exact = _convolved(read.astype(np.float64), w.astype(np.float64), group, **windows)
-    magnitude = _convolved(np.abs(read).astype(np.float64), np.abs(w).astype(np.float64), group, **windows)
+    terms = _winograd_terms if winograd else _convolved
+    magnitude = terms(np.abs(read).astype(np.float64), np.abs(w).astype(np.float64), group, **windows)
     by_channel = bias.reshape(-1, *[1] * (len(image) - 2))
     y = exact + by_channel
-    # The sum is in order: each term takes part in at most as many additions as there are terms.
-    tolerance = (math.prod(kernel[1:]) + 2) * F32 * magnitude + F32 * np.abs(y)
+    # The sum is in order: each term takes part in at most as many additions as there are terms. With Winograd's
+    # transforms there is one for each channel, whose factors round twice and four times, as the sums of the result do.
+    additions = kernel[1] + 2 + 4 + 4 if winograd else math.prod(kernel[1:])
+    tolerance = (additions + 2) * F32 * magnitude + F32 * np.abs(y)
     inputs, attributes, name = [x, w, bias], {"group": group, **windows}, "Conv"
     if sums:
         residual = rng.standard_normal(y.shape, dtype=np.float32)
@@ -125,7 +136,30 @@ def _convolution(
     return Case(
         name="", op_type=name, domain=_MICROSOFT if sums else "", inputs=inputs, constants=[1, 2],
         attributes=attributes, expected={0: Expected(y, tolerance)}, operations=2 * y.size * math.prod(kernel[1:]),
+        options={"gpu_winograd": "on"} if winograd else {},
     )  # fmt: skip
+
+
+def _winograd_terms(x: np.ndarray, w: np.ndarray, group: int, pads: list[int]) -> np.ndarray:
+    """Sums of the magnitudes of all terms of Winograd's F(2 x 2, 3 x 3), for magnitudes of pixels and weights.
+
+    They are |A|^T [sum over channels (|G| g |G|^T) * (|B|^T d |B|)] |A|, with the matrices of Lavin and Gray
+    (arXiv:1509.09308).
+    """
+    to_tile = np.array([[1, 0, 1, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 1, 0, 1]])
+    to_taps = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, 0.5, 0.5], [0, 0, 1]])
+    to_result = np.array([[1, 1, 1, 0], [0, 1, 1, 1]])
+    padded = np.pad(x, [(0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])])
+    height, width = (size - 2 for size in padded.shape[2:])
+    padded = np.pad(padded, [(0, 0), (0, 0), (0, height % 2), (0, width % 2)])
+    tiles = np.lib.stride_tricks.sliding_window_view(padded, (4, 4), (2, 3))[:, :, ::2, ::2]
+    given = np.einsum("ij,...jk,lk->...il", to_tile, tiles, to_tile)
+    weight = np.einsum("ij,...jk,lk->...il", to_taps, w, to_taps).reshape(group, -1, w.shape[1], 4, 4)
+    given = given.reshape(len(x), group, -1, *given.shape[2:])
+    products = np.einsum("gmcil,ngcyxil->ngmyxil", weight, given)
+    pixels = np.einsum("ai,ngmyxil,bl->ngmyaxb", to_result, products, to_result)
+    found: np.ndarray = pixels.reshape(len(x), len(w), 2 * tiles.shape[2], 2 * tiles.shape[3])[..., :height, :width]
+    return found
 
 
 def _convolved(x: np.ndarray, w: np.ndarray, group: int, **windows: list[int]) -> np.ndarray:

@@ -192,35 +192,37 @@ def convolution_case(design: Convolution, rng: Rng, *, whole_numbers: bool = Fal
     `whole_numbers`: of -3 .. 3, which bf16 and bfp16 hold, as f32 holds their sums: only storing rounds. Else C is a
     multiple of 8, so that blocks of bfp16 do not reach from tap to tap.
     """
-    gemm, c, n = design.gemm, design.channels, design.filters
-    size = (design.batch, design.height, design.width, c)
+    gemm, sizes = design.gemm, design.sizes
+    c, n, taps = sizes.channels, sizes.padded_filters, (sizes.kernel_height, sizes.kernel_width)
+    pads = (sizes.pad_top, sizes.pad_left, sizes.pad_bottom, sizes.pad_right)
+    size = (design.batch, sizes.height, sizes.width, c)
     draw = partial(rng.integers, -3, 4) if whole_numbers else partial(rng.normal, 0, 1)
-    x, w = bf16(draw(size=size)), bf16(draw(size=(n, c, *design.kernel)))
+    x, w = bf16(draw(size=size)), bf16(draw(size=(n, c, *taps)))
     by_filter = np.ascontiguousarray(w.transpose(2, 3, 1, 0)).reshape(-1, n)  # rows (i, j, c)
     left, right = (
         (wide(x).reshape(-1, c), wide(by_filter))
         if whole_numbers
         else as_multiplied(x.reshape(-1, c), by_filter, gemm.target)
     )
-    filters = right.reshape(*design.kernel, c, n).transpose(3, 2, 0, 1)
+    filters = right.reshape(*taps, c, n).transpose(3, 2, 0, 1)
     expected, magnitude = (
-        convolved(part(left).reshape(size), part(filters), design.stride, design.pads) for part in (np.array, np.abs)
+        convolved(part(left).reshape(size), part(filters), sizes.stride, pads) for part in (np.array, np.abs)
     )
     tolerance = 0 if whole_numbers else (design.inner + 1) * F32_ROUNDING * magnitude
     tolerance = tolerance + BF16_ROUNDING * (np.abs(expected) + tolerance)
 
-    walk, rows = design.stride * c, gemm.padded(design.rows, 1)[0]
-    a = np.zeros(((rows - 1) * walk + (design.kernel[0] - 1) * design.line * c + design.run), BFLOAT16)
-    pictures = np.zeros((design.batch, design.lines, design.line, c), BFLOAT16)
-    pictures[:, : design.height, : design.width] = x
-    a[design.head * c :][: pictures.size] = pictures.reshape(-1)[: len(a) - design.head * c]
-    b = np.zeros((design.kernel[0], design.run, n), BFLOAT16)
-    b[:, : design.kernel[1] * c] = by_filter.reshape(design.kernel[0], -1, n)
+    walk, rows = sizes.stride * c, gemm.padded(design.rows, 1)[0]
+    a = np.zeros(((rows - 1) * walk + (taps[0] - 1) * sizes.line * c + design.run), BFLOAT16)
+    pictures = np.zeros((design.batch, sizes.padded_lines, sizes.line, c), BFLOAT16)
+    pictures[:, : sizes.height, : sizes.width] = x
+    a[sizes.head * c :][: pictures.size] = pictures.reshape(-1)[: len(a) - sizes.head * c]
+    b = np.zeros((taps[0], design.run, n), BFLOAT16)
+    b[:, : taps[1] * c] = by_filter.reshape(taps[0], -1, n)
 
     def pixels(out: np.ndarray) -> np.ndarray:
-        firsts = np.arange(design.batch) * design.picture_rows
-        high, across = (np.arange(length) for length in design.output)
-        return np.asarray(out.reshape(rows, n)[firsts[:, None, None] + high[:, None] * design.line + across])
+        firsts = np.arange(design.batch) * sizes.picture_rows
+        high, across = np.arange(sizes.lines), np.arange(sizes.pixels)
+        return np.asarray(out.reshape(rows, n)[firsts[:, None, None] + high[:, None] * sizes.line + across])
 
     inputs = {"a": a, "b": operand(b.reshape(-1, n), gemm.weights)}
     return Case(design.program, inputs, "c", expected, tolerance, pixels)

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace flownpu::gpu {
+namespace flownpu {
 
 struct Lifetime {
   std::size_t bytes = 0;
@@ -25,4 +25,4 @@ struct SharedBuffers {
 
 SharedBuffers share_buffers(std::span<const Lifetime> values);
 
-}  // namespace flownpu::gpu
+}  // namespace flownpu

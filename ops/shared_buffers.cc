@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/gpu/decoder/shared_buffers.h"
+#include "ops/shared_buffers.h"
 
 #include <algorithm>
 #include <numeric>
 #include <optional>
 
-namespace flownpu::gpu {
+namespace flownpu {
 namespace {
 
 bool meet(const Lifetime& a, const Lifetime& b) {
@@ -44,4 +44,4 @@ SharedBuffers share_buffers(std::span<const Lifetime> values) {
   return shared;
 }
 
-}  // namespace flownpu::gpu
+}  // namespace flownpu

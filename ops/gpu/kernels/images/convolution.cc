@@ -4,7 +4,8 @@
 // Lanes beside one another have neighbouring pixels in both images. The weight keeps ONNX's order
 // (channels, then taps), since a work-group reads it into its own memory before use: the paper's
 // order (G, S_O, O4, HW, S_I, I4) pays where lanes read weights themselves.
-#include "ops/gpu/kernels/kernels.h"
+#include "ops/gpu/kernels/images/convolution.h"
+
 #include "ops/gpu/kernels/pieces.h"
 
 namespace flownpu::gpu {

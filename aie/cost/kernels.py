@@ -20,7 +20,6 @@ _VECTORS: dict[str, int] = dict.fromkeys(
         "rms_norm",
         "rms_norm_add",
         "add_rms_norm",
-        "add_layer_norm",
         "rms_norm_rope",
         "all_norm_rope",
         "rope",

@@ -37,7 +37,6 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(rms_norm),
     FLOWNPU_KERNEL(rms_norm_add),
     FLOWNPU_KERNEL(add_rms_norm),
-    FLOWNPU_KERNEL(add_layer_norm),
     FLOWNPU_KERNEL(rope),
     FLOWNPU_KERNEL(rms_norm_rope),
     FLOWNPU_KERNEL(square_sums),

@@ -71,9 +71,6 @@ void rms_norm_add(const bfloat16* x, const bfloat16* weight, const bfloat16* res
 void add_rms_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* weight,
                   bfloat16* sum, bfloat16* y, std::int32_t rows, std::int32_t n,
                   std::int32_t epsilon);
-void add_layer_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* weight,
-                    const bfloat16* bias, bfloat16* sum, bfloat16* y, std::int32_t rows,
-                    std::int32_t n, std::int32_t epsilon);
 
 void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
           std::int32_t d);

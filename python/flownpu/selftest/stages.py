@@ -133,7 +133,6 @@ class _Stages:
             "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256, 16), 32, 256, rng),
             "rms_norm": lambda: rows.rms_norm_case(RMSNorm(target, ROW), 1, rng),
             "rope": partial(rows.rope_case, design, rng),
-            **dict.fromkeys(("geglu", "swiglu"), partial(rows.gated_activation_case, design, rng)),
         }
         for kind in self._weights:
             for planes, name in ((1, f"q4nx_dequant_{kind}"), (2, f"q4nx_dequant_planes_{kind}")):
@@ -159,10 +158,9 @@ class _Stages:
         for name, cases in (
             ("kernel add_rms_norm", partial(both, ResidualRMSNorm(target, 1024), residual, 3)),
             ("kernel rms_norm_add", one(residual, ResidualRMSNorm(target, 1024, True), 3)),
-            ("kernel patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=1), 4)),
-            ("kernel patch_pooling_norm", one(rows.pooled_norm_case, PatchPooling(target, 1152, 4, 1, True), 4)),
+            ("kernel patch_pooling_norm", one(rows.pooled_norm_case, PatchPooling(target, 1152, cores=1), 4)),
             ("rms_norm", one(rows.rms_norm_case, RMSNorm(target, 1152, cores), 17)),
-            ("patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=cores), 32)),
+            ("patch_pooling", one(rows.pooled_norm_case, PatchPooling(target, 1152, cores=cores), 32)),
         ):
             yield _stage(name, name, cases)
 

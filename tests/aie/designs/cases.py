@@ -28,7 +28,6 @@ flow_kv_case = emulated(attention.flow_kv_case)
 flow_qkv_case = emulated(attention.flow_qkv_case)
 rms_norm_case = emulated(rows.rms_norm_case)
 residual_rms_norm_case = emulated(rows.residual_rms_norm_case)
-patch_pooling_case = emulated(rows.patch_pooling_case)
 pooled_norm_case = emulated(rows.pooled_norm_case)
 
 

@@ -15,7 +15,7 @@ from tests.aie.designs.cases import (
     fused_dqp_case,
     gated_gemm_case,
     gemm_case,
-    patch_pooling_case,
+    pooled_norm_case,
     projection_case,
     residual_rms_norm_case,
     rms_norm_case,
@@ -51,7 +51,7 @@ SMALL_CASES = {
         residual_rms_norm_case(ResidualRMSNorm("npu1", 96, cores=3), 17, rng, output=output) for output in "sy"
     ],
     "norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu1", 96, True, 3), 17, rng),
-    "patch_pooling": lambda rng: patch_pooling_case(PatchPooling("npu1", 48, 2, 3), 14, rng),
+    "patch_pooling": lambda rng: pooled_norm_case(PatchPooling("npu1", 48, 2, 3), 14, rng),
 }
 
 # Calls of other shapes on one array; some leave cores without work, and between them are calls that do not.
@@ -82,7 +82,6 @@ SERIES = {
     "residual_rms_norm": lambda rng: [
         residual_rms_norm_case(ResidualRMSNorm("npu2", 96, cores=4), rows, rng) for rows in (1, 9, 2, 9)
     ],
-    "patch_pooling": lambda rng: [patch_pooling_case(PatchPooling("npu2", 48, 2, 4), grid, rng) for grid in (2, 14, 4)],
 }
 
 

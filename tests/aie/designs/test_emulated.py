@@ -13,7 +13,6 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from tests.aie.designs.cases import (
     biased_fused_dqp_case,
@@ -24,7 +23,6 @@ from tests.aie.designs.cases import (
     fused_dqp_case,
     gated_gemm_case,
     gemm_case,
-    patch_pooling_case,
     projection_case,
     residual_rms_norm_case,
     rms_norm_case,
@@ -281,15 +279,8 @@ def test_row_operators_equal_reference(rng, target, rows):
         residual_rms_norm_case(ResidualRMSNorm(target, 96, design, 3), rows, rng, output=output).check()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4), (64, 3, 4, 63)])
-def test_patch_pooling_equals_reference(rng, target, n, side, cores, grid):
-    patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
-
-
 def test_row_operators_of_model_shapes_equal_reference(rng):
     """Gemma3-1B, SigLIP, Llama-3.1-8B: the widths that fill a compute tile's memory."""
     rms_norm_case(RMSNorm("npu2", 4096, 8), 1023, rng).check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 4096, cores=8), 257, rng, output="y").check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 1152, True, 8), 257, rng).check()
-    patch_pooling_case(PatchPooling("npu2", 1152, cores=8), 64, rng).check()

@@ -29,22 +29,20 @@ def test_attention_over_packed_qkv_equals_reference(rng, target, heads, kv_heads
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4)])
+@pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4), (64, 3, 4, 63)])
 def test_pooling_with_norm_equals_reference(rng, target, n, side, cores, grid):
-    pooled_norm_case(PatchPooling(target, n, side, cores, normalised=True), grid, rng).check()
+    pooled_norm_case(PatchPooling(target, n, side, cores), grid, rng).check()
 
 
 def test_siglip_widths_equal_references(rng):
     biased_gemm_case(Gemm("npu2"), 17, 1152, 512, rng).check()
     packed_flow_qkv_case(FlowQKV("npu2", 16, 16, 72), 40, rng).check()
-    pooled_norm_case(PatchPooling("npu2", 1152, cores=8, normalised=True), 8, rng).check()
+    pooled_norm_case(PatchPooling("npu2", 1152, cores=8), 8, rng).check()
 
 
 SERIES = {
     "flow_qkv": lambda rng: [packed_flow_qkv_case(FlowQKV("npu2", 2, 2, 72), tokens, rng) for tokens in (130, 17)],
-    "pooled_norm": lambda rng: [
-        pooled_norm_case(PatchPooling("npu2", 48, 2, 3, normalised=True), grid, rng) for grid in (14, 2, 8)
-    ],
+    "pooled_norm": lambda rng: [pooled_norm_case(PatchPooling("npu2", 48, 2, 3), grid, rng) for grid in (14, 2, 8)],
 }
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from flownpu.aie.designs.one_tile import ROW, ROW_HEADS
 from flownpu.selftest.reference.case import Case
 from flownpu.selftest.reference.numbers import BF16_ROUNDING, F32_ROUNDING, INVERSE, PRODUCT, bf16, wide
-from flownpu.selftest.reference.projections import ACTIVATIONS, activation_tolerance
 
 if TYPE_CHECKING:
     from flownpu.aie.designs.copy import Copy
@@ -75,25 +74,6 @@ def rope_case(design: OneTile, rng: Rng) -> Case:
     # Products are exact, their difference is rounded to f32 and to bf16.
     tolerance = BF16_ROUNDING * np.abs(expected) + 2 * F32_ROUNDING * np.tile(np.abs(a) + np.abs(b), 2)
     return Case(partial(design.program, 1), {"x": x, "table": table}, "y", expected, tolerance)
-
-
-def gated_activation_case(design: OneTile, rng: Rng) -> Case:
-    """One call of GeGLU's or SwiGLU's kernel."""
-    gate, up = bf16(rng.normal(size=ROW) * 3), bf16(rng.normal(size=ROW))
-    act = ACTIVATIONS[design.kernel](wide(gate))
-    expected = act * wide(up)
-    tolerance = activation_tolerance(wide(gate), act) * np.abs(wide(up)) + (PRODUCT + BF16_ROUNDING) * np.abs(expected)
-    return Case(partial(design.program, 1), {"gate": gate, "up": up}, "y", expected, tolerance)
-
-
-def patch_pooling_case(design: PatchPooling, grid: int, rng: Rng) -> Case:
-    """The mean of each square of patches."""
-    side, n = design.side, design.n
-    x = bf16(rng.normal(size=(grid, grid, n)))
-    squares = wide(x).reshape(grid // side, side, grid // side, side, n)
-    expected, magnitude = squares.mean((1, 3)), np.abs(squares).mean((1, 3))
-    tolerance = (BF16_ROUNDING + INVERSE + PRODUCT) * np.abs(expected) + side**2 * F32_ROUNDING * magnitude
-    return Case(partial(design.program, grid), {"x": x}, "y", expected, tolerance)
 
 
 def pooled_norm_case(design: PatchPooling, grid: int, rng: Rng) -> Case:

@@ -20,14 +20,13 @@ _VECTORS: dict[str, int] = dict.fromkeys(
         "rms_norm",
         "rms_norm_add",
         "add_rms_norm",
-        "add_layer_norm",
         "rms_norm_rope",
         "all_norm_rope",
         "rope",
         "int8_rows",
     ),
     2,
-) | dict.fromkeys(("patch_pooling_norm", "geglu", "swiglu", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
+) | dict.fromkeys(("patch_pooling_norm", "store_gelu", "store_gelu_mul", "store_silu_mul"), 1)
 _BLOCKS = {
     "fused_dqp": "dqp_block",
     "q4nx_dequant_bf16": "dequant_block",

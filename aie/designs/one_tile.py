@@ -213,15 +213,6 @@ def _rope() -> Operands:
     )  # fmt: skip
 
 
-def _gated(activation: str) -> Operands:
-    row = tensor(ROW)
-    return Operands(
-        (Operand("gate", ROW), Operand("up", ROW)), Operand("y", ROW),
-        lambda: [kernel("gates", activation, row, row, row, I32)],
-        lambda act, gate, up, y: act(gate, up, y, ROW), elements=ROW,
-    )  # fmt: skip
-
-
 KERNELS: Mapping[str, Operands] = {
     "q4nx_dequant_bf16": _dequant("bf16"),
     "q4nx_dequant_bfp16": _dequant("bfp16"),
@@ -232,6 +223,4 @@ KERNELS: Mapping[str, Operands] = {
     "gemm_bfp16": _gemm("bfp16"),
     "rms_norm": _rms_norm(),
     "rope": _rope(),
-    "geglu": _gated("geglu"),
-    "swiglu": _gated("swiglu"),
 }

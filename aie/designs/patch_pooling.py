@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Average pooling of image patches: SigLIP's 64 x 64 grid of 4096 tokens to 16 x 16 = 256, each the mean of 4 x 4.
 
-Gemma3 normalises the means before it projects them (`normalised`): the sums are in L1, so that costs no transfer but
-the norm's weight, which every core gets once.
+Gemma3 normalises the means before it projects them: the sums are in L1, so that costs no transfer but the norm's
+weight, which every core gets once.
 
 A core takes a line of a square of patches at a time, which are neighbours in main memory, and adds it to f32 sums; the
-last line's sums are divided and stored. Lines of squares are dealt to the cores in turn (`stream`'s items).
+last line's sums are normalised and stored. Lines of squares are dealt to the cores in turn (`stream`'s items).
 
-Run-time parameters of a core: word 0, its lines of squares; word 1, squares in a line; normalised: word 2, epsilon's
-bits.
+Run-time parameters of a core: word 0, its lines of squares; word 1, squares in a line; word 2, epsilon's bits.
 """
 
 from __future__ import annotations
@@ -26,24 +25,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PatchPooling:
-    """y = the mean of each square of `side` x `side` patches of `n` elements (a multiple of 16).
+    """y = the RMS norm of the mean of each square of `side` x `side` patches of `n` elements (a multiple of 16).
 
     Attributes:
         target: npu1 or npu2.
         n: elements of a patch, bf16.
         side: patches of a square's side.
         cores: compute tiles, at most the target's columns.
-        normalised: y = the RMS norm of the mean, times a weight.
     """
 
     target: str
     n: int
     side: int = 4
     cores: int = 4
-    normalised: bool = False
 
     def program(self, grid: int, *, epsilon: float = 1e-6) -> Program:
-        """Host buffers x [grid, grid, n], with `normalised` weight [n], y [grid / side, grid / side, n], bf16.
+        """Host buffers x [grid, grid, n], weight [n], y [grid / side, grid / side, n], bf16.
 
         `epsilon`: the norm's.
 
@@ -57,30 +54,25 @@ class PatchPooling:
             )
         n, side = self.n, self.side
         line, sums, pooled = tensor(side * n), tensor(n, F32), tensor(n)
-        finish = kernel("patch_pooling", "patch_pooling_finish", sums, pooled, I32, I32)
-        if self.normalised:
-            finish = kernel("patch_pooling", "patch_pooling_norm", sums, pooled, pooled, *[I32] * 3)
         kernels = [
             kernel("epilogue", "zero_f32", sums, I32),
             kernel("patch_pooling", "patch_pooling", line, sums, I32, I32),
-            finish,
+            kernel("patch_pooling", "patch_pooling_norm", sums, pooled, pooled, *[I32] * 3),
         ]
 
-        def body(x: ObjectFifoHandle, *rest: Any) -> None:
-            *weights, y, zero, pool, finish, total, rtp = rest
-            lines, count = rtp[0], rtp[1]
-            held = [weight.acquire(1) for weight in weights]
-            words = [rtp[2]] if weights else []
+        def body(x: ObjectFifoHandle, weight: ObjectFifoHandle, y: ObjectFifoHandle, *rest: Any) -> None:
+            zero, pool, norm, total, rtp = rest
+            lines, count, epsilon_bits = rtp[0], rtp[1], rtp[2]
+            held = weight.acquire(1)
             for _ in range_(lines):
                 for _ in range_(count):
                     zero(total, n)
                     for _ in range_(side):
                         pool(x.acquire(1), total, side, n)
                         x.release(1)
-                    finish(total, *held, y.acquire(1), n, side * side, *words)
+                    norm(total, held, y.acquire(1), n, side * side, epsilon_bits)
                     y.release(1)
-            for weight in weights:
-                weight.release(1)
+            weight.release(1)
 
         cuts, piece = pieces(side * n, 2)
 
@@ -92,8 +84,7 @@ class PatchPooling:
         x = Operand("x", side * n, BF16, grid * grid * n, taps)
         y = each("y", squares, squares * n)
         y = Operand("y", n, BF16, y.host, y.taps)
-        inputs, words = ([x, once("weight", n)], [squares, bits(epsilon)]) if self.normalised else ([x], [squares])
         return stream(
-            self.target, self.cores, squares, inputs, [y], body, kernels, words,
+            self.target, self.cores, squares, [x, once("weight", n)], [y], body, kernels, [squares, bits(epsilon)],
             state=lambda core: [Buffer(sums, name=f"sums_{core}")],
         )  # fmt: skip

@@ -105,55 +105,6 @@ class ResidualRMSNorm:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ResidualLayerNorm:
-    """A norm that takes the residual of the projection before it: s = x + residual, y = layer norm(s).
-
-    Attributes:
-        target: npu1 or npu2.
-        n: elements of a row, a multiple of 16.
-        cores: compute tiles, at most the target's columns.
-    """
-
-    target: str
-    n: int
-    cores: int = 1
-
-    def program(self, rows: int, epsilon: float, *, x_line: int = 0, y_line: int = 0) -> Program:
-        """Host buffers x, residual [rows, n], weight and bias [2, n], s and y [rows, n], bf16.
-
-        `x_line`, `y_line`: elements from one row of x and of y to the next, where they are more than n; what lies
-        between is not touched.
-        """
-        n, row = self.n, tensor(self.n)
-        kernels = [
-            kernel("copy_part", "copy_part", row, row, I32, I32),
-            kernel("layer_norm", "add_layer_norm", *[row] * 6, I32, I32, I32),
-        ]
-
-        def body(x: ObjectFifoHandle, residual: ObjectFifoHandle, *rest: Any) -> None:
-            *outputs, copy, norm, weight, bias, rtp = rest
-            count, epsilon_bits = rtp[0], rtp[1]
-            for held in (weight, bias):
-                copy(residual.acquire(1), held, 0, n)
-                residual.release(1)
-            _for_each(
-                count,
-                (x, residual, *outputs),
-                lambda *parts: norm(*parts[:2], weight, bias, *parts[2:], 1, n, epsilon_bits),
-            )
-
-        inputs = [
-            each("x", rows, n, line=x_line),
-            each("residual", rows, n),
-            ahead("weight_and_bias", n, "residual", objects=2),
-        ]
-        return stream(
-            self.target, self.cores, rows, inputs, [each("s", rows, n), each("y", rows, n, line=y_line)], body, kernels,
-            [bits(epsilon)], state=lambda core: [Buffer(row, name=f"{name}_{core}") for name in ("weight", "bias")],
-        )  # fmt: skip
-
-
 def _for_each(count: Any, fifos: tuple[ObjectFifoHandle, ...], call: Callable[..., None]) -> None:
     """In a core: `count` times, make a call with an object of each fifo, then release the objects."""
     for _ in range_(count):

@@ -37,7 +37,6 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(rms_norm),
     FLOWNPU_KERNEL(rms_norm_add),
     FLOWNPU_KERNEL(add_rms_norm),
-    FLOWNPU_KERNEL(add_layer_norm),
     FLOWNPU_KERNEL(rope),
     FLOWNPU_KERNEL(rms_norm_rope),
     FLOWNPU_KERNEL(square_sums),
@@ -49,10 +48,7 @@ constexpr flownpu::aie_host::Kernel kKernels[] = {
     FLOWNPU_KERNEL(copy_into),
     FLOWNPU_KERNEL(copy_norms),
     FLOWNPU_KERNEL(int8_rows),
-    FLOWNPU_KERNEL(geglu),
-    FLOWNPU_KERNEL(swiglu),
     FLOWNPU_KERNEL(patch_pooling),
-    FLOWNPU_KERNEL(patch_pooling_finish),
     FLOWNPU_KERNEL(patch_pooling_norm),
 #if __AIE_ARCH__ >= 21
     FLOWNPU_KERNEL(q4nx_dequant_bfp16),

@@ -4,8 +4,8 @@
 //
 // Dataflow: 32 elements at a time, and 16 that may be left. Layout: lines. In an array an entry has
 // one type for each argument, so copies of two sizes need two names. Callers, all in aie/designs/:
-// copy_part in copy.py, norm_rope.py, vector_operators.py and decode_layer/residual.py; copy_heads
-// and copy_norms in decode_layer/attention.py; copy_into in decode_layer/residual.py.
+// copy_part in copy.py, vector_operators.py and decode_layer/residual.py; copy_heads and copy_norms
+// in decode_layer/attention.py; copy_into in decode_layer/residual.py.
 #include <aie_api/aie.hpp>
 #include <cstdint>
 

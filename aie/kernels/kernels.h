@@ -71,9 +71,6 @@ void rms_norm_add(const bfloat16* x, const bfloat16* weight, const bfloat16* res
 void add_rms_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* weight,
                   bfloat16* sum, bfloat16* y, std::int32_t rows, std::int32_t n,
                   std::int32_t epsilon);
-void add_layer_norm(const bfloat16* x, const bfloat16* residual, const bfloat16* weight,
-                    const bfloat16* bias, bfloat16* sum, bfloat16* y, std::int32_t rows,
-                    std::int32_t n, std::int32_t epsilon);
 
 void rope(const bfloat16* x, const bfloat16* table, bfloat16* y, std::int32_t heads,
           std::int32_t d);
@@ -98,11 +95,7 @@ void gated_delta(const bfloat16* x, bfloat16* state, bfloat16* y, std::int32_t d
 
 void int8_rows(const bfloat16* x, std::uint8_t* rows, std::int32_t heads, std::int32_t d);
 
-void geglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
-void swiglu(const bfloat16* gate, const bfloat16* up, bfloat16* y, std::int32_t n);
-
 void patch_pooling(const bfloat16* x, float* sum, std::int32_t patches, std::int32_t n);
-void patch_pooling_finish(const float* sum, bfloat16* y, std::int32_t n, std::int32_t patches);
 void patch_pooling_norm(const float* sum, const bfloat16* weight, bfloat16* y, std::int32_t n,
                         std::int32_t patches, std::int32_t epsilon);
 

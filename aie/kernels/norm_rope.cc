@@ -6,8 +6,7 @@
 // Dataflow: a head's mean first, then 16 pairs at a time; x' stays in f32, so that a head is
 // rounded once on its way to the KV cache. Heads of one norm come twice: first square_sums takes
 // them, batch by batch. Layout: x, y lines(heads, d); the table holds cos[d/2],
-// then sin[d/2], of the token's position. Callers: decode_layer/attention.py and norm_rope.py in
-// aie/designs/.
+// then sin[d/2], of the token's position. Caller: aie/designs/decode_layer/attention.py.
 #include "aie/kernels/common/normalize.h"
 #include "aie/kernels/kernels.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Average pooling of image patches: y = the mean of a square of patches (4 x 4 of a 64 x 64 grid
-// turn 4096 tokens into 256); alone, and with the RMS norm that follows it in Gemma3.
+// Average pooling of image patches, the mean of a square of patches (4 x 4 of a 64 x 64 grid turn
+// 4096 tokens into 256), with the RMS norm that follows it in Gemma3.
 //
 // Dataflow: each call of patch_pooling adds the patches of one line of the square to f32 sums; a
-// last kernel divides them by the number of patches, or normalises them. In mean / rms(mean) the
-// number of patches cancels, except beside epsilon:
+// last kernel normalises them. In mean / rms(mean) the number of patches cancels, except beside
+// epsilon:
 //     y = sum / sqrt(mean(sum^2) + patches^2 epsilon) weight.
 // Layout: x lines(patches, n), sums f32[n]. Caller: aie/designs/patch_pooling.py.
 #include "aie/kernels/common/float_math.h"
@@ -23,18 +23,6 @@ void patch_pooling(const bfloat16* __restrict x, float* __restrict sum, std::int
       total = aie::add(total, aie::load_v<kLanes>(x + patch * n + i));
     }
     aie::store_v(sum + i, total.to_vector<float>());
-  }
-  event1();
-}
-
-void patch_pooling_finish(const float* __restrict sum, bfloat16* __restrict y, std::int32_t n,
-                          std::int32_t patches) {
-  event0();
-  set_conversion_modes();
-  const auto share = broadcast_parts<kLanes>(aie::inv(static_cast<float>(patches)));
-  for (std::int32_t i = 0; i < n; i += kLanes) {
-    const Float<kLanes> total = aie::load_v<kLanes>(sum + i);
-    aie::store_v(y + i, multiply(split(total), share).to_vector<bfloat16>());
   }
   event1();
 }

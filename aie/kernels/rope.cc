@@ -4,7 +4,7 @@
 // for the pairs (i, i + d/2), i < d/2.
 //
 // Dataflow: 16 pairs at a time, products in f32. Layout: x, y lines(heads, d); the table holds
-// cos[d/2], then sin[d/2], of the token's position. Callers: norm_rope.py, one_tile.py and
+// cos[d/2], then sin[d/2], of the token's position. Callers: one_tile.py and
 // decode_layer/attention.py in aie/designs/.
 #include "aie/kernels/common/float_math.h"
 #include "aie/kernels/kernels.h"

@@ -5,10 +5,10 @@
                   to be added to it, a line each: the token's embedding, and zeros
     logits  bf16  [vocabulary], and rows that fill its last blocks
 
-Among the ways of attention that take the decoder, the one that the cost model predicts to be fastest is written; where
-there is none, the token goes operator by operator (decode_operators.py). So does an LM head that does not fit into a
-call beside a layer. Layers with experts: decode_experts.py; layers that keep states:
-decode_states.py.
+Among the ways of attention that take the decoder, the one that the cost model predicts to be fastest is written. Where
+there is none, and on npu1, the decoder is the host's: operator by operator a token would be some 260 changes of array,
+0.7 s as predicted. An LM head that does not fit into a call beside a layer: lm_head.py; layers with experts:
+decode_experts.py; layers that keep states: decode_states.py.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flownpu.aie.programs.call import ArtifactCall, moving_call
 from flownpu.aie.programs.call_family import CallSweep
 from flownpu.aie.programs.cost import Prices
 from flownpu.aie.programs.decode_experts import experts_program
-from flownpu.aie.programs.decode_operators import TokenSteps, operators_program
 from flownpu.aie.programs.decode_states import states_program
 from flownpu.aie.programs.decoder_shape import DecoderBuffers
 from flownpu.aie.programs.dispatches import MOST_SECONDS
+from flownpu.aie.programs.lm_head import add_lm_head
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from flownpu.aie.programs.decoder_shape import DecoderShape
 
 # Ways to compute a token: `decode_layer` with each way of attention; where the feed-forward is a mixture, the same with
-# experts that the host computes; and operator by operator.
+# experts that the host computes.
 HOST_EXPERTS = {f"{way}, experts by the host": way for way in WAYS}
-OPERATORS = "operators"
-DECODE_WAYS = (*WAYS, *HOST_EXPERTS, OPERATORS)
+DECODE_WAYS = (*WAYS, *HOST_EXPERTS)
 
 
 class DecodeChoice(NamedTuple):
@@ -63,7 +62,7 @@ def decode_program(
         decoder: the decoder's sizes.
         target: npu1 or npu2.
         context: positions of a layer's cache.
-        ways: the ways to choose from; operator by operator is taken only if no other way takes the decoder.
+        ways: the ways to choose from.
         prices: what to choose by; None: those of `kraken-350` (docs/model.md).
 
     Raises:
@@ -72,15 +71,12 @@ def decode_program(
     prices = prices or Prices(CHIPS["kraken-350"])
     found, refused = dict[str, Program](), list[str]()
     for way in ways:
-        if (way == OPERATORS and found) or (way in HOST_EXPERTS and not decoder.shape.experts):
+        if way in HOST_EXPERTS and not decoder.shape.experts:
             continue
         if way in WAYS and not decoder.has_plain_experts:
             refused.append(f"decode_layer, {way}: the array's experts have no biases and no other SwiGLU")
             continue
         try:
-            if way == OPERATORS:
-                found[way] = operators_program(decoder, target, context)
-                continue
             design = DecodeLayer(decoder.shape, HOST_EXPERTS.get(way, way))
             if decoder.shape.experts:
                 found[way] = experts_program(decoder, design, target, context, on_array=way not in HOST_EXPERTS)
@@ -101,8 +97,7 @@ def decode_program(
 
 def _refusal(way: str, error: ValueError) -> str:
     # A broken limit has a line for every tile; the first line is enough.
-    what = "operator by operator" if way == OPERATORS else f"decode_layer, {way}"
-    return f"{what}: {' '.join(str(error).splitlines()[:2])}"
+    return f"decode_layer, {way}: {' '.join(str(error).splitlines()[:2])}"
 
 
 def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, context: int, prices: Prices) -> Program:
@@ -134,7 +129,7 @@ def _layers_program(decoder: DecoderShape, design: DecodeLayer, target: str, con
         writer.fill("state", design.state_size, design.one)
     if not with_head:
         update, hidden = (View("state", design.regions[name].offset * BF16_BYTES) for name in ("update", "hidden"))
-        TokenSteps(decoder, "npu2", context, writer).head(update, hidden)
+        add_lm_head(decoder, context, writer, update, hidden)
     # The second row is the update, which is zero, because nothing is added to an embedding.
     given = writer.rows("state", 2, shape.hidden, shape.line)
     made = writer.rows("logits", 1, decoder.model.vocabulary, decoder.head.rows)

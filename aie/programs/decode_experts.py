@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from flownpu.aie.programs.call import ArtifactCall, fixed_call, moving_call
 from flownpu.aie.programs.call_family import CallSweep, Choices
-from flownpu.aie.programs.decode_operators import TokenSteps
 from flownpu.aie.programs.decoder_shape import DecoderBuffers, bits_name
 from flownpu.aie.programs.host import NormOfRows
+from flownpu.aie.programs.lm_head import add_lm_head
 from flownpu.aie.programs.program import BF16_BYTES, Buffer, Program, ProgramWriter, Role, View
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Token:
             constants = self._buffers.weights(layers), self._buffers.norm(layers)
             writer.step(head, "the LM head", *constants, "state", "logits")
         else:
-            TokenSteps(decoder, "npu2", self._context, writer).head(self._region("update"), "state")
+            add_lm_head(decoder, self._context, writer, self._region("update"), "state")
         # The second row is the update, which is and stays zero.
         given = writer.rows("state", 2, shape.hidden, shape.line)
         made = writer.rows("logits", 1, decoder.model.vocabulary, decoder.head.rows)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from flownpu.aie.designs.decode_layer.call import AFTER_STATE, BEFORE_STATE, CalledLayer
 from flownpu.aie.programs.call import moving_call
 from flownpu.aie.programs.call_family import CallSweep
-from flownpu.aie.programs.decode_operators import TokenSteps
 from flownpu.aie.programs.decoder_shape import DecoderBuffers, bits_name
 from flownpu.aie.programs.host import NormOfRows, StateMixer
+from flownpu.aie.programs.lm_head import add_lm_head
 from flownpu.aie.programs.program import BF16_BYTES, Program, ProgramWriter, View
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _Token:
             first, parts = number, [decoder.part(number, AFTER_STATE)]
         self._call(first, parts, head=with_head)
         if not with_head:
-            TokenSteps(decoder, "npu2", self._context, writer).head(self._region("update"), self._region("hidden"))
+            add_lm_head(decoder, self._context, writer, self._region("update"), self._region("hidden"))
         # The second row is the update, which is zero, because nothing is added to an embedding.
         given = writer.rows("state", 2, shape.hidden, shape.line)
         made = writer.rows("logits", 1, decoder.model.vocabulary, decoder.head.rows)

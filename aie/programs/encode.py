@@ -170,7 +170,7 @@ class _Image:
     def _pool(self) -> None:
         encoder = self.encoder
         n, side, grid = encoder.hidden, encoder.pooling, encoder.grid
-        design = PatchPooling(self.target, n, side, limits_of(self.target).columns, normalised=True)
+        design = PatchPooling(self.target, n, side, limits_of(self.target).columns)
         make = partial(design.program, grid, epsilon=encoder.pooled_epsilon)
         weight = View("vectors", (self.vectors - n) * BF16_BYTES)
         self._step("patch_pooling", f"patch_pooling-n{n}-{side}-norm", f"grid{grid}", make, "normal", weight, "pooled")

@@ -23,8 +23,7 @@ long.
 
 Router and experts are those of a layer's Q4NXMoE in the graph, whose constants are no arguments.
 
-The arguments are those of the designs of these names (designs/vector_operators.py, designs/norm_rope.py), in their
-order; ops/npu/run/host_operators.h, which computes these operators, checks them.
+ops/npu/run/host_operators.h, which computes these operators, checks their arguments.
 """
 
 from __future__ import annotations

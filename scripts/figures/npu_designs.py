@@ -31,7 +31,7 @@ CALLS = {
     "flow_qkv-h8-g4-d256.tokens512-past0": FlowQKV(TARGET, *HEADS).program(512, 0, 4096),
     "flow_kv-h8-g4-d256.total4096": FlowKV(TARGET, *HEADS).program(4096, 4096),
     "rms_norm-n2560.rows1": RMSNorm(TARGET, 2560, 4).program(1, 1e-6),
-    "patch_pooling-n1152-4-norm.grid64": PatchPooling(TARGET, 1152, 4, 8, normalised=True).program(64, epsilon=1e-6),
+    "patch_pooling-n1152-4-norm.grid64": PatchPooling(TARGET, 1152, 4, 8).program(64, epsilon=1e-6),
     "decode_layer-pairs-2560-10240-h8-g4-d256-geglu-post-qk.position4095": DecodeLayer(
         decoder_of_configuration(SHAPES["gemma3-4b"], "gemma3-4b").shape
     ).program(4095, 4096),

@@ -186,8 +186,7 @@ class DecodeLayer:
             if size > room:
                 what = f"a layer{' and the LM head' if head else ''} in {_WEIGHTS_MAXIMUM} bytes"
                 raise ValueError(
-                    f"[decode_layer] expected {what}, got one of {size} with {head.rows if head else 0} rows: "
-                    "go operator by operator (fused_dqp.py)"
+                    f"[decode_layer] expected {what}, got one of {size} with {head.rows if head else 0} rows"
                 )
             counts[0] += 1
             room -= size

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from flownpu.selftest.runner import StageResult
 
-_VECTORS = ("rms_norm", "rope", "geglu", "swiglu")
+_VECTORS = ("rms_norm", "rope")
 _ATTENTION = DecodeLayer(SHAPE).attention  # of the decode_layer stages, from which "wait" is derived
 _DECODE_STREAMS = STREAMS * _ATTENTION.columns  # streams of weights in these stages
 

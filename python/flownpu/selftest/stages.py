@@ -23,10 +23,9 @@ from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gated_delta import GatedDelta
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.one_tile import KERNELS, ROW, OneTile
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import ResidualLayerNorm, ResidualRMSNorm, RMSNorm
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from flownpu.aie.programs.alone import program_of
 from flownpu.selftest.decoder import decoder_stages
 from flownpu.selftest.reference import attention, projections, rows
@@ -134,7 +133,6 @@ class _Stages:
             "fused_dqp": lambda: projections.fused_dqp_case(FusedDQP(target, 256, 16), 32, 256, rng),
             "rms_norm": lambda: rows.rms_norm_case(RMSNorm(target, ROW), 1, rng),
             "rope": partial(rows.rope_case, design, rng),
-            **dict.fromkeys(("geglu", "swiglu"), partial(rows.gated_activation_case, design, rng)),
         }
         for kind in self._weights:
             for planes, name in ((1, f"q4nx_dequant_{kind}"), (2, f"q4nx_dequant_planes_{kind}")):
@@ -156,18 +154,13 @@ class _Stages:
         def one(make: Callable[..., Case], *sizes: Any) -> _Cases:
             return lambda rng: [make(*sizes, rng)]
 
-        residual, layer_norm = rows.residual_rms_norm_case, rows.residual_layer_norm_case
-        turned = partial(rows.norm_rope_case, output="cache")
+        residual = rows.residual_rms_norm_case
         for name, cases in (
             ("kernel add_rms_norm", partial(both, ResidualRMSNorm(target, 1024), residual, 3)),
             ("kernel rms_norm_add", one(residual, ResidualRMSNorm(target, 1024, True), 3)),
-            ("kernel add_layer_norm", partial(both, ResidualLayerNorm(target, 1152), layer_norm, 3)),
-            ("kernel rms_norm_rope", one(turned, NormRope(target, 4, 1, 256, True), 3, 5)),
-            ("kernel patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=1), 4)),
-            ("kernel patch_pooling_norm", one(rows.pooled_norm_case, PatchPooling(target, 1152, 4, 1, True), 4)),
+            ("kernel patch_pooling_norm", one(rows.pooled_norm_case, PatchPooling(target, 1152, cores=1), 4)),
             ("rms_norm", one(rows.rms_norm_case, RMSNorm(target, 1152, cores), 17)),
-            ("norm_rope", one(turned, NormRope(target, 4, 1, 256, True, cores), 64, 17)),
-            ("patch_pooling", one(rows.patch_pooling_case, PatchPooling(target, 1152, cores=cores), 32)),
+            ("patch_pooling", one(rows.pooled_norm_case, PatchPooling(target, 1152, cores=cores), 32)),
         ):
             yield _stage(name, name, cases)
 

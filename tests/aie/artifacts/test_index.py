@@ -10,14 +10,15 @@ import pytest
 
 from flownpu.aie.artifacts.emulated import write_emulated
 from flownpu.aie.check.violation import PlanError
-from flownpu.aie.designs.norm_rope import NormRope
+from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.vector_operators import RMSNorm
 from flownpu.aie.emulator.flatten import flatten_array
 from flownpu.aie.programs.alone import program_of
 from flownpu.aie.programs.call import fixed_call, moving_call
+from flownpu.aie.programs.call_family import CallSweep
 from tests.aie.words import read_index, words_of
 
-NORM, ROPE = RMSNorm("npu2", 64), NormRope("npu2", 2, 1, 32)
+NORM, FLOW = RMSNorm("npu2", 64), FlowKV("npu2", 2, 1, 32, keys=16)
 CONTEXT = 64
 
 
@@ -25,10 +26,11 @@ def norm(rows, make=None, array="rms_norm-n64"):
     return fixed_call("rms_norm", array, f"rows{rows}", make or (lambda: NORM.program(rows, 1e-6)), CONTEXT)
 
 
-ROPE_CALL = moving_call(
-    "norm_rope", "norm_rope-h2", "tokens4", lambda position: ROPE.program(4, position, CONTEXT), "npu2", CONTEXT - 3
-)
-CALLS = [norm(4), norm(8), ROPE_CALL]
+FLOW_CALL = moving_call(
+    "flow_kv", "flow_kv-h2", "token", lambda position: FLOW.program(position + 1, CONTEXT), "npu2", CONTEXT, FLOW.keys,
+    [CallSweep(0, 1, 1, 0)],
+)  # fmt: skip
+CALLS = [norm(4), norm(8), FLOW_CALL]
 
 
 def write(folder, calls=CALLS):
@@ -44,13 +46,13 @@ def test_index_names_files_on_disk(tmp_path):
     assert write(folder) == 3
     target, emulated, identity, arrays, calls, _, (program,) = read_index(folder)
     assert (target, emulated, len(identity)) == ("npu2", 1, 64)
-    assert [name for name, _, _ in arrays] == ["rms_norm-n64", "norm_rope-h2"]
+    assert [name for name, _, _ in arrays] == ["rms_norm-n64", "flow_kv-h2"]
     assert [(call["operator"], call["name"], call["array"]) for call in calls] == [
-        ("rms_norm", "rows4", 0), ("rms_norm", "rows8", 0), ("norm_rope", "tokens4", 1),
+        ("rms_norm", "rows4", 0), ("rms_norm", "rows8", 0), ("flow_kv", "token", 1),
     ]  # fmt: skip
     assert program["sizes"] == {"tokens": 1, "fewest": 1, "context": CONTEXT}
     assert [[(call, label) for call, label, *_ in steps] for _, steps in program["dispatches"]] == [
-        [(0, "rms_norm, alone"), (1, "rms_norm, alone")], [(2, "norm_rope, alone")],
+        [(0, "rms_norm, alone"), (1, "rms_norm, alone")], [(2, "flow_kv, alone")],
     ]  # fmt: skip
     assert program["buffers"][:3] == [(f"rows4 {name}", 2, size, 0, 0) for name, size in calls[0]["buffers"]]
     assert calls[0]["buffers"] == [("x", 2 * 4 * 64), ("weight", 2 * 64), ("y", 2 * 4 * 64)]
@@ -97,8 +99,8 @@ def test_current_folder_is_kept(tmp_path):
 def test_damaged_file_is_made_again(tmp_path):
     write(tmp_path / "folder")
     before = contents(tmp_path / "folder")
-    (tmp_path / "folder" / "calls/norm_rope-h2/tokens4.words").write_bytes(b"damaged")
-    (tmp_path / "folder" / "arrays/norm_rope-h2.words").unlink()
+    (tmp_path / "folder" / "calls/flow_kv-h2/token.words").write_bytes(b"damaged")
+    (tmp_path / "folder" / "arrays/flow_kv-h2.words").unlink()
     assert write(tmp_path / "folder") == 1
     assert contents(tmp_path / "folder") == before
 
@@ -110,7 +112,7 @@ def test_changed_program_is_made_again_and_unused_files_are_removed(tmp_path):
     assert write(tmp_path / "folder", [changed, norm(8)]) == 1
     after = read_index(tmp_path / "folder")
     assert before[2] != after[2]
-    assert not (tmp_path / "folder" / "calls" / "norm_rope-h2").exists()
+    assert not (tmp_path / "folder" / "calls" / "flow_kv-h2").exists()
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------

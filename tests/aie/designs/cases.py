@@ -30,9 +30,6 @@ flow_kv_case = emulated(attention.flow_kv_case)
 flow_qkv_case = emulated(attention.flow_qkv_case)
 rms_norm_case = emulated(rows.rms_norm_case)
 residual_rms_norm_case = emulated(rows.residual_rms_norm_case)
-residual_layer_norm_case = emulated(rows.residual_layer_norm_case)
-norm_rope_case = emulated(rows.norm_rope_case)
-patch_pooling_case = emulated(rows.patch_pooling_case)
 pooled_norm_case = emulated(rows.pooled_norm_case)
 
 

@@ -6,7 +6,6 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from tests.aie.designs.cases import (
@@ -16,8 +15,7 @@ from tests.aie.designs.cases import (
     fused_dqp_case,
     gated_gemm_case,
     gemm_case,
-    norm_rope_case,
-    patch_pooling_case,
+    pooled_norm_case,
     projection_case,
     residual_rms_norm_case,
     rms_norm_case,
@@ -53,13 +51,7 @@ SMALL_CASES = {
         residual_rms_norm_case(ResidualRMSNorm("npu1", 96, cores=3), 17, rng, output=output) for output in "sy"
     ],
     "norm first": lambda rng: residual_rms_norm_case(ResidualRMSNorm("npu1", 96, True, 3), 17, rng),
-    "norm_rope": lambda rng: [
-        norm_rope_case(NormRope("npu1", 4, 2, 64, True, 3), 17, 40, rng, output=output) for output in ("q", "cache")
-    ],
-    "norm_rope without norms": lambda rng: [
-        norm_rope_case(NormRope("npu1", 6, 3, 32, cores=2), 17, 40, rng, output=output) for output in ("q", "cache")
-    ],
-    "patch_pooling": lambda rng: patch_pooling_case(PatchPooling("npu1", 48, 2, 3), 14, rng),
+    "patch_pooling": lambda rng: pooled_norm_case(PatchPooling("npu1", 48, 2, 3), 14, rng),
 }
 
 # Calls of other shapes on one array; some leave cores without work, and between them are calls that do not.
@@ -90,11 +82,6 @@ SERIES = {
     "residual_rms_norm": lambda rng: [
         residual_rms_norm_case(ResidualRMSNorm("npu2", 96, cores=4), rows, rng) for rows in (1, 9, 2, 9)
     ],
-    "norm_rope": lambda rng: [
-        norm_rope_case(NormRope("npu2", 4, 2, 64, True, 4), tokens, position, rng)
-        for tokens, position in ((1, 7), (9, 17), (2, 82), (9, 7))
-    ],
-    "patch_pooling": lambda rng: [patch_pooling_case(PatchPooling("npu2", 48, 2, 4), grid, rng) for grid in (2, 14, 4)],
 }
 
 

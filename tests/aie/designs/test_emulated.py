@@ -12,8 +12,6 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm
-from flownpu.aie.designs.norm_rope import NormRope
-from flownpu.aie.designs.patch_pooling import PatchPooling
 from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from tests.aie.designs.cases import (
     biased_fused_dqp_case,
@@ -25,8 +23,6 @@ from tests.aie.designs.cases import (
     fused_dqp_case,
     gated_gemm_case,
     gemm_case,
-    norm_rope_case,
-    patch_pooling_case,
     projection_case,
     residual_rms_norm_case,
     rms_norm_case,
@@ -283,34 +279,8 @@ def test_row_operators_equal_reference(rng, target, rows):
         residual_rms_norm_case(ResidualRMSNorm(target, 96, design, 3), rows, rng, output=output).check()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("n", "side", "cores", "grid"), [(48, 2, 3, 14), (16, 4, 1, 4), (64, 3, 4, 63)])
-def test_patch_pooling_equals_reference(rng, target, n, side, cores, grid):
-    patch_pooling_case(PatchPooling(target, n, side, cores), grid, rng).check()
-
-
-@pytest.mark.parametrize(
-    ("output", "place", "qk_norm"),
-    pairwise(["q", "cache"], [(64, 0), (64, 100), (1, 5), (17, 239)], [False, True]),
-)
-def test_norm_rope_equals_reference(rng, output, place, qk_norm):
-    """A chunk at the beginning, one inside, a token, and one at the end of the cache."""
-    for target, shape in zip(TARGETS * 2, ((4, 2, 64, 4), (6, 3, 32, 3), (2, 2, 32, 1), (4, 1, 64, 2)), strict=True):
-        heads, kv_heads, d, cores = shape
-        design = NormRope(target, heads, kv_heads, d, qk_norm, cores)
-        norm_rope_case(design, *place, rng, output=output).check()
-
-
-def test_norm_rope_of_model_shapes_equals_reference(rng):
-    """Gemma3-1B, Llama-3.2-1B and Qwen3-8B; a core has more tokens than one task can repeat."""
-    norm_rope_case(NormRope("npu2", 4, 1, 256, True, 8), 256, 17, rng, capacity=512).check()
-    norm_rope_case(NormRope("npu2", 32, 8, 64, cores=2), 200, 17, rng).check()
-    norm_rope_case(NormRope("npu2", 32, 8, 128, True, 8), 64, 17, rng, output="q").check()
-
-
 def test_row_operators_of_model_shapes_equal_reference(rng):
     """Gemma3-1B, SigLIP, Llama-3.1-8B: the widths that fill a compute tile's memory."""
     rms_norm_case(RMSNorm("npu2", 4096, 8), 1023, rng).check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 4096, cores=8), 257, rng, output="y").check()
     residual_rms_norm_case(ResidualRMSNorm("npu2", 1152, True, 8), 257, rng).check()
-    patch_pooling_case(PatchPooling("npu2", 1152, cores=8), 64, rng).check()

@@ -18,15 +18,10 @@ from flownpu.aie.designs.flow_kv import FlowKV
 from flownpu.aie.designs.flow_qkv import FlowQKV
 from flownpu.aie.designs.fused_dqp import FusedDQP
 from flownpu.aie.designs.gemm import Gemm, Walk
-from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.designs.one_tile import KERNELS as KERNELS_ALONE
 from flownpu.aie.designs.one_tile import OneTile
 from flownpu.aie.designs.patch_pooling import PatchPooling
-from flownpu.aie.designs.vector_operators import (
-    ResidualLayerNorm,
-    ResidualRMSNorm,
-    RMSNorm,
-)
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from flownpu.aie.iron.symbolic import RecordingError
 from flownpu.npu.models import ENCODERS, MODELS
 from tests.aie.designs.cases import convolution
@@ -107,16 +102,6 @@ def test_gemm_of_a_chunk_adds_no_rows(name, tokens):
         assert violations(gemm.program(tokens, k, m, line=k)) == []
 
 
-@pytest.mark.parametrize("target", ["npu1", "npu2"])
-@pytest.mark.parametrize("name", DECODERS)
-def test_norm_rope_passes_checker(name, target):
-    shape = MODELS[name].shape
-    for tokens, position, capacity in ((64, 0, 1024), (256, 700, 1024), (1, 32767, 32768)):
-        for qk_norm in (False, True):
-            design = NormRope(target, shape.heads, shape.kv_heads, shape.d, qk_norm, 4)
-            assert violations(design.program(tokens, position, capacity, tables=2, table=1)) == []
-
-
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(("total", "capacity"), [(1, 1024), (17, 1024), (1023, 1024), (32768, 32768)])
 def test_flow_kv_passes_checker(name, total, capacity):
@@ -173,7 +158,6 @@ def test_designs_on_xdna_pass_checker():
         FlowQKV("npu1", 8, 4, 256).program(17, 0, 1024),
         FlowQKV("npu1", 32, 8, 128).program(17, 0, 1024),
         PatchPooling("npu1", 1152).program(64),
-        ResidualLayerNorm("npu1", 1152, 4).program(4096, 1e-6),
     ]
     for program in programs:
         assert violations(program) == []
@@ -198,13 +182,8 @@ def test_designs_on_xdna_pass_checker():
             FlowQKV("npu2", 8, 4, 256).program(s, p, 4096, window=w, causal=c)
             for s, p, w, c in ((1, 0, None, True), (512, 3000, 1024, True), (512, 0, None, False))
         ],
-        lambda: [
-            NormRope("npu2", 4, 1, 256, True, 4).program(s, p, 4096, tables=2, table=t)
-            for s, p, t in ((1, 0, 0), (64, 3000, 1), (256, 17, 0))
-        ],
         lambda: [RMSNorm("npu2", 1152, 4).program(rows, 1e-6) for rows in (1, 17, 1023)],
         lambda: [ResidualRMSNorm("npu2", 1152, cores=4).program(rows, 1e-6) for rows in (1, 17, 1023)],
-        lambda: [ResidualLayerNorm("npu2", 1152, 4).program(r, epsilon) for r, epsilon in ((1, 1e-6), (4096, 1e-5))],
         lambda: [PatchPooling("npu2", 1152).program(grid) for grid in (4, 64)],
     ],
 )
@@ -236,13 +215,6 @@ def test_all_shapes_share_one_array(programs):
         (lambda: DequantEngine("npu2").program(96, 256), "expected 4 blocks of 32 x 256 or more .*, got 96 x 256"),
         (lambda: DequantEngine("npu2").program(96, 256, gated=True), "M of a gate in multiples of 64, got 96 x 256"),
         (lambda: DequantEngine("npu2").program(128, 256, interleaved=True), "expected a gated weight if it is inter"),
-        (lambda: NormRope("npu2", 4, 3, 64), "multiples of the KV heads, .*, got 4, 3 and 64"),
-        (lambda: NormRope("npu2", 4, 2, 72), "d in multiples of 32 .*, got 4, 2 and 72"),
-        (lambda: NormRope("npu2", 4, 2, 64).program(64, 1000, 1024), "up to a capacity of 1024 .*, got 64 at 1000"),
-        (
-            lambda: NormRope("npu2", 4, 2, 64).program(1, 0, 64, tables=2, table=2),
-            "a table in 0..1, got 1 at 0 and .* 2",
-        ),
         (lambda: PatchPooling("npu2", 64).program(6), "a grid in multiples of 4, 256 or less, got 6"),
         (lambda: RMSNorm("npu2", 64).program(0, 1e-6), "an item or more, got 1, 0"),
         (lambda: with_bias(np.zeros((1, 1, 5120), np.uint8), np.zeros(33), 64), r"expected blocks \(2, 1, 5120\)"),
@@ -299,14 +271,11 @@ ALL = {
     "dequant_engine": lambda: DequantEngine("npu2").program(1536, 1152),
     "dequant_engine gated": lambda: DequantEngine("npu2", "bfp16").program(1536, 1152, gated=True),
     "dequant_engine interleaved": lambda: DequantEngine("npu2").program(1536, 1152, gated=True, interleaved=True),
-    "norm_rope": lambda: NormRope("npu2", 4, 1, 256, True, 4).program(64, 17, 1024),
-    "norm_rope without norms": lambda: NormRope("npu2", 32, 8, 64, cores=4).program(64, 17, 1024),
     "flow_kv": lambda: FlowKV("npu2", 8, 4, 256).program(17, 1024),
     "flow_qkv": lambda: FlowQKV("npu2", 8, 4, 256).program(17, 0, 1024),
     "rms_norm": lambda: RMSNorm("npu2", 1152, 4).program(17, 1e-6),
     "residual_rms_norm": lambda: ResidualRMSNorm("npu2", 1152, cores=4).program(17, 1e-6),
     "norm first": lambda: ResidualRMSNorm("npu2", 1152, True, 4).program(17, 1e-6),
-    "residual_layer_norm": lambda: ResidualLayerNorm("npu2", 1152, 4).program(17, 1e-6),
     "patch_pooling": lambda: PatchPooling("npu2", 1152).program(64),
 }
 

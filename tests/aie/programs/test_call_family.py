@@ -9,7 +9,6 @@ import pytest
 from flownpu.aie.designs.common import RunTimeParameters
 from flownpu.aie.designs.decode_layer.design import CalledLayer, DecodeLayer, LayerShape
 from flownpu.aie.designs.flow_qkv import FlowQKV
-from flownpu.aie.designs.norm_rope import NormRope
 from flownpu.aie.emulator.flatten import flatten_array
 from flownpu.aie.plan.limits import LIMITS
 from flownpu.aie.programs.call_family import CallSweep, Choices, Positions, constant, derive
@@ -18,7 +17,6 @@ from tests.aie.words import read_family
 MOST = LIMITS["npu2"].iteration_maximum
 SHAPE = LayerShape(128, 4, 2, 32, 128, "swiglu")
 FLOW = FlowQKV("npu2", 8, 4, 64)  # chunks of 32 positions; a round: two blocks of 128 tokens for four KV heads
-ROPE = NormRope("npu2", 4, 2, 64, qk_norm=True, cores=2)
 DECODE_KEYS = DecodeLayer(SHAPE).attention.keys
 DECODE_CAPACITY = (MOST + 2) * DECODE_KEYS  # sweeps over all keys take one task, later two
 FLOW_CAPACITY = (MOST + 8) * FLOW.keys
@@ -54,10 +52,6 @@ CALLS = {
             MOST,
             tuple(CallSweep(top, TOKENS - top, TOKENS, 50) for top in range(0, TOKENS, 64)),
         ),
-    ),
-    "norm_rope": (
-        lambda position: ROPE.program(TOKENS, position, 1024, tables=2, table=1),
-        Positions(1024 - TOKENS + 1),
     ),
 }
 

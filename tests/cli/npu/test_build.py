@@ -16,8 +16,7 @@ from flownpu.aie.artifacts.folder import ArtifactFolder
 from flownpu.aie.artifacts.toolchain import ToolchainError, find_toolchain
 from flownpu.aie.check import PlanError
 from flownpu.aie.designs.fused_dqp import FusedDQP
-from flownpu.aie.designs.norm_rope import NormRope
-from flownpu.aie.designs.vector_operators import RMSNorm
+from flownpu.aie.designs.vector_operators import ResidualRMSNorm, RMSNorm
 from flownpu.aie.mlir.module import to_mlir
 
 ROOT = Path(__file__).parents[3]
@@ -216,7 +215,7 @@ def test_earlier_calls_stay_in_manifest(build, tools, tmp_path, monkeypatch):
     monkeypatch.setenv("AIE_XCLBINUTIL", str(tools.xclbinutil))
     build()
     folder = ArtifactFolder(tmp_path / "out", "npu2", find_toolchain()[0])
-    folder.add("norm_rope", "norm_rope", {"call": norm_rope()})
+    folder.add("add_rms_norm", "add_rms_norm", {"call": add_rms_norm()})
     found = manifest(tmp_path / "out")
     assert len(found["arrays"]) == 3
     monkeypatch.delenv("AIECC_PATH")
@@ -231,8 +230,8 @@ def sources(tmp_path):
     return tmp_path / "sources"
 
 
-def norm_rope():
-    return NormRope("npu2", 4, 1, 256, True).program(512, 0, 4096).resolve_program("call")
+def add_rms_norm():
+    return ResidualRMSNorm("npu2", 1152).program(1, 1e-6).resolve_program("call")
 
 
 def rms_norm():
@@ -270,7 +269,7 @@ def test_changed_kernel_rebuilds_arrays_that_link_it(tools, tmp_path, sources, c
 
 def test_different_array_of_same_name_is_refused(tmp_path):
     folder = ArtifactFolder(tmp_path, "npu2", None)
-    folder.add("norm_rope", "array", {"call": norm_rope()})
+    folder.add("add_rms_norm", "array", {"call": add_rms_norm()})
     with pytest.raises(ValueError, match="two arrays that differ are both called array: another is of the second"):
         folder.add("rms_norm", "array", {"another": rms_norm()})
 

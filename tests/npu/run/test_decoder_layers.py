@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flownpu.aie.designs.decode_layer import design as decode_layer
-from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS, OPERATORS
+from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS
 from flownpu.npu.artifacts import build_artifacts
 from flownpu.npu.layers import read_decoder
 from flownpu.ops.definitions.int8_cache import SCALE_BYTES, dequantise_rows, quantise_rows
@@ -36,9 +36,8 @@ MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
     [
         # A first prompt that fills no chunk, a token, a second prompt, tokens.
         ("trained", True, TURNS, DECODE_WAYS),
-        # The other ways of decoding, after a prompt and without one.
-        *(pytest.param("trained", True, TURNS, (way,), marks=SLOW) for way in ("pairs", "operators")),
-        pytest.param("qwen3", False, TOKENS, ("operators",), marks=SLOW),
+        # The other way of decoding.
+        pytest.param("trained", True, TURNS, ("pairs",), marks=SLOW),
         # A chunk; another, and a rest that goes token by token, since a chunk would pass the context's end.
         pytest.param("gemma3_text", True, (222, 511, 512), DECODE_WAYS, marks=SLOW),
         # A chunk of the longer kind, whose attention is several calls of a dispatch.
@@ -48,7 +47,6 @@ MEGATILE = 1024  # columns of a GEMM's megatile, to which products are padded
         # Biases of queries, keys and values, in a prompt and in every way of decoding.
         ("biases", True, TURNS, DECODE_WAYS[:1]),
         pytest.param("bias block", True, TURNS, DECODE_WAYS[:1], marks=SLOW),
-        pytest.param("biases", False, TOKENS, (OPERATORS,), marks=SLOW),
         # A soft cap of scores; norms of all heads together, and behind each part.
         *((name, True, (50, 51), DECODE_WAYS[:1]) for name in ("gemma2", "olmo2")),
         # Experts of a prompt by the host; of a token on the array, with either way of attention, or by the host.
@@ -273,17 +271,13 @@ def test_lm_head_as_own_call_is_within_rounding(rng, monkeypatch, tmp_path, mode
     assert "in 4 dispatches a token" in session.lowered.summary
 
 
-@pytest.mark.parametrize(
-    ("way", "dispatches"),
-    [pytest.param("pairs", 1, marks=SLOW), pytest.param("split", 1, marks=SLOW), ("operators", None)],
-)
-def test_decode_ways_dispatch_expected_calls(rng, way, dispatches, session_of, embed):
-    """By operators: a layer has 4 norms (the first 3), 4 projections, RoPE, attention; then 2 norms and the head."""
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pairs", "split"])
+def test_token_is_one_dispatch(rng, way, session_of, embed):
     session, hidden = session_of("trained", ways=(way,)), embed("trained", rng.integers(3, 300, 2))
-    past, layers = session.past(CONTEXT), session.attributes["layers"]
+    past = session.past(CONTEXT)
     run_all(session, hidden, steps_of(1), past)
-    token = counted(session, lambda: session.run(hidden[1:2], 2, past))
-    assert token["dispatches"] == (dispatches or layers * (2 + 4 + 2 + 2) - 1 + 2 + 1)
+    assert counted(session, lambda: session.run(hidden[1:2], 2, past))["dispatches"] == 1
 
 
 def test_sessions_give_back_their_buffers(session_of, embed, models, rng):

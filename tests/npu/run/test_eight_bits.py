@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS, OPERATORS
+from flownpu.aie.programs.decode import DECODE_WAYS, HOST_EXPERTS
 from tests.npu.decoders import Session, in_eight_bits, npu, read_nodes
 from tests.npu.rounding import array_error
 from tests.npu.run.steps import CONTEXT, run_all, steps_of
@@ -31,7 +31,6 @@ def session_of(models):
     [
         ("trained", True, (50, 51, 52), DECODE_WAYS),
         ("biases", False, (1, 2, 3), ("split",)),
-        pytest.param("biases", False, (1, 2, 3), (OPERATORS,), marks=SLOW),
         # Experts of a prompt by the host, from the graph's constants; of a token on the array.
         ("experts", True, (50, 51, 52), ("split",)),
         pytest.param("experts", True, (50, 51, 52), (next(iter(HOST_EXPERTS)),), marks=SLOW),

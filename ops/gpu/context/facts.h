@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "ops/error.h"
 #include "ops/gpu/language/kernel.h"
 
 namespace flownpu::gpu {
@@ -52,6 +53,11 @@ struct DeviceFacts {
   }
   // "pthread-... (Portable Computing Language)".
   std::string title() const { return name + " (" + platform + ")"; }
+  // Throws std::runtime_error if the device has none.
+  const MatrixUnits& matrix_units() const {
+    if (!matrices) fail("expected a device with matrix units, got ", title());
+    return *matrices;
+  }
   // A warning for the user; empty if there is none.
   std::string warning() const {
     if (!is_software()) return "";

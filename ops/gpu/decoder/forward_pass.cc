@@ -249,9 +249,9 @@ void ForwardPass::launch_prompt(const PromptKernel& kernel, std::int64_t tokens,
                                 std::span<const Buffer* const> buffers,
                                 std::span<const std::int64_t> parameters) {
   launch(*kernel.kernel,
-         kernel.in_matrices
-             ? flow_attention_of_matrices_grid(tiles_shape_, *context_->facts().matrices, 1, tokens)
-             : flow_attention_grid(tiles_shape_, 1, tokens),
+         kernel.in_matrices ? flow_attention_of_matrices_grid(
+                                  tiles_shape_, context_->facts().matrix_units(), 1, tokens)
+                            : flow_attention_grid(tiles_shape_, 1, tokens),
          buffers, parameters);
 }
 

@@ -105,6 +105,7 @@ std::vector<cpu::PagedSequence> PagedCaches::sequences(std::span<const Tensor> i
   const auto given = inputs_of_attention(inputs);
   const cpu::PagedCall call(attributes_, given, {});
   std::vector<cpu::PagedSequence> all;
+  all.reserve(static_cast<std::size_t>(call.sequences()));
   for (std::int64_t i = 0; i < call.sequences(); ++i) all.push_back(call.sequence(i));
   return all;
 }
@@ -119,8 +120,12 @@ void PagedCaches::make(std::span<const Tensor> pasts) {
   cache_.reset();  // Its memory is needed.
   DeviceCacheMemory memory(context_, decoder_, type_);
   memory.reserve(shape[0] * shape[1]);
-  cache_.emplace(random_(), shape, std::move(memory),
-                 std::vector<bool>(static_cast<std::size_t>(shape[0])));
+  cache_ =
+      std::make_unique<Cache>(Cache{.id = random_(),
+                                    .shape = shape,
+                                    .memory = std::move(memory),
+                                    .pages = std::vector<bool>(static_cast<std::size_t>(shape[0])),
+                                    .covered = {}});
   for (std::size_t part = 0; part < pasts.size(); ++part) {
     const Ticket ticket{.cache = cache_->id, .part = part};
     std::memcpy(cache_->covered.emplace_back().data(), pasts[part].data, sizeof(ticket));
@@ -185,8 +190,9 @@ void PagedCaches::take(std::span<const Tensor> pasts, std::int64_t page) {
 }
 
 void PagedCaches::restore(const Tensor& tensor) {
-  if (!is_known(tensor)) return;
-  const auto part = static_cast<std::size_t>(Ticket::read(tensor)->part);
+  const auto ticket = Ticket::read(tensor);
+  if (!ticket || !is_known(tensor)) return;
+  const auto part = static_cast<std::size_t>(ticket->part);
   const auto rows = cache_->shape[1];
   std::vector<std::byte> read(static_cast<std::size_t>(rows) * row_bytes());
   // The ticket, which is in page 0, goes last: it stays where the device fails.

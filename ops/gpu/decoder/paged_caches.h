@@ -80,7 +80,7 @@ class PagedCaches {
   transformer::Decoder decoder_;
   DataType type_;
   cpu::AttentionAttributes attributes_;
-  std::optional<Cache> cache_;
+  std::unique_ptr<Cache> cache_;
   Pages pages_;
   std::mt19937_64 random_{std::random_device{}()};
 };

@@ -152,7 +152,7 @@ void ForwardPass::compile_rounded(CompiledProduct& product, const ProductShape& 
   std::vector<const Buffer*> buffers{of(kCodes), of(kScales), of(kSums), product.held(), &written};
   if (product.bias != nullptr) buffers.push_back(product.bias);
   const auto describe = [&](bool in_matrices) {
-    return in_matrices ? q4nx_matmul_of_matrices(shape, *context_->facts().matrices)
+    return in_matrices ? q4nx_matmul_of_matrices(shape, context_->facts().matrix_units())
                        : q4nx_matmul(shape);
   };
   product.rounded = fastest(ways, describe, [&](const PromptKernel& way) {
@@ -262,7 +262,7 @@ void ForwardPass::compile_attention() {
 
 KernelDescription ForwardPass::describe_prompt(const AttentionShape& shape,
                                                bool in_matrices) const {
-  return in_matrices ? flow_attention_of_matrices(shape, *context_->facts().matrices)
+  return in_matrices ? flow_attention_of_matrices(shape, context_->facts().matrix_units())
                      : flow_attention(shape);
 }
 
@@ -279,9 +279,9 @@ ForwardPass::PromptKernel ForwardPass::fastest_prompt() {
   return fastest(
       ways, [&](bool in_matrices) { return describe_prompt(tiles_shape_, in_matrices); },
       [&](const PromptKernel& way) {
-        launch_prompt(way, most_tokens(), buffers,
-                      std::array{std::int64_t{0}, kPastOfMeasured, most_tokens(), capacity,
-                                 std::int64_t{0}});
+        launch_prompt(
+            way, most_tokens(), buffers,
+            std::array{std::int64_t{0}, kPastOfMeasured, most_tokens(), capacity, std::int64_t{0}});
       });
 }
 

@@ -92,7 +92,7 @@ class Attention final : public cpu::FlowQKVAttention {
     }
     if (has_sinks_) add(kHeadSink);
     if (in_matrices_ && shape.in_tiles) {
-      const MatrixUnits& units = *context_->facts().matrices;
+      const MatrixUnits& units = context_->facts().matrix_units();
       run.launch(flow_attention_of_matrices(shape, units),
                  flow_attention_of_matrices_grid(shape, units, call.batch, call.tokens), buffers,
                  parameters);

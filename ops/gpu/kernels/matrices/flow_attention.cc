@@ -28,6 +28,7 @@
 #include <optional>
 #include <utility>
 
+#include "ops/error.h"
 #include "ops/gpu/kernels/pieces.h"
 #include "ops/gpu/language/text.h"
 
@@ -110,6 +111,12 @@ std::optional<Plan> fitting_plan(const AttentionShape& shape, const MatrixUnits&
     }
   }
   return std::nullopt;
+}
+
+Plan plan_that_fits(const AttentionShape& shape, const MatrixUnits& units) {
+  const std::optional<Plan> plan = fitting_plan(shape, units);
+  if (!plan) fail("expected heads that matrix units can attend, got heads of ", shape.head_size);
+  return *plan;
 }
 
 constexpr const char* kBody = R"(
@@ -379,7 +386,7 @@ bool can_attend(const MatrixUnits& units, const AttentionShape& shape, const Dev
 
 KernelDescription flow_attention_of_matrices(const AttentionShape& shape,
                                              const MatrixUnits& units) {
-  const Plan plan = fitting_plan(shape, units).value();
+  const Plan plan = plan_that_fits(shape, units);
   const std::int64_t slices = shape.head_size / plan.slice;
   const std::int64_t parts = kItems / plan.rows;
   constexpr float kMost = 0x1p15F;  // the largest weight
@@ -425,7 +432,7 @@ KernelDescription flow_attention_of_matrices(const AttentionShape& shape,
 
 Grid flow_attention_of_matrices_grid(const AttentionShape& shape, const MatrixUnits& units,
                                      std::int64_t batch, std::int64_t tokens) {
-  const std::int64_t rows = fitting_plan(shape, units).value().rows;
+  const std::int64_t rows = plan_that_fits(shape, units).rows;
   return {.groups = {shape.kv_heads, q4nx::ceil_div(tokens * shape.heads_per_group(), rows), batch},
           .lanes = kItems};
 }

@@ -126,7 +126,7 @@ bool is_right(Context& context, const KernelDescription& kernel,
 
 bool multiplies_right(Context& context) {
   const ProductShape shape{.rows = kRows, .columns = kColumns, .result = Element::kFloat32};
-  const KernelDescription kernel = q4nx_matmul_of_matrices(shape, *context.facts().matrices);
+  const KernelDescription kernel = q4nx_matmul_of_matrices(shape, context.facts().matrix_units());
   return is_right(context, kernel, [&] { return computes_the_same(context, shape, kernel); });
 }
 
@@ -139,7 +139,7 @@ bool attends_right(Context& context, const AttentionShape& attended) {
                              .one_sequence = true,
                              .in_tiles = true,
                              .lanes = attended.lanes};
-  const MatrixUnits& units = *context.facts().matrices;
+  const MatrixUnits& units = context.facts().matrix_units();
   return is_right(context, flow_attention_of_matrices(shape, units),
                   [&] { return attends_the_same(context, shape, units); });
 }

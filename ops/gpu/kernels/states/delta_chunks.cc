@@ -249,7 +249,7 @@ std::string four(const char* tensor, const char* front, const char* first, std::
 
 std::int64_t quads_of(const DeltaShape& shape) { return q4nx::ceil_div(shape.key_size, 4); }
 
-// Of a row of keys in a work-group's memory, in vectors of 4: one more than it has, since lanes
+// A row of keys takes, in a work-group's memory, one vector of 4 more than it has, since lanes
 // that each read another row would else read one bank.
 std::int64_t line_of(const DeltaShape& shape) { return quads_of(shape) + 1; }
 
@@ -271,7 +271,7 @@ TensorDescription pairs_of(const DeltaShape& shape, Access access) {
 }  // namespace
 
 bool takes_chunks(const DeltaShape& shape, std::int64_t tokens, std::int64_t local_memory) {
-  // Of delta_pairs, whose lines are of keys and queries, and of gated_delta_chunks.
+  // Needed by delta_pairs, whose lines are of keys and queries, and by gated_delta_chunks.
   const std::int64_t of_pairs = 8 * kDeltaChunk * line_of(shape) + 2 * kDeltaChunk * kDeltaChunk +
                                 2 * kDeltaChunk + kDeltaChunk + kDeltaChunk * kDeltaChunk;
   const std::int64_t of_chunks = 4 * quads_of(shape) * kDeltaColumns +

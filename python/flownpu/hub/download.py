@@ -23,7 +23,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils._headers import build_hf_headers
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
 from flownpu.convert.encoder.families import is_text_encoder

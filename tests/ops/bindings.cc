@@ -36,6 +36,20 @@ std::map<std::string, std::int64_t> attention_plan(
           {"parts", plan.parts},     {"chunk_keys", plan.chunk_keys},   {"tasks", plan.tasks}};
 }
 
+std::int64_t attention_scratch(const std::string& isa, const std::string& cache, std::int64_t rows,
+                               std::int64_t head_size, std::int64_t chunk_keys) {
+  using flownpu::DataType;
+  static const std::map<std::string, DataType> kTypes{{"float", DataType::kFloat32},
+                                                      {"float16", DataType::kFloat16},
+                                                      {"bfloat16", DataType::kBFloat16},
+                                                      {"int8", DataType::kInt8}};
+  for (const auto* kernels : flownpu::cpu::available_kernels()) {
+    if (kernels->isa == isa)
+      return kernels->attention_scratch(rows, head_size, kTypes.at(cache), chunk_keys);
+  }
+  throw nb::value_error("not an instruction set of this machine");
+}
+
 }  // namespace
 
 NB_MODULE(flownpu_testing, module) {
@@ -47,6 +61,8 @@ NB_MODULE(flownpu_testing, module) {
     return names;
   });
   module.def("attention_plan", attention_plan, nb::arg("shape"), nb::arg("machine"));
+  module.def("attention_scratch", attention_scratch, nb::arg("isa"), nb::arg("cache"),
+             nb::arg("rows"), nb::arg("head_size"), nb::arg("chunk_keys"));
   module.def("matmul_plan", [](std::int64_t rows, std::int64_t row_blocks, std::int64_t threads) {
     const flownpu::cpu::MatMulPlan plan = flownpu::cpu::plan_matmul(rows, row_blocks, threads);
     return std::pair(plan.row_parts, plan.block_parts);

@@ -179,26 +179,29 @@ void attend_many(const AttentionSweep& sweep) {
   attend_alone_where_not_finite(sweep);
 }
 
-// A sweep may have fewer rows than `rows`.
+std::int64_t scratch_of(const AttentionSweep& sweep) {
+#if defined(__AMX_BF16__)
+  if (takes_tiles(sweep)) return with_tiles(sweep, [](auto tiles) { return tiles.scratch(); });
+#endif
+  return with_arithmetic(sweep.rows, sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
+    return with_vectors<Arithmetic>(
+        sweep.rows, [&]<int VECTORS>() { return ManyRows<Arithmetic, VECTORS>(sweep).scratch(); });
+  });
+}
+
+// A sweep may have fewer rows than `rows`, and needs more if its number of vectors has larger tiles
+// of keys (three vectors on AVX-512 have tiles of 5, four of 4), so every number of vectors is
+// asked, and the most rows that are no part of a prompt.
 std::int64_t attention_scratch(std::int64_t rows, std::int64_t head_size, DataType cache_type,
                                std::int64_t chunk_keys) {
   AttentionSweep sweep;
   sweep.head_size = head_size;
   sweep.chunk_keys = chunk_keys;
   sweep.cache_type = cache_type;
-  std::int64_t bytes = 0;
-  for (const std::int64_t most : {std::min(rows, kPromptRows - 1), rows}) {
-    sweep.rows = most;
-    bytes = std::max(bytes, with_arithmetic(most, head_size, cache_type, [&]<typename A>() {
-                       return with_vectors<A>(most, [&]<int VECTORS>() {
-                         return ManyRows<A, VECTORS>(sweep).scratch();
-                       });
-                     }));
-  }
-#if defined(__AMX_BF16__)
-  if (takes_tiles(sweep))
-    bytes = std::max(bytes, with_tiles(sweep, [](auto tiles) { return tiles.scratch(); }));
-#endif
+  sweep.rows = std::min(rows, kPromptRows - 1);
+  std::int64_t bytes = scratch_of(sweep);
+  for (sweep.rows = rows; sweep.rows > 0; sweep.rows = (sweep.rows - 1) / kLanes * kLanes)
+    bytes = std::max(bytes, scratch_of(sweep));
   return bytes;
 }
 

@@ -28,6 +28,12 @@ def multiplies_pairs(cache: str, isa: str) -> bool:
     return cache in ("bfloat16", "int8") and isa in ("amx", "avx512")
 
 
+def rounds_by_rows(cache: str, isa: str) -> bool:
+    """Whether calls of few rows and of many may round differently (select.cc, with_arithmetic): on processors with AMX,
+    of which some multiply float32 faster than pairs of bf16."""
+    return multiplies_pairs(cache, isa) and "amx" in ATTENTION_ISAS
+
+
 def stored(rows: np.ndarray, cache: str) -> np.ndarray:
     """Rows [.., d] as a cache of this type stores them."""
     return quantise_rows(rows) if cache == "int8" else rows.astype(CACHE_TYPES[cache])

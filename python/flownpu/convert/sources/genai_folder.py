@@ -13,6 +13,7 @@ from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
 from flownpu.convert.graph.file import GRAPH_FILE, check_data, check_operators, load_graph
 from flownpu.convert.output import check_output
+from flownpu.convert.quick_tokenizer import TOKENIZER, quick_tokenizer
 from flownpu.convert.sources.huggingface import tokenizer_paths
 from flownpu.convert.sources.rewritten_folder import make_rewritten_folder
 from flownpu.errors import FlowNPUError
@@ -67,14 +68,18 @@ def convert_genai_folder(request: Request) -> None:
         raise ConversionError(f"{path}: the graph is damaged, or not one of ORT GenAI's: {error}") from error
     _check_rewritten(path, report)
     config = _edited(config, source, model, options, request.context_length)
+    texts = {"genai_config.json": json.dumps(config, indent=4) + "\n"}
+    copied = tokenizer_paths(source)
+    if source / TOKENIZER in copied:
+        texts[TOKENIZER] = quick_tokenizer((source / TOKENIZER).read_bytes()).decode()
     make_rewritten_folder(
         request,
         model,
         report,
         stage="repack",
-        copied=tokenizer_paths(source),
+        copied=copied,
         read=[source / "genai_config.json", path, *data_files],
-        texts={"genai_config.json": json.dumps(config, indent=4) + "\n"},
+        texts=texts,
         source={"kind": "genai", "model_type": config["model"].get("type")},
         settings={**options.as_dict(), "context_length": config["model"].get("context_length")},
         relative_to="the source's 4-bit and 8-bit weights",

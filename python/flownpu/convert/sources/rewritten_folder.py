@@ -52,7 +52,7 @@ def make_rewritten_folder(
         stage: what is done to the weights: "repack" or "quantise".
         copied: files of the source that are copied to the same places in the output.
         read: the source's other files that were read; the manifest has the checksums of these and of `copied`.
-        texts: further files of the output, by name.
+        texts: further files of the output, by name; one may replace a copied file.
         source: the manifest's entries on the source, except its files.
         settings: the manifest's entries on the options.
         relative_to: what the manifest says the weights' errors are relative to.

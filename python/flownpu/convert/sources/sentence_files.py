@@ -7,6 +7,7 @@ from typing import Any
 
 from flownpu.convert.checkpoint import read_json
 from flownpu.convert.errors import ConversionError
+from flownpu.convert.quick_tokenizer import TOKENIZER, quick_tokenizer
 from flownpu.model.folder import MODULES
 
 _ROOT = (
@@ -14,7 +15,7 @@ _ROOT = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
     "config.json",
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -35,18 +36,20 @@ def has_modules(source: Path) -> bool:
 def sentence_files(source: Path) -> dict[str, bytes]:
     """The contents of the files that are copied to the model's folder, by path relative to the folder.
 
-    In tokenizer_config.json padding_side becomes "right", where the converted graphs need the padding.
+    tokenizer.json becomes one that is read faster. In tokenizer_config.json padding_side becomes "right", where the
+    converted graphs need the padding.
 
     Raises:
         ConversionError: tokenizer.json is missing, or modules.json is not as sentence-transformers writes it.
     """
-    if not (source / "tokenizer.json").is_file():
+    if not (source / TOKENIZER).is_file():
         raise ConversionError(
             f"{source}: tokenizer.json is missing, by which texts become tokens; download it, or save it with "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     paths = [path for name in _ROOT if (path := source / name).is_file()] + module_files(source)
     files = {path.relative_to(source).as_posix(): path.read_bytes() for path in paths}
+    files[TOKENIZER] = quick_tokenizer(files[TOKENIZER])
     settings = "tokenizer_config.json"
     if settings in files and (tokenizer := read_json(source / settings)).get("padding_side", "right") != "right":
         text = json.dumps({**tokenizer, "padding_side": "right"}, indent=2, ensure_ascii=False)

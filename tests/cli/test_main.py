@@ -61,8 +61,8 @@ def test_run_imports_no_slow_module_that_other_commands_need(model):
 import sys
 from flownpu.cli import main
 assert main(["run", sys.argv[1], "-p", "loops", "--max-new-tokens", "1"]) == 0
-slow = {"importlib.metadata", "multiprocessing", "onnxruntime", "rich.progress", "rich.table", "flownpu.ops"}
-slow |= {"jinja2", "psutil"}  # another process renders; a process that is slow is watched
+slow = {"importlib.metadata", "ml_dtypes", "multiprocessing", "onnxruntime", "rich.progress", "rich.table"}
+slow |= {"flownpu.ops", "jinja2", "psutil"}  # another process renders; a process that is slow is watched
 print(*sorted(slow & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", script, model], check=True, capture_output=True, text=True)

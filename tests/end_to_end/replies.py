@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations in GenAI, and the rule by which two replies count as the same."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime_genai as og
 
-from tests.end_to_end.conftest import Tokens
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.end_to_end.conftest import Tokens  # it imports torch and transformers
 
 
 @dataclass

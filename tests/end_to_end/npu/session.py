@@ -152,6 +152,7 @@ def main(library: str, model: str, artifacts: str, ids: str, too_few_buffers: st
         "no memory, warn": partial(refused, "no memory", on_unsupported="warn"),
         "well again": lambda: generate(tokens, open_session()),
     }
+    gc.freeze()  # each scenario collects garbage, and modules are none
     print(json.dumps({name: scenario(run) for name, run in scenarios.items() if not names or name in names}))
 
 

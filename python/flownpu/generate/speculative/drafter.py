@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -17,13 +16,13 @@ from flownpu.model.folder import DRAFTER
 from flownpu.model.onnx_file import reading
 from flownpu.model.session import open_session
 
-_TYPES: dict[str, tuple[Any, int]] = {
-    "tensor(float)": (np.float32, 1),
-    "tensor(int8)": (np.int8, 3),
-    "tensor(float16)": (np.float16, 10),
-    "tensor(bfloat16)": (ml_dtypes.bfloat16, 16),
+_TYPES = {
+    "tensor(float)": ("float32", 1),
+    "tensor(int8)": ("int8", 3),
+    "tensor(float16)": ("float16", 10),
+    "tensor(bfloat16)": ("bfloat16", 16),
 }
-"""numpy's types of the types that a KV cache may have, and ONNX's numbers of them."""
+"""numpy's names of the types that a KV cache may have, and ONNX's numbers of them."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,8 @@ class Drafter:
 
     def empty_caches(self, capacity: int) -> dict[str, npt.NDArray[Any]]:
         """Keys and values for `capacity` tokens, by the model's output whose rows they have; [1, G, capacity, d]."""
+        # Gives numpy bfloat16; it takes up to a second to import, also without a drafter.
+        importlib.import_module("ml_dtypes")
         return {
             name: np.empty((1, port.shape[1], capacity, port.shape[3]), _TYPES[port.type][0])
             for name, port in self.caches.items()
@@ -130,7 +131,7 @@ class Drafter:
         make = self._onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
         for name, port in self.caches.items():
             dtype, number = _TYPES[port.type]
-            values = caches[name].view(np.uint16) if dtype is ml_dtypes.bfloat16 else caches[name]
+            values = caches[name].view(np.uint16) if dtype == "bfloat16" else caches[name]
             binding.bind_ortvalue_input(port.name, make(values, number))
         found: list[int] = []
         states = np.ascontiguousarray(state.reshape(1, 1, -1))

@@ -75,7 +75,9 @@ def test_converted_logits_equal_transformers(
         decoder = DecoderSession(tmp_path / "model", devices, options)
         return np.array([decoder(IDS[:, start:stop])[0, 0] for start, stop in CALLS])
 
-    np.testing.assert_allclose(run(), expected, rtol=0, atol=tolerance(expected, config))
+    # The gated delta rule has twice the sums of attention: its convolution, the states' reading and change.
+    sums = 2 if family in STATES else 1
+    np.testing.assert_allclose(run(), expected, rtol=0, atol=np.sqrt(sums) * tolerance(expected, config))
     # With the larger roundings of int8, tokens may choose other experts.
     has_experts = hasattr(config, "num_experts_per_tok") or getattr(config, "enable_moe_block", False)
     for activations in ("bf16",) if has_experts else ACTIVATIONS:

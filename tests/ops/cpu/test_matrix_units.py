@@ -27,7 +27,7 @@ def weight(rows: int, columns: int, layout: q4nx.Layout, rng: np.random.Generato
         minimum += rng.standard_normal(shape, dtype=np.float32)
     codes = rng.integers(0, 16, (rows, columns), np.uint8)
     if layout.unpacked_bits == 8:
-        codes = rng.choice(np.arange(-128, 128, 15 if layout.table else 1, np.int8), (rows, columns))
+        codes = rng.choice(np.arange(-128, 128, 16 if layout.table else 1, np.int8), (rows, columns))
     return q4nx.pack(codes, scale, minimum.astype(ml_dtypes.bfloat16), layout)
 
 

@@ -265,15 +265,12 @@ def gpu_api(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def not_optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels are not optimised, for modules in which that takes longer than they run; no other cache has them."""
-    from tests.pocl import NOT_OPTIMISED
-
+def optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """PoCL optimises kernels, for modules of many prompts, which take longer than that; no other cache has them."""
     del opencl  # it sets the variables that are changed here
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in NOT_OPTIMISED.items():
-            patch.setenv(name, value)
-        patch.setenv("FLOWNPU_GPU_CACHE", str(tmp_path_factory.mktemp("not-optimised")))
+        patch.delenv("POCL_EXTRA_BUILD_FLAGS", raising=False)
+        patch.setenv("FLOWNPU_GPU_CACHE", str(_of_session(tmp_path_factory, "optimised")))
         yield
 
 

@@ -63,6 +63,7 @@ def newest(folder: Path) -> tuple[list[str], dict[str, str]]:
     description = _described(Path(driver), folder)
     found = {name: str(description) for name in ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")}
     found |= {"FLOWNPU_VULKAN": str(libraries / "libvulkan.so.1"), "FLOWNPU_GPU_CACHE": str(folder / "vulkan")}
+    found["GALLIVM_PERF"] = "nopt"  # LLVM's passes take longer than the kernels of these tests
     (loader,) = libraries.glob("ld-linux-*.so.*")
     return [str(loader), "--library-path", str(libraries)], found
 

@@ -7,10 +7,9 @@ from flownpu.system.opencl_loader import installed_packages
 from tests import loader_double
 
 COMPILED = Path(__file__).resolve().parent.parent / "build" / "pocl"
-# Most of the time of a first run is compilation: this keeps PoCL from compiling kernels again for small launches.
-ONE_FOR_ALL_LAUNCHES = {"POCL_WORK_GROUP_SPECIALIZATION": "0"}
-# For kernels that run for milliseconds, and whose compilation takes as long as a hundred runs.
-NOT_OPTIMISED = {"POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable"}
+# Most of the time of a first run is compilation. PoCL compiles no kernel again for small launches, and optimises none:
+# that takes up to 4 seconds of each, more than most then run in all tests.
+QUICK_COMPILATION = {"POCL_WORK_GROUP_SPECIALIZATION": "0", "POCL_EXTRA_BUILD_FLAGS": "-cl-opt-disable"}
 
 
 class MissingError(Exception):
@@ -39,6 +38,6 @@ def variables(folder: Path) -> dict[str, str]:
     return (
         found
         | loader
-        | ONE_FOR_ALL_LAUNCHES
+        | QUICK_COMPILATION
         | {"POCL_CACHE_DIR": str(COMPILED), "FLOWNPU_GPU_CACHE": str(folder / "flownpu")}
     )

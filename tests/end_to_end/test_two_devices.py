@@ -23,12 +23,14 @@ from tests.end_to_end.replies import generator_of, reply
 from tests.loader_double import Double, Way
 from tests.npu.rounding import array_error
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 CAPACITY = 256
 THRESHOLD = 8
 # Each device rounds, an array the most: a logit of each is off by array_error (rms), the difference of two devices' by
 # sqrt(2) times that. Of 8 runs of a vocabulary of some thousand logits the largest is within 6 sigma.
 SIGMAS = 6
-SWITCHES = 1000
+SWITCHES = 120
 WINDOW, GLOBAL_LAYER = 64, 5  # of the model, in its other five layers
 # The runs of a conversation: first position, number of tokens; the last prompt goes on after a rewind to position 30.
 RUNS = ((0, 70), (70, 1), (71, 1), (72, 20), (92, 1), (30, 10), (40, 1), (41, 1))
@@ -328,7 +330,7 @@ def test_turns_and_rewind_equal_one_device(
 def test_batch_equals_cpu(
     pair: str, open_model: Callable[..., Any], options: Callable[[str], dict[str, str]], held_out: Tokens
 ) -> None:
-    sequences = [held_out[start : start + length] for start, length in ((0, 30), (50, 21), (150, 25))]
+    sequences = [held_out[start : start + length] for start, length in ((0, 18), (50, 9), (150, 13))]
     ours, theirs = (
         replies.batch(open_model(provider_options=options(device), kv_dtype="fp32"), sequences, 6)
         for device in (pair, "cpu")
@@ -422,8 +424,8 @@ def test_cache_lost_with_device_is_reported(
 
 
 @pytest.mark.opencl
-def test_thousand_switches_keep_memory(open_session: Callable[..., SharedSession], held_out: Tokens) -> None:
-    """A leak of a cache of CAPACITY positions at each switch would be half a GB; allocators keep some MB."""
+def test_switches_keep_memory(open_session: Callable[..., SharedSession], held_out: Tokens) -> None:
+    """A leak of a cache of CAPACITY positions, 0.8 MB, at each switch would be 47 MB; allocators keep some MB."""
     session = open_session("gpu+cpu", prompt_threshold="2")
     process, used = psutil.Process(), []
     for _ in range(2):
@@ -432,4 +434,4 @@ def test_thousand_switches_keep_memory(open_session: Callable[..., SharedSession
             session(held_out[:count], first + 2 * (switch % 2))
         gc.collect()
         used.append(process.memory_info().rss)
-    assert used[1] - used[0] < 50e6
+    assert used[1] - used[0] < 24e6

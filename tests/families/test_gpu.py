@@ -14,7 +14,7 @@ from tests.decoding import DecoderSession, float32_tolerance
 from tests.families.cells import CALLS, logits_of, of_transformers
 from tests.families.checkpoints import make_checkpoint
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 # Whether the form's layers and LM head are one node: biases of QKV, and of the output projection, too; layers without
 # RoPE; two tables of RoPE, between which positions choose; windows; a part of each head rotated; mixtures of experts.

@@ -46,11 +46,13 @@ def held_out(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_turns_and_rewinds_continue_as_transformers(name: str, converted: Callable[..., Path]) -> None:
-    check_turns_and_rewinds(name, converted(name, kv_dtype="fp32"), 40, activations="bf16")
+    check_turns_and_rewinds(name, converted(name, kv_dtype="fp32"), 200, 40, activations="bf16")
 
 
-def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str) -> None:
+def check_turns_and_rewinds(name: str, folder: Path, length: int, count: int, **options: str) -> None:
     """A first turn, a second behind its reply, and one that goes back into the second prompt; `count` tokens in each.
+
+    The first prompt has `length` tokens, the second half as many.
 
     The chosen token is the reference's likeliest, or their logits are as close as rounding makes it likely: the gap of
     two logits has sqrt(2) times the error of one, and of some hundred gaps the largest is within 4 sigma.
@@ -73,9 +75,10 @@ def check_turns_and_rewinds(name: str, folder: Path, count: int, **options: str)
         assert gaps.max() <= 4 * np.sqrt(2) * sigma
         return sequence
 
-    first = answer(text[:200])
-    second = answer(np.concatenate([first, text[200:300]]))
-    answer(np.concatenate([second[:300], text[400:420]]))
+    both = length * 3 // 2
+    first = answer(text[:length])
+    second = answer(np.concatenate([first, text[length:both]]))
+    answer(np.concatenate([second[:both], text[400:420]]))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,11 +28,10 @@ def narrow(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture(scope="module")
 def results(
-    exported: Path, narrow: dict[str, Path], pocl: dict[str, str], not_optimised: None,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:  # fmt: skip
+    exported: Path, narrow: dict[str, Path], pocl: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """The results of all commands, which run in one process; "folder" has their pictures."""
-    del pocl, not_optimised  # they have set the variables
+    del pocl  # it has set the variables
     folder = tmp_path_factory.mktemp("made")
 
     def task(name: str, prompt: str, *more: object, model: Path = exported, **around: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api")]
 
 # Latents that are not square, of two pictures; tokens and width of the text.
 IMAGES, HEIGHT, WIDTH, TOKENS, HIDDEN = 2, 4, 8, 16, 32

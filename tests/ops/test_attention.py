@@ -72,7 +72,7 @@ def test_eager_attention_equals_definition(name: str) -> None:
 
 
 @pytest.mark.opencl
-@pytest.mark.usefixtures("pocl", "not_optimised")
+@pytest.mark.usefixtures("pocl")
 @pytest.mark.parametrize(
     "name",
     ["first prompt, ragged, rotary", "prompt in parts, window", "one token, growing", "norm", "bfloat16, one token"],

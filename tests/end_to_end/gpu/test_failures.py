@@ -12,7 +12,7 @@ from tests.decoding import DecoderSession
 from tests.end_to_end.conftest import Tokens
 from tests.loader_double import Double, Way
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "optimised")]
 
 PROMPT, STEPS = 70, 4  # beyond the window of 64
 LAUNCH = "clEnqueueNDRangeKernel"

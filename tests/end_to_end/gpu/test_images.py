@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.test_emulated_images import CPU, QUESTIONS, Opened, pictures_of
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api")]
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +21,7 @@ def folder(converted: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def on_gpu(
-    genai: Any, folder: Path, gpu_api: str, not_optimised: None, tmp_path_factory: pytest.TempPathFactory
-) -> Opened:
-    del not_optimised
+def on_gpu(genai: Any, folder: Path, gpu_api: str, tmp_path_factory: pytest.TempPathFactory) -> Opened:
     options = {"device": "gpu", "activations": "bf16", "gpu_api": gpu_api}
     return Opened(genai, folder, tmp_path_factory.mktemp("gpu") / "model", options)
 

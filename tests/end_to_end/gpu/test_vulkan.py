@@ -8,7 +8,7 @@ import pytest
 
 from tests.end_to_end.conftest import Tokens
 from tests.end_to_end.gpu.test_genai import CAPACITY, CPU, GPU, assert_same, turns_of
-from tests.end_to_end.replies import batch, rewound_and_fresh
+from tests.end_to_end.replies import rewound_and_fresh
 
 pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("lavapipe")]
 
@@ -16,10 +16,12 @@ VULKAN = GPU | {"gpu_api": "vulkan"}
 
 
 def test_conversation_equals_cpu(open_model: Callable[..., Any], held_out: Tokens, prompts: list[Tokens]) -> None:
-    """A prompt longer than the window, then a second turn; test_genai.py has chunks, rewinds and growing caches."""
-    texts = held_out[:90], prompts[0]
+    """A prompt longer than the window, whose caches are no longer, and than a chunk of 256; then a second turn."""
+    texts = held_out[:270], prompts[0]
     ours, theirs = (
-        turns_of(open_model(provider_options=options), *texts, past_present_share_buffer=True)
+        turns_of(
+            open_model(provider_options=options, sliding_window_cache=True), *texts, past_present_share_buffer=True
+        )
         for options in (VULKAN, CPU)
     )
     for mine, its in zip(ours, theirs, strict=True):
@@ -30,10 +32,3 @@ def test_conversation_equals_cpu(open_model: Callable[..., Any], held_out: Token
 def test_rewound_sequence_equals_fresh(open_model: Callable[..., Any], held_out: Tokens, prompts: list[Tokens]) -> None:
     again, fresh = rewound_and_fresh(open_model(provider_options=VULKAN), held_out[:270], 100, prompts[1], CAPACITY)
     assert again.tokens == fresh.tokens
-
-
-def test_batch_equals_single_sequences(open_model: Callable[..., Any], held_out: Tokens) -> None:
-    """With bf16 activations neither one row nor several are rounded."""
-    model = open_model(provider_options=VULKAN | {"activations": "bf16"})
-    sequences = [held_out[start : start + 40] for start in (0, 50)]
-    assert batch(model, sequences, 4) == [batch(model, [sequence], 4)[0] for sequence in sequences]

@@ -12,7 +12,7 @@ from tests.npu.decoders import COS_CACHE, Session, read_nodes, with_input
 from tests.npu.run.test_decoder_blocks import embedded, logits_of, numbered
 from tests.ops.device import testing
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 CAPACITY = 640
 # A conversation's runs of text and images, and where its calls end. A chunk has 256 tokens, as an image has.

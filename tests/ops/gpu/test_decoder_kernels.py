@@ -14,7 +14,7 @@ from flownpu.selftest.gpu.attention import off_by_halves
 from flownpu.selftest.gpu.case import LEAST_HALF
 from tests.ops.device import testing
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 gpu = testing.gpu
 F32 = 2.0**-24

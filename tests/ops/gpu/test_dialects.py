@@ -16,7 +16,6 @@ from flownpu.selftest.gpu.case import PreparedCase
 from flownpu.selftest.gpu.trials import Devices, variants
 from flownpu.selftest.reference.case import compare
 from tests import lavapipe as packages
-from tests.pocl import NOT_OPTIMISED
 
 pytestmark = pytest.mark.opencl
 
@@ -38,8 +37,6 @@ def devices(pocl, lavapipe, cache_folder):
     """One of each API; no other test's compiled kernels are used."""
     del pocl, lavapipe
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in NOT_OPTIMISED.items():
-            patch.setenv(name, value)
         patch.setenv("OPENCL_DOUBLE_BEFORE", "#pragma OPENCL FP_CONTRACT OFF")
         patch.setenv("FLOWNPU_GPU_CACHE", str(cache_folder))
         yield Devices({"gpu_api": "opencl"}), Devices({"gpu_api": "vulkan"})

@@ -26,7 +26,7 @@ from tests.npu.decoders import (
 )
 from tests.ops.device import testing
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("gpu_api")]
 
 gpu = testing.gpu
 # For what graphs become, and kernels that test_dialects.py compares on both.

@@ -19,7 +19,7 @@ gpu, DeviceFailed = testing.gpu, testing.npu.DeviceFailed
 LAUNCH, BUFFER, BUILD = "clEnqueueNDRangeKernel", "clCreateBuffer", "clBuildProgram"
 MARK = "clEnqueueMarkerWithWaitList"
 RESOURCES, QUEUE, MEMORY, FAILURE = -5, -36, -4, -11
-TOKENS = 20
+TOKENS = 8
 # The seconds that tests of a hang wait: more than their kernels take on a busy machine.
 SHORT = "3"
 

@@ -43,7 +43,7 @@ def _scaled(node, wide):
 
 
 @pytest.mark.opencl
-@pytest.mark.usefixtures("pocl", "not_optimised")
+@pytest.mark.usefixtures("pocl")
 def test_logits_of_float16_activations_differ_only_by_rounding(models):
     """A prompt and a token.
 
@@ -65,7 +65,7 @@ def test_logits_of_float16_activations_differ_only_by_rounding(models):
 
 
 @pytest.mark.opencl
-@pytest.mark.usefixtures("pocl", "not_optimised")
+@pytest.mark.usefixtures("pocl")
 def test_activations_beyond_float16_are_stored_as_float32(models):
     """Gated products beyond 65504, which Gemma3's are known to reach."""
     nodes, outputs = read_nodes(models.converted("llama", kv_dtype="fp32"))
@@ -101,7 +101,7 @@ def test_driver_with_wrong_conversion_is_refused():
 
 
 @pytest.mark.opencl
-@pytest.mark.usefixtures("pocl", "not_optimised")
+@pytest.mark.usefixtures("pocl")
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [

@@ -8,7 +8,7 @@ import pytest
 from flownpu.ops import q4nx
 from tests.ops.device import testing
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 Kernel, Link, Tensor = testing.gpu.Kernel, testing.gpu.Link, testing.gpu.Tensor
 TYPES = {"float": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

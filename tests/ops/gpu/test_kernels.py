@@ -13,7 +13,7 @@ from flownpu.selftest.gpu.case import Expected, PreparedCase
 from flownpu.selftest.gpu.trials import Devices, Outcome, Variant, run_variant, variants
 from tests.ops.device import one
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "not_optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
 VARIANTS = {variant.name: variant for variant in variants(large=False)}
 OF_IMAGES = [name for name in VARIANTS if name not in {each.name for each in variants(large=False, images=False)}]

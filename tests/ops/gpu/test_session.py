@@ -64,27 +64,27 @@ def run_all(session, hidden, stops, capacity):
     ("name", "capacity", "gpu_api"),
     [
         ("trained", 0, "opencl"),
-        ("trained", 330, "opencl"),
+        ("trained", 80, "opencl"),
         ("llama", 0, "opencl"),
         ("experts", 0, "opencl"),
-        ("trained", 330, "vulkan"),
+        ("trained", 80, "vulkan"),
         ("experts", 0, "vulkan"),
     ],
     indirect=["gpu_api"],
 )
 def test_logits_equal_transformers(name, capacity, models, opened_in_turn):
-    """A prompt of more than a chunk, beyond all windows, two tokens, a second prompt and a token."""
+    """A prompt beyond all windows, two tokens, a second prompt and a token; test_exported_graphs.py has chunks."""
     session = opened_in_turn(name)
     sizes = session.attributes
-    ids = np.random.default_rng(5).integers(3, 250, 310)
-    stops = [270, 271, 272, 309, 310]
+    ids = np.random.default_rng(5).integers(3, 250, 76)
+    stops = [66, 67, 68, 75, 76]
     found, _ = run_all(session, hidden_of(models, name, ids), stops, capacity)
     expected = logits_of(models, name, ids)[np.array(stops) - 1]
     tolerance = float32_tolerance(expected, sizes["layers"], sizes["feed_forward.size"])
     assert np.abs(found[:, : expected.shape[1]] - expected).max() <= tolerance
 
 
-@pytest.mark.parametrize(("name", "tokens", "of_layer"), [("trained", 1, 5), ("trained", 50, 5), ("experts", 3, 9)])
+@pytest.mark.parametrize(("name", "tokens", "of_layer"), [("trained", 1, 5), ("trained", 12, 5), ("experts", 3, 9)])
 def test_token_is_one_list_of_commands(name, tokens, of_layer, models, opened_in_turn, gpu_api):
     """A hidden state goes in, logits come out; nothing is allocated or compiled, and nothing else is moved.
 
@@ -118,8 +118,8 @@ def test_token_is_one_list_of_commands(name, tokens, of_layer, models, opened_in
 
 def test_growing_cache_moves_seldom(models, opened):
     """The cache grows by half: 39 tokens after 10 make it move 4 times (10, 15, 22, 33, 49), not 39 times."""
-    session = opened("trained", new=True)
-    hidden = hidden_of(models, "trained", np.arange(3, 52))
+    session = opened("llama", new=True)
+    hidden = hidden_of(models, "llama", np.arange(3, 52))
     _, past = run_all(session, hidden[:10], [10], 0)
     before = session.device.counts()["allocations"]
     for end in range(11, 50):

@@ -14,7 +14,7 @@ TEXEL = 16  # bytes
 
 
 @pytest.mark.opencl
-@pytest.mark.usefixtures("pocl", "not_optimised")
+@pytest.mark.usefixtures("pocl")
 def test_logits_from_images_equal_logits_from_buffers(models):
     """A prompt, whose products round activations, and a token, whose products do not."""
     nodes = read_nodes(models.converted("llama", kv_dtype="fp32"))

@@ -56,7 +56,6 @@ def test_tune_variable_other_than_0_or_1_is_refused(monkeypatch):
         gpu.fastest(gpu.open(), "sums", [SLOW, QUICK])
 
 
-@pytest.mark.usefixtures("not_optimised")
 def test_convolution_is_measured_once_for_its_sizes(monkeypatch, tmp_path):
     """Windows' products and Winograd's, after a test of the latter beside the former; what was found is kept."""
     case = next(make for name, make in graphs() if name == "winograd")(np.random.default_rng(0))

@@ -264,16 +264,6 @@ def gpu_api(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def optimised(opencl: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """PoCL optimises kernels, for modules of many prompts, which take longer than that; no other cache has them."""
-    del opencl  # it sets the variables that are changed here
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("POCL_EXTRA_BUILD_FLAGS", raising=False)
-        patch.setenv("FLOWNPU_GPU_CACHE", str(_of_session(tmp_path_factory, "optimised")))
-        yield
-
-
 @pytest.fixture
 def double(pocl: dict[str, str]) -> Iterator[Double]:
     """The double of OpenCL's loader, which injects failures; checks that each wait for a hung call had a limit."""

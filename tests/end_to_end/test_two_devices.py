@@ -23,8 +23,6 @@ from tests.end_to_end.replies import generator_of, reply
 from tests.loader_double import Double, Way
 from tests.npu.rounding import array_error
 
-pytestmark = pytest.mark.usefixtures("optimised")
-
 CAPACITY = 256
 THRESHOLD = 8
 # Each device rounds, an array the most: a logit of each is off by array_error (rms), the difference of two devices' by
@@ -413,14 +411,14 @@ def test_cache_lost_with_device_is_reported(
 ) -> None:
     """Only the GPU has the prompt's keys and values."""
     session = open_session("gpu+cpu")
-    session(held_out[:70], 0)
+    session(held_out[:THRESHOLD], 0)
     double.inject("clEnqueueReadBuffer", 0, Way.LOST, -36)
     with pytest.raises(Exception, match="The session's next runs are on its CPU"):
-        session(held_out[70:71], 70)
+        session(held_out[THRESHOLD : THRESHOLD + 1], THRESHOLD)
     with pytest.raises(Exception, match="lost with it: begin the conversation anew"):
-        session(held_out[70:71], 70)
+        session(held_out[THRESHOLD : THRESHOLD + 1], THRESHOLD)
     session.cache = []
-    assert np.isfinite(session(held_out[:70], 0)).all()
+    assert np.isfinite(session(held_out[:THRESHOLD], 0)).all()
 
 
 @pytest.mark.opencl

@@ -12,9 +12,9 @@ from tests.decoding import DecoderSession
 from tests.end_to_end.conftest import Tokens
 from tests.loader_double import Double, Way
 
-pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl", "optimised")]
+pytestmark = [pytest.mark.opencl, pytest.mark.usefixtures("pocl")]
 
-PROMPT, STEPS = 70, 4  # beyond the window of 64
+SHORT, LONG, STEPS = 12, 70, 4  # LONG: beyond the window of 64
 LAUNCH = "clEnqueueNDRangeKernel"
 
 
@@ -22,19 +22,21 @@ class Text:
     """The same text in a session, step by step: the prompt, then tokens."""
 
     def __init__(self, folder: Path, devices: Any, tokens: Tokens, **options: str) -> None:
+        """`tokens`: those of the prompt, and STEPS more."""
         self._decoder = DecoderSession(folder, devices, {"activations": "bf16"} | options)
-        self._ids = np.array([tokens[: PROMPT + STEPS]])
+        self._ids, self._prompt = np.array([tokens]), len(tokens) - STEPS
 
     def step(self, number: int) -> np.ndarray[Any, Any]:
         """Logits of the last token of this step."""
-        first, end = (0, PROMPT) if number == 0 else (PROMPT + number - 1, PROMPT + number)
+        end = self._prompt + number
+        first = 0 if number == 0 else end - 1
         return self._decoder(self._ids[:, first:end], np.ones((1, end), np.int64))[0, -1]
 
 
 @pytest.fixture
 def open_text(converted: Callable[..., Path], ep_devices: Any, held_out: Tokens) -> Callable[..., Text]:
     folder = converted(kv_dtype="fp32")
-    return lambda **options: Text(folder, ep_devices[:1], held_out, **options)
+    return lambda prompt=SHORT, **options: Text(folder, ep_devices[:1], held_out[: prompt + STEPS], **options)
 
 
 def assert_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> None:
@@ -50,11 +52,11 @@ def assert_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Non
 def test_cpu_goes_on_from_same_cache_after_failure(
     way: Way, failing: int, open_text: Callable[..., Text], double: Double
 ) -> None:
-    ours, theirs = open_text(device="gpu", on_unsupported="cpu"), open_text(device="cpu")
+    ours, theirs = open_text(LONG, device="gpu", on_unsupported="cpu"), open_text(LONG, device="cpu")
     for number in range(1 + STEPS):
         if number == failing:
             double.inject(LAUNCH, 20, way, -5)
-            where = f"positions 0-{PROMPT - 1}" if number == 0 else f"position {PROMPT + number - 1}"
+            where = f"positions 0-{LONG - 1}" if number == 0 else f"position {LONG + number - 1}"
             with pytest.raises(Exception, match=rf"OUT_OF_RESOURCES.*\({where}\)\. The session's next runs are on its"):
                 ours.step(number)
             double.reset()
@@ -76,7 +78,7 @@ def test_lost_device_reports_lost_cache(
     ours, theirs = open_text(device="gpu", on_unsupported="cpu"), open_text(device="cpu")
     ours.step(0)
     double.inject(LAUNCH, 20, way, -36)
-    with pytest.raises(Exception, match=rf"\(position {PROMPT}\)\. The session's next runs are on its CPU"):
+    with pytest.raises(Exception, match=rf"\(position {SHORT}\)\. The session's next runs are on its CPU"):
         ours.step(1)
     with pytest.raises(Exception, match=r"lost with it: begin the conversation anew"):
         ours.step(1)

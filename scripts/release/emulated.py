@@ -4,8 +4,9 @@
 With each of three emulated processors, one for each set of kernels, it runs tests of the CPU's operators, and generates
 a text, which must be the one that this machine's FlowNPU generates. A processor also runs the kernels of lesser ones:
 on the best one all tests run, with every set of kernels; on the others tests of products show that no better
-instructions are used. Run it by hand after `make wheels`: `python -m scripts.release.emulated`. It needs Debian 12 and
-its package qemu-user-static. It shows that results are right, and nothing about speed.
+instructions are used. Run it by hand after `make wheels`: `python -m scripts.release.emulated`. It needs Debian 12, its
+package qemu-user-static, and binfmt_misc with QEMU in it, as systemd sets it up, since programs start others. It shows
+that results are right, and nothing about speed.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Binds the part of this machine that the process may use: processors, memory, instruction sets.
+// Binds the part of this machine that the process may use: processors, memory and the speed at
+// which it is read, instruction sets.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -29,6 +31,20 @@ template <typename Value>
 std::optional<std::pair<Value, std::string>> pair(std::optional<GroupLimit<Value>> limit) {
   if (!limit) return std::nullopt;
   return std::pair(limit->value, limit->file.string());
+}
+
+// A word of each line, in four places at once: an Emerald Rapids core reads a third faster so than
+// in one place, since its prefetchers stop at the end of a page.
+std::uint64_t read_memory(
+    const nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& words) {
+  constexpr std::size_t kPlaces = 4;
+  constexpr std::size_t kLineWords = 8;
+  const std::size_t apart = words.size() / kPlaces;
+  const std::uint64_t* word = words.data();
+  std::uint64_t all = 0;
+  for (std::size_t i = 0; i < apart; i += kLineWords, word += kLineWords)
+    all |= word[0] | word[apart] | word[2 * apart] | word[3 * apart];
+  return all;
 }
 
 }  // namespace
@@ -78,6 +94,10 @@ void bind_limits(nb::module_& module) {
       nb::arg("root") = "/",
       "Bytes that the processes of the control group may use together, and the file that says so; "
       "None if there is no limit.");
+  module.def("read_memory", &read_memory, nb::arg("words"),
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Reads each line of an array of uint64 into a core, as fast as it comes; returns the "
+             "disjunction of the words that were looked at.");
   module.def(
       "instruction_sets",
       [] {

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import psutil
 import pytest
 
+from flownpu import _native
 from flownpu.bench.busy import busy_cores
 from flownpu.bench.measurement import Case, Engine, Measurement, Measurements, Spread, measure
 from flownpu.bench.report import BenchReport
@@ -59,6 +60,12 @@ class Engine:
 def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the bandwidth unmeasured, which takes half a second a round and matters to no test here."""
     monkeypatch.setattr("flownpu.bench.measurement.read_bandwidth", lambda _threads: 1e9)
+
+
+def test_read_memory_looks_at_each_line_of_64_bytes():
+    words = np.zeros(20 * 8, np.uint64)
+    words[::8] = 1 << np.arange(20, dtype=np.uint64)
+    assert _native.read_memory(words) == 2**20 - 1
 
 
 def test_read_bandwidth_binds_a_thread_to_each_core(monkeypatch):

@@ -97,15 +97,13 @@ inline void dot_codes(const PanelTiles::Codes& codes, const std::int8_t* x, std:
 // Multiplies a part in the first row of blocks by `count` rows in panels.
 template <q4nx::Layout LAYOUT>
 void multiply_part_tiles(const PartGroups& groups, PartWeights& w, PanelRows x, std::int64_t count,
-                         PartOrder order, const std::uint8_t* fetch, PanelTiles& tiles,
-                         float* out) {
+                         PartOrder order, Fetch fetch, PanelTiles& tiles, float* out) {
   prepare_part<LAYOUT>(groups, w);
   const std::int64_t pairs = groups.pairs();
   for (std::int64_t step = 0; step < 2 * pairs + 2; ++step) {
     if (step < 2 * pairs) {
       store_codes(groups.packed<LAYOUT>(step % pairs, static_cast<int>(step / pairs)),
-                  Fetch(fetch + step * kGroupBytes<LAYOUT>, kGroupBytes<LAYOUT>),
-                  tiles.codes[step % 2]);
+                  fetch.from(step * kGroupBytes<LAYOUT>), tiles.codes[step % 2]);
     }
     if (step > 0 && step <= 2 * pairs) {
       dot_codes(tiles.codes[(step - 1) % 2], x.values() + (step - 1) % pairs * kTileBytes, count,
@@ -141,12 +139,12 @@ void multiply_panels_tiles(const Q4NXRows& weight, std::int64_t row_blocks,
   const Tiles configured(std::min(count, kTileRows), count - std::min(count, kTileRows));
   PartWeights w;
   PanelTiles tiles;
-  for_each_part<LAYOUT>(weight, row_blocks, a, count, out,
-                        [&](const PartGroups& groups, std::int64_t part, PartOrder order,
-                            const std::uint8_t* fetch, float* y) {
-                          multiply_part_tiles<LAYOUT>(groups, w, PanelRows(a.panels, part, first),
-                                                      count, order, fetch, tiles, y);
-                        });
+  for_each_part<LAYOUT>(
+      weight, row_blocks, a, count, out,
+      [&](const PartGroups& groups, std::int64_t part, PartOrder order, Fetch fetch, float* y) {
+        multiply_part_tiles<LAYOUT>(groups, w, PanelRows(a.panels, part, first), count, order,
+                                    fetch, tiles, y);
+      });
 }
 
 }  // namespace

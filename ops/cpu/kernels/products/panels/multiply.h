@@ -157,12 +157,12 @@ template <int COUNT, q4nx::Layout LAYOUT, Codes CODES>
 }
 
 // Multiplies a part in the first row of blocks by all rows of activations. Tiles are nearly equal:
-// a tile of one or two rows would wait for its own dots. Meanwhile the data from `fetch` on is
-// fetched, evenly.
+// a tile of one or two rows would wait for its own dots. Meanwhile `fetch`, of the first pair of
+// groups, and what follows it is fetched, evenly.
 template <q4nx::Layout LAYOUT>
 void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
                    const Int8Panels& panels, std::int64_t first, std::int64_t count,
-                   PartOrder order, const std::uint8_t* fetch, float* out) {
+                   PartOrder order, Fetch fetch, float* out) {
   begin_part<LAYOUT>(groups, w);
   const std::int64_t tiles = q4nx::ceil_div(count, kPanelTile);
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
@@ -173,8 +173,7 @@ void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
     with_count<kPanelTile>(end - begin, [&]<int COUNT>() {
       for (int strip = 0; strip < 2; ++strip) {
         const Fetch lines =
-            Fetch(fetch + strip * groups.pairs() * kGroupBytes<LAYOUT>, kGroupBytes<LAYOUT>)
-                .part(tile, tiles);
+            fetch.from(strip * groups.pairs() * kGroupBytes<LAYOUT>).part(tile, tiles);
         const auto multiply = [&]<Codes CODES>() {
           tile_panels<COUNT, LAYOUT, CODES>(groups, w, strip, rows, order, lines, y);
         };
@@ -195,14 +194,13 @@ void multiply_part(const PartGroups& groups, PartWeights& w, std::int64_t part,
 // of 256 columns at a time, for all rows of blocks. A quarter of an L2 of 1 MB.
 constexpr std::int64_t kRereadBytes = 256 << 10;
 
-// Calls multiply(groups, part, order, data to fetch meanwhile, out[count][32]) for each part of
-// each row of blocks.
+// Calls multiply(groups, part, order, fetch, out[count][32]) for each part of each row of blocks.
+// `fetch` has the lines to fetch during the first pair of groups; those of later ones follow.
 template <q4nx::Layout LAYOUT, typename Multiply>
 void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
                    std::int64_t count, float* out, const Multiply& multiply) {
   const std::int64_t parts = q4nx::ceil_div(a.filled_groups, kGroupsPerPart);
   const bool in_order = count * a.padded_k <= kRereadBytes;
-  const std::int64_t ahead = (kFetchIntoL2 ? 4 : 2) * kGroupsPerPart * kGroupBytes<LAYOUT>;
   // One object, changed a word at a time. A copy would load data that has just been stored in
   // smaller pieces, and wait for all stores under way.
   PartGroups groups{weight, 0, 0};
@@ -212,9 +210,11 @@ void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const Rounde
     groups.weight.bytes = weight.bytes + block * weight.row_bytes;
     groups.first = part * kGroupsPerPart;
     groups.count = std::min(kGroupsPerPart, a.filled_groups - groups.first);
-    // The part that is multiplied some parts later, or the next row of blocks.
-    const std::uint8_t* fetch =
-        groups.weight.scales(groups.first) + (in_order ? ahead : weight.row_bytes);
+    // What is multiplied some parts later, or the same part of the next row of blocks.
+    const std::uint8_t* part_bytes = groups.weight.scales(groups.first);
+    const Fetch fetch = in_order ? stream_ahead(part_bytes, kGroupBytes<LAYOUT>,
+                                                2 * kGroupsPerPart * kGroupBytes<LAYOUT>)
+                                 : Fetch(part_bytes + weight.row_bytes, kGroupBytes<LAYOUT>);
     multiply(groups, part, PartOrder{part == 0, part + 1 == parts}, fetch,
              out + block * count * q4nx::kBlockRows);
   }
@@ -224,12 +224,11 @@ template <q4nx::Layout LAYOUT>
 void multiply_panels(const Q4NXRows& weight, std::int64_t row_blocks, const RoundedActivations& a,
                      std::int64_t first, std::int64_t count, std::byte* scratch, float* out) {
   auto& w = *reinterpret_cast<PartWeights*>(scratch);
-  for_each_part<LAYOUT>(weight, row_blocks, a, count, out,
-                        [&](const PartGroups& groups, std::int64_t part, PartOrder order,
-                            const std::uint8_t* fetch, float* y) {
-                          multiply_part<LAYOUT>(groups, w, part, a.panels, first, count, order,
-                                                fetch, y);
-                        });
+  for_each_part<LAYOUT>(
+      weight, row_blocks, a, count, out,
+      [&](const PartGroups& groups, std::int64_t part, PartOrder order, Fetch fetch, float* y) {
+        multiply_part<LAYOUT>(groups, w, part, a.panels, first, count, order, fetch, y);
+      });
 }
 
 }  // namespace

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of processors with AMX: that of AVX-512, with products of int8 by tiles, and attention
-// of prompts by tiles (attention/select.cc).
+// The table of processors with AMX: that of AVX-512, with products of int8 and attention of prompts
+// by tiles.
+#include "ops/cpu/kernels/amx/attention.h"
 #include "ops/cpu/kernels/amx/panels.h"
 #include "ops/cpu/kernels/amx/parts.h"
 #include "ops/cpu/kernels/tables.h"
 #include "ops/system/processor_features.h"
 
-namespace flownpu::cpu {
-namespace avx512 {
-const Kernels& kernels();
-}
-
-namespace FLOWNPU_ISA {
+namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
 // Tiles take as long for fewer rows as for 16; vectors take less time.
@@ -54,11 +50,11 @@ const Kernels& kernels() {
     filled.matmul_int8 = multiply;
     filled.matmul_dense = multiply_dense;
     filled.fewest_tile_rows = fewest_panel_rows();
-    fill_attention(filled);
+    filled.attend_many = attend_many;
+    filled.attention_scratch = attention_scratch;
     return filled;
   }();
   return table;
 }
 
-}  // namespace FLOWNPU_ISA
-}  // namespace flownpu::cpu
+}  // namespace flownpu::cpu::FLOWNPU_ISA

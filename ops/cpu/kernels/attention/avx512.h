@@ -21,6 +21,11 @@
 namespace flownpu::cpu::FLOWNPU_ISA {
 namespace {
 
+// Whether a cache is multiplied as pairs of bf16: a head of odd size does not fall into pairs.
+inline bool takes_pairs(std::int64_t head_size, DataType cache_type) {
+  return (cache_type == DataType::kBFloat16 || cache_type == DataType::kInt8) && head_size % 2 == 0;
+}
+
 struct BFloat16Pairs {
   // Two bf16; the low half comes first.
   using Element = std::uint32_t;

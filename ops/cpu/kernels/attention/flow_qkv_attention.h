@@ -290,6 +290,11 @@ class ManyRows {
   std::int64_t scratch_;
 };
 
+// The fewest rows that are a part of a prompt. Fewer are tokens that are generated, or candidates
+// for them, whose bits must not depend on how many there are (FewRowsBFloat16). Matrix units pay
+// from here on: their order of a chunk's values takes as long as their products of some 30 rows.
+constexpr std::int64_t kPromptRows = 64;
+
 // Calls function.template operator()<VECTORS>() with the fewest vectors that split the rows evenly
 // into blocks.
 template <typename Arithmetic, typename Function>
@@ -303,6 +308,23 @@ auto with_vectors(std::int64_t rows, const Function& function) {
   }
   if (each == 2) return function.template operator()<2>();
   return function.template operator()<1>();
+}
+
+// The most that scratch_of(sweep) returns for sweeps of up to `rows` rows. A sweep may need more if
+// its number of vectors has larger tiles of keys (three vectors on AVX-512 have tiles of 5, four of
+// 4), so every number of vectors is asked, and the most rows that are no part of a prompt.
+template <typename Function>
+std::int64_t most_scratch(std::int64_t rows, std::int64_t head_size, DataType cache_type,
+                          std::int64_t chunk_keys, const Function& scratch_of) {
+  AttentionSweep sweep;
+  sweep.head_size = head_size;
+  sweep.chunk_keys = chunk_keys;
+  sweep.cache_type = cache_type;
+  sweep.rows = std::min(rows, kPromptRows - 1);
+  std::int64_t bytes = scratch_of(sweep);
+  for (sweep.rows = rows; sweep.rows > 0; sweep.rows = (sweep.rows - 1) / kLanes * kLanes)
+    bytes = std::max(bytes, scratch_of(sweep));
+  return bytes;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 #include <vector>
 
 #define FLOWNPU_ISA tile_double
-#include "ops/cpu/kernels/attention/tile_rows.h"
+#include "ops/cpu/kernels/amx/tile_rows.h"
 #include "ops/cpu/kernels/functions.h"
 #include "ops/error.h"
 #include "tests/ops/bindings.h"

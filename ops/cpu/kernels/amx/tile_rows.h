@@ -16,7 +16,7 @@
 //
 // The template argument Pairs is an Arithmetic of pairs of bf16 (avx512.h), Unit is the matrix
 // unit: an object configures tiles of 16 rows as long as it lives, of 64 bytes (kX0, kX1) or of
-// kLanes times 4 bytes (the others). Caller: select.cc.
+// kLanes times 4 bytes (the others). Caller: attention.h.
 #pragma once
 
 #include <algorithm>

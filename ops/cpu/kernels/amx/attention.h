@@ -46,8 +46,6 @@ inline bool takes_tiles(const AttentionSweep& sweep) {
 template <typename Function>
 auto with_tiles(const AttentionSweep& sweep, const Function& function) {
   return with_vectors<BFloat16Pairs>(sweep.rows, [&]<int VECTORS>() {
-    if (sweep.cache_type == DataType::kInt8)
-      return function(TileRows<Int8AsBFloat16Pairs, AmxUnit, VECTORS>(sweep));
     return function(TileRows<BFloat16Pairs, AmxUnit, VECTORS>(sweep));
   });
 }

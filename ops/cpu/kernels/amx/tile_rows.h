@@ -38,10 +38,10 @@ template <typename Pairs>
 struct TileArithmetic : Pairs {
   using Element = typename Pairs::Element;
   static constexpr int tile(int /*vectors*/) { return kTwoTiles; }
-  static constexpr bool kConvertsKeys = true;
+  static bool converts_keys(DataType /*cache_type*/) { return true; }
 
   static void convert_key(const AttentionSweep& sweep, std::int64_t key, Element* out) {
-    if constexpr (Pairs::kConvertsKeys) {
+    if (Pairs::converts_keys(sweep.cache_type)) {
       Pairs::convert_key(sweep, key, out);
     } else {
       std::memcpy(out, cache_row(sweep, sweep.key, key),

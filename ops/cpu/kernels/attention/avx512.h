@@ -36,7 +36,8 @@ struct BFloat16Pairs {
   // dots use half of the two load ports.
   static constexpr int kVectors = 4;
   static constexpr int tile(int vectors) { return vectors == 3 ? 8 : 16 / vectors; }
-  static constexpr bool kConvertsKeys = false;
+  // An int8 cache's rows become bf16 once a chunk, for all blocks of queries.
+  static bool converts_keys(DataType cache_type) { return cache_type == DataType::kInt8; }
   // Scores are binary logarithms: queries are multiplied by log2 e before they are rounded, so that
   // exp needs no multiplication.
   static constexpr float kScoreUnit = 1.44269504F;
@@ -88,36 +89,11 @@ struct BFloat16Pairs {
   static __m512i widen(const std::uint16_t* x) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
   }
-  static void convert_key(const AttentionSweep& /*sweep*/, std::int64_t /*key*/,
-                          std::uint32_t* /*out*/) {}
-  // out[i]: element i of V's rows `key` and `key` + 1, as a pair. If the second row is past `end`,
-  // the first row takes its place: its factor is 0.
-  static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
-                           std::uint32_t* out) {
-    const std::int64_t d = sweep.head_size;
-    const auto row = [&](std::int64_t index) {
-      return reinterpret_cast<const std::uint16_t*>(cache_row(sweep, sweep.value, index));
-    };
-    const std::uint16_t* low = row(key);
-    const std::uint16_t* high = key + 1 < end ? row(key + 1) : low;
-    std::int64_t i = 0;
-    for (; i + kLanes <= d; i += kLanes) {
-      const __m512i second = _mm512_slli_epi32(widen(high + i), 16);
-      _mm512_storeu_si512(out + i, _mm512_or_si512(widen(low + i), second));
-    }
-    for (; i < d; ++i) out[i] = low[i] | (std::uint32_t{high[i]} << 16);
-  }
-};
-
-// An int8 cache's rows become bf16 once a chunk, for all blocks of queries.
-struct Int8AsBFloat16Pairs : BFloat16Pairs {
-  static constexpr bool kConvertsKeys = true;
-
-  // kLanes elements of a row, as bf16.
-  static __m256i load_bf16(const std::int8_t* x, float scale) {
+  // kLanes elements of a row of an int8 cache, as bf16.
+  static __m256i round_codes(const std::int8_t* x, float scale) {
     return (__m256i)_mm512_cvtneps_pbh(Int8::load_vector(x) * broadcast(scale));
   }
-  static std::uint16_t load_one(const std::int8_t* x, float scale) {
+  static std::uint16_t round_code(const std::int8_t* x, float scale) {
     return bf16_from_float(Int8::load_one(x) * scale);
   }
 
@@ -128,32 +104,52 @@ struct Int8AsBFloat16Pairs : BFloat16Pairs {
     auto* elements = reinterpret_cast<std::byte*>(out);
     std::int64_t i = 0;
     for (; i + kLanes <= sweep.head_size; i += kLanes) {
-      const __m256i rounded = load_bf16(codes + i, scale);
+      const __m256i rounded = round_codes(codes + i, scale);
       std::memcpy(elements + i * 2, &rounded, sizeof(rounded));
     }
     for (; i < sweep.head_size; ++i) {
-      const std::uint16_t rounded = load_one(codes + i, scale);
+      const std::uint16_t rounded = round_code(codes + i, scale);
       std::memcpy(elements + i * 2, &rounded, sizeof(rounded));
     }
   }
 
+  // out[i]: element i of V's rows `key` and `key` + 1, as a pair. If the second row is past `end`,
+  // the first row takes its place: its factor is 0.
   static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t end,
                            std::uint32_t* out) {
-    const std::byte* first = cache_row(sweep, sweep.value, key);
-    const std::byte* second = key + 1 < end ? cache_row(sweep, sweep.value, key + 1) : first;
-    const auto* low = reinterpret_cast<const std::int8_t*>(first);
-    const auto* high = reinterpret_cast<const std::int8_t*>(second);
-    const float low_scale = int8_row_scale(first, sweep.head_size);
-    const float high_scale = int8_row_scale(second, sweep.head_size);
+    const std::byte* low = cache_row(sweep, sweep.value, key);
+    const std::byte* high = key + 1 < end ? cache_row(sweep, sweep.value, key + 1) : low;
+    if (sweep.cache_type == DataType::kInt8) return pair_codes(low, high, sweep.head_size, out);
+    pair_elements(low, high, sweep.head_size, out);
+  }
+
+ private:
+  static void pair_elements(const void* first, const void* second, std::int64_t d,
+                            std::uint32_t* out) {
+    const auto* low = static_cast<const std::uint16_t*>(first);
+    const auto* high = static_cast<const std::uint16_t*>(second);
     std::int64_t i = 0;
-    for (; i + kLanes <= sweep.head_size; i += kLanes) {
-      const __m512i one = _mm512_cvtepu16_epi32(load_bf16(low + i, low_scale));
-      const __m512i other = _mm512_cvtepu16_epi32(load_bf16(high + i, high_scale));
+    for (; i + kLanes <= d; i += kLanes) {
+      const __m512i other = _mm512_slli_epi32(widen(high + i), 16);
+      _mm512_storeu_si512(out + i, _mm512_or_si512(widen(low + i), other));
+    }
+    for (; i < d; ++i) out[i] = low[i] | (std::uint32_t{high[i]} << 16);
+  }
+  static void pair_codes(const void* first, const void* second, std::int64_t d,
+                         std::uint32_t* out) {
+    const auto* low = static_cast<const std::int8_t*>(first);
+    const auto* high = static_cast<const std::int8_t*>(second);
+    const float low_scale = int8_row_scale(first, d);
+    const float high_scale = int8_row_scale(second, d);
+    std::int64_t i = 0;
+    for (; i + kLanes <= d; i += kLanes) {
+      const __m512i one = _mm512_cvtepu16_epi32(round_codes(low + i, low_scale));
+      const __m512i other = _mm512_cvtepu16_epi32(round_codes(high + i, high_scale));
       _mm512_storeu_si512(out + i, _mm512_or_si512(one, _mm512_slli_epi32(other, 16)));
     }
-    for (; i < sweep.head_size; ++i) {
-      out[i] = load_one(low + i, low_scale) | (std::uint32_t{load_one(high + i, high_scale)} << 16);
-    }
+    for (; i < d; ++i)
+      out[i] =
+          round_code(low + i, low_scale) | (std::uint32_t{round_code(high + i, high_scale)} << 16);
   }
 };
 

@@ -22,8 +22,6 @@ namespace {
 constexpr int kFloatVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kFloatAccumulators = kRegisters == 32 ? 16 : kLanes == 8 ? 12 : 8;
 
-// Type: the cache's element type (vector.h).
-template <typename Type>
 struct FloatProducts {
   using Element = float;
   using Packed = Vector;
@@ -31,7 +29,7 @@ struct FloatProducts {
   static constexpr int kStep = 1;
   static constexpr int kVectors = kFloatVectors;
   static constexpr int tile(int vectors) { return kFloatAccumulators / vectors; }
-  static constexpr bool kConvertsKeys = !std::is_same_v<Type, Float>;
+  static bool converts_keys(DataType cache_type) { return cache_type != DataType::kFloat32; }
   // Scores are natural logarithms.
   static constexpr float kScoreUnit = 1.0F;
 
@@ -54,6 +52,8 @@ struct FloatProducts {
   static void dot(Vector& sum, Vector a, Vector b) { sum += a * b; }
   static Vector pack(const Vector (&factors)[kStep]) { return factors[0]; }
 
+  // Type: the cache's element type (vector.h).
+  template <typename Type>
   static void convert(const std::byte* row, std::int64_t d, float* out) {
     const auto* from = reinterpret_cast<const typename Type::Element*>(row);
     // Multiplication by 1 changes nothing, not even a NaN or an infinity.
@@ -62,12 +62,24 @@ struct FloatProducts {
     for (; i + kLanes <= d; i += kLanes) store(out + i, Type::load_vector(from + i) * scale);
     for (; i < d; ++i) out[i] = Type::load_one(from + i) * scale;
   }
+  static void convert(const AttentionSweep& sweep, const std::byte* row, float* out) {
+    switch (sweep.cache_type) {
+      case DataType::kBFloat16:
+        return convert<BFloat16>(row, sweep.head_size, out);
+      case DataType::kFloat16:
+        return convert<Half>(row, sweep.head_size, out);
+      case DataType::kInt8:
+        return convert<Int8>(row, sweep.head_size, out);
+      default:
+        return convert<Float>(row, sweep.head_size, out);
+    }
+  }
   static void convert_key(const AttentionSweep& sweep, std::int64_t key, float* out) {
-    convert(cache_row(sweep, sweep.key, key), sweep.head_size, out);
+    convert(sweep, cache_row(sweep, sweep.key, key), out);
   }
   static void order_values(const AttentionSweep& sweep, std::int64_t key, std::int64_t /*end*/,
                            float* out) {
-    convert(cache_row(sweep, sweep.value, key), sweep.head_size, out);
+    convert(sweep, cache_row(sweep, sweep.value, key), out);
   }
 };
 

@@ -61,9 +61,10 @@ class ManyRows {
         padded_head_(blocks_.padded_head()),
         scores_(parts.take<float>(round_up(sweep.chunk_keys, kTile) * kBlockRows)),
         values_(parts.take<Element>(round_up(sweep.chunk_keys, kTile) / A::kStep * padded_head_)),
-        keys_(A::kConvertsKeys ? parts.take<Element>(round_up(sweep.chunk_keys, kTile) *
-                                                     (padded_head_ / A::kStep))
-                               : nullptr),
+        keys_(
+            A::converts_keys(sweep.cache_type)
+                ? parts.take<Element>(round_up(sweep.chunk_keys, kTile) * (padded_head_ / A::kStep))
+                : nullptr),
         scratch_(parts.used()) {}
 
   // The keys that some row of a block sees, [begin, end), and those that all of its rows see.
@@ -97,15 +98,13 @@ class ManyRows {
         std::memcpy(values_ + i * steps + step * kTile, row + i, kTile * sizeof(Element));
       }
     }
-    if constexpr (A::kConvertsKeys) {
-      for (std::int64_t key = start; key < end; ++key) {
-        A::convert_key(sweep_, key, keys_ + (key - start) * head_steps_);
-      }
-    }
+    if (keys_ == nullptr) return;
+    for (std::int64_t key = start; key < end; ++key)
+      A::convert_key(sweep_, key, keys_ + (key - start) * head_steps_);
   }
 
   const std::byte* key_row(std::int64_t key, std::int64_t start) const {
-    if (A::kConvertsKeys)
+    if (keys_ != nullptr)
       return reinterpret_cast<const std::byte*>(keys_ + (key - start) * head_steps_);
     return cache_row(sweep_, sweep_.key, key);
   }
@@ -285,7 +284,8 @@ class ManyRows {
   // [chunk keys][VECTORS][kLanes].
   float* scores_;
   Element* values_;
-  // [chunk keys][head steps], with room for whole tiles of both.
+  // [chunk keys][head steps], with room for whole tiles of both; null if keys are multiplied as
+  // they lie in the cache.
   Element* keys_;
   std::int64_t scratch_;
 };

@@ -31,26 +31,15 @@ void sweep_few(const AttentionSweep& sweep) {
   }
 }
 
-// Calls function.template operator()<Arithmetic>() with what the cache's type is multiplied as.
+// Calls function.template operator()<Arithmetic>() with what a sweep multiplies.
 template <typename Function>
-auto with_arithmetic([[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t head_size,
-                     DataType cache_type, const Function& function) {
+auto with_arithmetic([[maybe_unused]] const AttentionSweep& sweep, const Function& function) {
 #if defined(__AVX512BF16__)
-  if (takes_pairs(head_size, cache_type) && (rows < kPromptRows || !kMultipliesFloatFaster)) {
-    if (cache_type == DataType::kInt8) return function.template operator()<Int8AsBFloat16Pairs>();
+  if (takes_pairs(sweep.head_size, sweep.cache_type) &&
+      (sweep.rows < kPromptRows || !kMultipliesFloatFaster))
     return function.template operator()<BFloat16Pairs>();
-  }
 #endif
-  switch (cache_type) {
-    case DataType::kBFloat16:
-      return function.template operator()<FloatProducts<BFloat16>>();
-    case DataType::kFloat16:
-      return function.template operator()<FloatProducts<Half>>();
-    case DataType::kInt8:
-      return function.template operator()<FloatProducts<Int8>>();
-    default:
-      return function.template operator()<FloatProducts<Float>>();
-  }
+  return function.template operator()<FloatProducts>();
 }
 
 void sweep_many(const AttentionSweep& sweep) {
@@ -58,7 +47,7 @@ void sweep_many(const AttentionSweep& sweep) {
   if (sweep.cache_type == DataType::kBFloat16 && FewRowsBFloat16::takes(sweep))
     return FewRowsBFloat16(sweep).run();
 #endif
-  with_arithmetic(sweep.rows, sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
+  with_arithmetic(sweep, [&]<typename Arithmetic>() {
     with_vectors<Arithmetic>(sweep.rows,
                              [&]<int VECTORS>() { ManyRows<Arithmetic, VECTORS>(sweep).run(); });
   });
@@ -75,7 +64,7 @@ void attend_many(const AttentionSweep& sweep) {
 }
 
 std::int64_t scratch_of(const AttentionSweep& sweep) {
-  return with_arithmetic(sweep.rows, sweep.head_size, sweep.cache_type, [&]<typename Arithmetic>() {
+  return with_arithmetic(sweep, [&]<typename Arithmetic>() {
     return with_vectors<Arithmetic>(
         sweep.rows, [&]<int VECTORS>() { return ManyRows<Arithmetic, VECTORS>(sweep).scratch(); });
   });

@@ -107,7 +107,9 @@ struct PlainPairs {
   using Packed = Bits;
   static constexpr int kStep = 2;
   static constexpr int kVectors = 4;
-  static constexpr bool kConvertsKeys = false;
+  static bool converts_keys(DataType /*cache_type*/) { return false; }
+  static void convert_key(const AttentionSweep& /*sweep*/, std::int64_t /*key*/,
+                          std::uint32_t* /*out*/) {}
   static constexpr float kScoreUnit = 1.44269504F;
 
   static Vector exponential(Vector x) { return exp(x * 0.693147181F); }

@@ -210,7 +210,7 @@ void for_each_part(const Q4NXRows& weight, std::int64_t row_blocks, const Rounde
     groups.weight.bytes = weight.bytes + block * weight.row_bytes;
     groups.first = part * kGroupsPerPart;
     groups.count = std::min(kGroupsPerPart, a.filled_groups - groups.first);
-    // What is multiplied some parts later, or the same part of the next row of blocks.
+    // The lines of some parts later, or of the same part of the next row of blocks.
     const std::uint8_t* part_bytes = groups.weight.scales(groups.first);
     const Fetch fetch = in_order ? stream_ahead(part_bytes, kGroupBytes<LAYOUT>,
                                                 2 * kGroupsPerPart * kGroupBytes<LAYOUT>)

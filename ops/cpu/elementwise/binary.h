@@ -15,13 +15,13 @@ template <typename T, typename Result, typename Function>
 void combine(const Context& context, std::span<const Tensor> inputs, const Tensor& output,
              const Function& function) {
   const Broadcast<2> broadcast(output.shape, {&inputs[0].shape, &inputs[1].shape});
-  with_step(broadcast.step(0), [&](auto step_a) {
-    with_step(broadcast.step(1), [&](auto step_b) {
-      in_parallel(*context.pool, output.shape.elements(), [&](auto begin, auto end) {
-        broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
-          const T* a = inputs[0].as<const T>() + offsets[0];
-          const T* b = inputs[1].as<const T>() + offsets[1];
-          Result* y = output.as<Result>() + first;
+  in_parallel(*context.pool, output.shape.elements(), [&](auto begin, auto end) {
+    broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
+      const T* a = inputs[0].as<const T>() + offsets[0];
+      const T* b = inputs[1].as<const T>() + offsets[1];
+      Result* y = output.as<Result>() + first;
+      with_step(broadcast.step(0), [&](auto step_a) {
+        with_step(broadcast.step(1), [&](auto step_b) {
           for (std::int64_t i = 0; i < count; ++i) y[i] = function(a[i * step_a], b[i * step_b]);
         });
       });

@@ -40,22 +40,22 @@ class Where final : public Step {
   void choose(std::span<const Tensor> inputs, const Tensor& output) const {
     const Broadcast<3> broadcast(output.shape,
                                  {&inputs[0].shape, &inputs[1].shape, &inputs[2].shape});
-    with_step(broadcast.step(0), [&](auto step_c) {
-      with_step(broadcast.step(1), [&](auto step_x) {
-        with_step(broadcast.step(2), [&](auto step_y) {
-          in_parallel(*context_.pool, output.shape.elements(), [&](auto begin, auto end) {
-            broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
-              const auto* condition = inputs[0].as<const std::uint8_t>() + offsets[0];
-              const T* x = inputs[1].as<const T>() + offsets[1];
-              const T* y = inputs[2].as<const T>() + offsets[2];
-              T* to = output.as<T>() + first;
-              if constexpr (step_c == 0) {
-                *condition != 0 ? repeat<step_x>(x, to, count) : repeat<step_y>(y, to, count);
-                return;
-              }
-              for (std::int64_t i = 0; i < count; ++i)
-                to[i] = condition[i * step_c] != 0 ? x[i * step_x] : y[i * step_y];
-            });
+    in_parallel(*context_.pool, output.shape.elements(), [&](auto begin, auto end) {
+      broadcast.walk(begin, end, [&](auto first, auto count, const auto& offsets) {
+        const auto* condition = inputs[0].as<const std::uint8_t>() + offsets[0];
+        const T* x = inputs[1].as<const T>() + offsets[1];
+        const T* y = inputs[2].as<const T>() + offsets[2];
+        T* to = output.as<T>() + first;
+        if (broadcast.step(0) == 0) {
+          const int chosen = *condition != 0 ? 1 : 2;
+          with_step(broadcast.step(chosen),
+                    [&](auto step) { repeat<step>(chosen == 1 ? x : y, to, count); });
+          return;
+        }
+        with_step(broadcast.step(1), [&](auto step_x) {
+          with_step(broadcast.step(2), [&](auto step_y) {
+            for (std::int64_t i = 0; i < count; ++i)
+              to[i] = condition[i] != 0 ? x[i * step_x] : y[i * step_y];
           });
         });
       });

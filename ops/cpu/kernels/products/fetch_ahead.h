@@ -21,10 +21,11 @@ constexpr std::int64_t kGroupBytes = LAYOUT.block_bytes() >> LAYOUT.group_bits;
 // kRegions neighbouring regions are fetched in turn, in the window of memory that follows the one
 // being read.
 //
-// On two cores of an Emerald Rapids decode steps of Gemma3-1B took 0.80 of the time that they took
-// with lines in order, 32 groups ahead; with regions of 4, 8, 32 and 64 KB 0.79 to 0.89, 0.77 to
-// 0.82, 0.86 and 0.97; with 2 or 8 regions 0.81 to 0.91; into L1 0.85. A loop that only reads is
-// 1.2 to 1.3 times as fast in four places at once.
+// On two cores of an Emerald Rapids decode steps of Gemma3-1B took 0.75 to 0.88 of the time that
+// they took with lines in order, 32 groups ahead (as other machines left more or less of the
+// memory's speed); with regions of 4, 8, 32 and 64 KB 0.78 to 0.83, 0.77 to 0.81, 0.86 and 0.97;
+// with 2 or 8 regions 0.81 to 0.95; into L1 0.85. A loop that only reads is 1.2 to 1.3 times as
+// fast in four places at once.
 constexpr std::uintptr_t kRegions = 4;
 constexpr std::uintptr_t kRegionBytes = 16 << 10;
 constexpr std::uintptr_t kWindowBytes = kRegions * kRegionBytes;

@@ -33,8 +33,8 @@ std::optional<std::pair<Value, std::string>> pair(std::optional<GroupLimit<Value
   return std::pair(limit->value, limit->file.string());
 }
 
-// A word of each line, in four places at once: an Emerald Rapids core reads a third faster so than
-// in one place, since its prefetchers stop at the end of a page.
+// A word of each line, in four places at once: two cores of an Emerald Rapids read 1.1 to 1.4 times
+// as fast so as in one place.
 std::uint64_t read_memory(
     const nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& words) {
   constexpr std::size_t kPlaces = 4;

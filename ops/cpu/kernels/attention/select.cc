@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over a range of the KV cache: which kernel takes which cache.
-#include <algorithm>
-#include <cstddef>
-
 #include "ops/cpu/kernels/attention/alone.h"
 #include "ops/cpu/kernels/attention/few_rows_int8.h"
 #include "ops/cpu/kernels/attention/float.h"

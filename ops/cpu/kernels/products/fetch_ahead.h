@@ -17,27 +17,18 @@ template <q4nx::Layout LAYOUT>
 constexpr std::int64_t kGroupBytes = LAYOUT.block_bytes() >> LAYOUT.group_bits;
 
 // The order in which lines are fetched into L2 that are read one after the other. An Intel core's
-// L2 fetches by itself only within a page, so that each page begins with a wait. So lines of
+// L2 fetches by itself only within a page, so each page probably begins with a wait. So lines of
 // kRegions neighbouring regions are fetched in turn, in the window of memory that follows the one
 // being read.
 //
 // On two cores of an Emerald Rapids decode steps of Gemma3-1B took 0.75 to 0.88 of the time that
 // they took with lines in order, 32 groups ahead (as other machines left more or less of the
 // memory's speed); with regions of 4, 8, 32 and 64 KB 0.78 to 0.83, 0.77 to 0.81, 0.86 and 0.97;
-// with 2 or 8 regions 0.81 to 0.95; into L1 0.85. A loop that only reads is 1.2 to 1.3 times as
+// with 2 or 8 regions 0.81 to 0.95; into L1 0.85. A loop that only reads is 1.1 to 1.4 times as
 // fast in four places at once.
 constexpr std::uintptr_t kRegions = 4;
 constexpr std::uintptr_t kRegionBytes = 16 << 10;
 constexpr std::uintptr_t kWindowBytes = kRegions * kRegionBytes;
-
-// Maps the lines of each window onto each other: the lines of a region follow kRegions apart.
-inline const std::uint8_t* in_turn(const std::uint8_t* line) {
-  constexpr std::uintptr_t kLine = 64;
-  const auto at = reinterpret_cast<std::uintptr_t>(line);
-  const std::uintptr_t index = at % kWindowBytes / kLine;
-  const std::uintptr_t to = index % kRegions * kRegionBytes + index / kRegions * kLine;
-  return line - at % kWindowBytes + to;
-}
 
 // Lines of a weight that are fetched one at a time, between other instructions: into L2 on Intel's
 // processors, else into L1. An Intel core has 16 buffers for the lines that it waits for, from L2
@@ -84,6 +75,13 @@ class Fetch {
   }
 
  private:
+  // Maps the lines of each window onto each other: the lines of a region follow kRegions apart.
+  static const std::uint8_t* in_turn(const std::uint8_t* line) {
+    const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(line) % kWindowBytes;
+    const std::uintptr_t index = at / kLine;
+    return line - at + index % kRegions * kRegionBytes + index / kRegions * kLine;
+  }
+
   const std::uint8_t* next_;
   const std::uint8_t* end_;
   Order order_;
